@@ -1,0 +1,1 @@
+"""Execution of re-materialization schedules in PyTorch, and the measurement of their peak memory."""

@@ -1,0 +1,53 @@
+"""The protocol in which graphs are captured, cut, solved and run: types, simulator, JSON, hashing.
+
+Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a training graph.
+"""
+
+from remat_graph.__about__ import __version__
+from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
+from remat_graph.errors import DocumentError, GraphError, InvalidGraph, InvalidSchedule
+from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.hashing import canonical_hash, equivalence_classes
+from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.interchange import from_networkx, to_networkx
+from remat_graph.schedule import (
+    Compute,
+    Free,
+    Schedule,
+    Solution,
+    Status,
+    Step,
+    Timeline,
+    simulate,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Block",
+    "Compute",
+    "DocumentError",
+    "Free",
+    "Graph",
+    "GraphError",
+    "Hierarchy",
+    "InvalidGraph",
+    "InvalidSchedule",
+    "Op",
+    "Schedule",
+    "Solution",
+    "Stage",
+    "Status",
+    "Step",
+    "Timeline",
+    "Value",
+    "__version__",
+    "canonical_hash",
+    "decode",
+    "encode",
+    "equivalence_classes",
+    "from_networkx",
+    "load",
+    "save",
+    "simulate",
+    "to_networkx",
+]

@@ -1,0 +1,256 @@
+"""Graphs and schedules as JSON documents with a schema version.
+
+A document is `{"kind": ..., "version": 1, "body": ...}` with sorted, canonical bytes: equal objects
+give equal files. Writing is atomic; a damaged file is refused with the field at fault.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from remat_graph.errors import DocumentError, GraphError
+from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.schedule import Compute, Free, Schedule, Solution, Status
+
+__all__ = ["SCHEMA_VERSION", "decode", "encode", "load", "save"]
+
+SCHEMA_VERSION = 1
+
+Document = Graph | Schedule | Hierarchy | Solution
+
+
+class _Value(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    size_bytes: int
+
+
+class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    time: float
+    workspace_bytes: int = 0
+    stage: Stage = Stage.FORWARD
+    twin: str | None = None
+    equivalence: str | None = None
+    replayable: bool = True
+    order_after: list[str] = []
+
+
+class _Graph(msgspec.Struct, forbid_unknown_fields=True):
+    values: list[_Value]
+    ops: list[_Op]
+    resident: list[str]
+    results: list[str]
+    boundary: str | None
+
+
+class _Compute(msgspec.Struct, tag="compute", array_like=True, forbid_unknown_fields=True):
+    op: str
+
+
+class _Free(msgspec.Struct, tag="free", array_like=True, forbid_unknown_fields=True):
+    value: str
+
+
+class _Schedule(msgspec.Struct, forbid_unknown_fields=True):
+    steps: list[_Compute | _Free]
+
+
+class _Block(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    members: list[str | _Block]
+
+
+class _Hierarchy(msgspec.Struct, forbid_unknown_fields=True):
+    graph: _Graph
+    root: _Block
+
+
+class _Solution(msgspec.Struct, forbid_unknown_fields=True):
+    status: Status
+    schedule: _Schedule | None
+    time: float
+    peak_bytes: int
+    lower_bound: float | None
+    solver: str
+    solve_seconds: float
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    version: int
+    body: msgspec.Raw
+
+
+_BODIES: dict[str, type[Any]] = {
+    "graph": _Graph,
+    "schedule": _Schedule,
+    "hierarchy": _Hierarchy,
+    "solution": _Solution,
+}
+
+
+def encode(item: Document) -> bytes:
+    """Encode as canonical JSON: equal objects give equal bytes."""
+    kind, body = _to_body(item)
+    envelope = _Envelope(kind, SCHEMA_VERSION, msgspec.Raw(_dump(body)))
+    return _dump(envelope) + b"\n"
+
+
+def decode(data: bytes, *, source: str = "document") -> Document:
+    """Decode what `encode` made; `source` names it in errors.
+
+    Raises:
+        DocumentError: if the JSON is damaged, a field is missing or of the wrong type, the kind or
+            schema version is unknown, or the content breaks a rule of its type.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except msgspec.DecodeError as error:
+        raise DocumentError(f"{source} is not a remat document: {error}") from error
+    if envelope.version != SCHEMA_VERSION:
+        raise DocumentError(
+            f"{source} has schema version {envelope.version}; this remat-graph reads version "
+            f"{SCHEMA_VERSION}. Make the file again, or install the remat-graph that wrote it"
+        )
+    body_type = _BODIES.get(envelope.kind)
+    if body_type is None:
+        raise DocumentError(f"{source} is of kind {envelope.kind!r}; known are {sorted(_BODIES)}")
+    try:
+        return _from_body(msgspec.json.decode(bytes(envelope.body), type=body_type))
+    except msgspec.DecodeError as error:
+        message = str(error).replace("`$", "`$.body")
+        raise DocumentError(f"{source} is a damaged {envelope.kind}: {message}") from error
+    except GraphError as error:
+        raise DocumentError(f"{source} holds an invalid {envelope.kind}: {error}") from error
+
+
+def save(item: Document, path: str | os.PathLike[str]) -> None:
+    """Write a document atomically: a reader sees the old file or the whole new one.
+
+    Raises:
+        OSError: if the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(encode(item))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> Document:
+    """Read what `save` wrote.
+
+    Raises:
+        DocumentError: as `decode`, naming the file.
+        OSError: if the file cannot be read.
+    """
+    return decode(Path(path).read_bytes(), source=str(path))
+
+
+def _dump(item: Any) -> bytes:
+    return msgspec.json.encode(item, order="deterministic")
+
+
+def _to_body(item: Document) -> tuple[str, Any]:
+    match item:
+        case Graph():
+            return "graph", _graph_body(item)
+        case Schedule():
+            return "schedule", _schedule_body(item)
+        case Hierarchy():
+            return "hierarchy", _Hierarchy(_graph_body(item.graph), _block_body(item.root))
+        case Solution():
+            schedule = None if item.schedule is None else _schedule_body(item.schedule)
+            return "solution", _Solution(
+                item.status, schedule, item.time, item.peak_bytes,
+                item.lower_bound, item.solver, item.solve_seconds,
+            )  # fmt: skip
+    raise DocumentError(
+        f"cannot write a {type(item).__name__}; a Graph, Schedule, Hierarchy or Solution can be"
+    )
+
+
+def _from_body(body: Any) -> Document:
+    match body:
+        case _Graph():
+            return _read_graph(body)
+        case _Schedule():
+            return _read_schedule(body)
+        case _Hierarchy():
+            return Hierarchy(_read_graph(body.graph), _read_block(body.root))
+    schedule = None if body.schedule is None else _read_schedule(body.schedule)
+    return Solution(
+        body.status, schedule, body.time, body.peak_bytes,
+        body.lower_bound, body.solver, body.solve_seconds,
+    )  # fmt: skip
+
+
+def _graph_body(graph: Graph) -> _Graph:
+    return _Graph(
+        values=[_Value(v.name, v.size_bytes) for v in graph.values],
+        ops=[
+            _Op(
+                op.name, list(op.inputs), list(op.outputs), op.time, op.workspace_bytes, op.stage,
+                op.twin, op.equivalence, op.replayable, list(op.order_after),
+            )
+            for op in graph.ops
+        ],
+        resident=sorted(graph.resident),
+        results=sorted(graph.results),
+        boundary=graph.boundary,
+    )  # fmt: skip
+
+
+def _read_graph(body: _Graph) -> Graph:
+    return Graph(
+        values=tuple(Value(v.name, v.size_bytes) for v in body.values),
+        ops=tuple(
+            Op(
+                op.name, tuple(op.inputs), tuple(op.outputs), op.time, op.workspace_bytes, op.stage,
+                op.twin, op.equivalence, op.replayable, tuple(op.order_after),
+            )
+            for op in body.ops
+        ),
+        resident=frozenset(body.resident),
+        results=frozenset(body.results),
+        boundary=body.boundary,
+    )  # fmt: skip
+
+
+def _schedule_body(schedule: Schedule) -> _Schedule:
+    return _Schedule(
+        [_Compute(s.op) if isinstance(s, Compute) else _Free(s.value) for s in schedule.steps]
+    )
+
+
+def _read_schedule(body: _Schedule) -> Schedule:
+    return Schedule(
+        tuple(Compute(s.op) if isinstance(s, _Compute) else Free(s.value) for s in body.steps)
+    )
+
+
+def _block_body(block: Block) -> _Block:
+    return _Block(
+        block.name, [_block_body(m) if isinstance(m, Block) else m for m in block.members]
+    )
+
+
+def _read_block(body: _Block) -> Block:
+    return Block(
+        body.name,
+        tuple(_read_block(m) if isinstance(m, _Block) else m for m in body.members),
+    )

@@ -1,0 +1,1 @@
+"""Hierarchical partitioning of training graphs."""

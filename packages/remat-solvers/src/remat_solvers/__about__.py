@@ -1,0 +1,3 @@
+"""Version of `remat-solvers`, read by its build."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Solvers for re-materialization: schedules under a memory budget, with certified bounds."""
