@@ -1,1 +1,1 @@
-"""Execution of re-materialization schedules in PyTorch, and the measurement of their peak memory."""
+"""Execution of re-materialization schedules in PyTorch, and measurement of their peak memory."""

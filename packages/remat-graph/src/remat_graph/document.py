@@ -1,15 +1,16 @@
 """Graphs and schedules as JSON documents with a schema version.
 
-A document is `{"kind": ..., "version": 1, "body": ...}` with sorted, canonical bytes: equal objects
-give equal files. Writing is atomic; a damaged file is refused with the field at fault.
+A document is `{"kind": ..., "version": 1, "body": ...}` with canonical bytes: equal objects give
+equal files. Writing is atomic; a damaged file is refused with the field at fault.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import tempfile
+import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -51,16 +52,8 @@ class _Graph(msgspec.Struct, forbid_unknown_fields=True):
     boundary: str | None
 
 
-class _Compute(msgspec.Struct, tag="compute", array_like=True, forbid_unknown_fields=True):
-    op: str
-
-
-class _Free(msgspec.Struct, tag="free", array_like=True, forbid_unknown_fields=True):
-    value: str
-
-
 class _Schedule(msgspec.Struct, forbid_unknown_fields=True):
-    steps: list[_Compute | _Free]
+    steps: list[tuple[Literal["compute", "free"], str]]
 
 
 class _Block(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,6 +82,9 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
+# What msgspec raises for damaged input; the last two are no subclasses of its own error.
+_DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _BODIES: dict[str, type[Any]] = {
     "graph": _Graph,
     "schedule": _Schedule,
@@ -98,7 +94,11 @@ _BODIES: dict[str, type[Any]] = {
 
 
 def encode(item: Document) -> bytes:
-    """Encode as canonical JSON: equal objects give equal bytes."""
+    """Encode as canonical JSON: equal objects give equal bytes.
+
+    Raises:
+        DocumentError: if `item` is of another type, or a figure of a solution is not finite.
+    """
     kind, body = _to_body(item)
     envelope = _Envelope(kind, SCHEMA_VERSION, msgspec.Raw(_dump(body)))
     return _dump(envelope) + b"\n"
@@ -113,7 +113,7 @@ def decode(data: bytes, *, source: str = "document") -> Document:
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except msgspec.DecodeError as error:
+    except _DAMAGE as error:
         raise DocumentError(f"{source} is not a remat document: {error}") from error
     if envelope.version != SCHEMA_VERSION:
         raise DocumentError(
@@ -125,7 +125,7 @@ def decode(data: bytes, *, source: str = "document") -> Document:
         raise DocumentError(f"{source} is of kind {envelope.kind!r}; known are {sorted(_BODIES)}")
     try:
         return _from_body(msgspec.json.decode(bytes(envelope.body), type=body_type))
-    except msgspec.DecodeError as error:
+    except _DAMAGE as error:
         message = str(error).replace("`$", "`$.body")
         raise DocumentError(f"{source} is a damaged {envelope.kind}: {message}") from error
     except GraphError as error:
@@ -136,18 +136,21 @@ def save(item: Document, path: str | os.PathLike[str]) -> None:
     """Write a document atomically: a reader sees the old file or the whole new one.
 
     Raises:
+        DocumentError: as `encode`.
         OSError: if the folder does not exist or cannot be written.
     """
+    data = encode(item)
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # Not tempfile: its files are readable by their owner alone, and keep that when renamed.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(encode(item))
+        with temporary.open("xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(target)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -175,13 +178,20 @@ def _to_body(item: Document) -> tuple[str, Any]:
             return "hierarchy", _Hierarchy(_graph_body(item.graph), _block_body(item.root))
         case Solution():
             schedule = None if item.schedule is None else _schedule_body(item.schedule)
+            bound = None if item.lower_bound is None else _finite("lower_bound", item.lower_bound)
             return "solution", _Solution(
-                item.status, schedule, item.time, item.peak_bytes,
-                item.lower_bound, item.solver, item.solve_seconds,
+                item.status, schedule, _finite("time", item.time), item.peak_bytes,
+                bound, item.solver, _finite("solve_seconds", item.solve_seconds),
             )  # fmt: skip
     raise DocumentError(
         f"cannot write a {type(item).__name__}; a Graph, Schedule, Hierarchy or Solution can be"
     )
+
+
+def _finite(field: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise DocumentError(f"cannot write a solution whose {field} is {number}; JSON has no such")
+    return float(number) + 0.0
 
 
 def _from_body(body: Any) -> Document:
@@ -233,13 +243,13 @@ def _read_graph(body: _Graph) -> Graph:
 
 def _schedule_body(schedule: Schedule) -> _Schedule:
     return _Schedule(
-        [_Compute(s.op) if isinstance(s, Compute) else _Free(s.value) for s in schedule.steps]
+        [("compute", s.op) if isinstance(s, Compute) else ("free", s.value) for s in schedule.steps]
     )
 
 
 def _read_schedule(body: _Schedule) -> Schedule:
     return Schedule(
-        tuple(Compute(s.op) if isinstance(s, _Compute) else Free(s.value) for s in body.steps)
+        tuple(Compute(name) if verb == "compute" else Free(name) for verb, name in body.steps)
     )
 
 

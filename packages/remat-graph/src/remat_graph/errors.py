@@ -1,4 +1,4 @@
-"""What `remat_graph` raises. Every error says what happened, with which value, and what would work."""
+"""What `remat_graph` raises: each says what happened, with which value, and what would work."""
 
 from __future__ import annotations
 

@@ -12,9 +12,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat_graph.errors import InvalidGraph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Graph", "Op", "Stage", "Value"]
 
@@ -33,7 +36,7 @@ class Value:
     """One buffer: a tensor together with all its views.
 
     Raises:
-        InvalidGraph: if the name is empty or the size is negative.
+        InvalidGraph: if the name is empty, or the size is no int or negative.
     """
 
     name: str
@@ -42,10 +45,7 @@ class Value:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidGraph("a value needs a name that is not empty")
-        if self.size_bytes < 0:
-            raise InvalidGraph(
-                f"value {self.name!r} has size_bytes={self.size_bytes}; it must be 0 or more"
-            )
+        _check_bytes(f"value {self.name!r}", "size_bytes", self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class Op:
     whose first computation must precede this one's; it costs no memory.
 
     Raises:
-        InvalidGraph: if the name is empty, a cost is negative or not finite, or a name is repeated.
+        InvalidGraph: if the name is empty, the time is negative or not finite, the workspace is no
+            int or negative, or a value is named twice in the inputs or in the outputs.
     """
 
     name: str
@@ -80,10 +81,9 @@ class Op:
             raise InvalidGraph(
                 f"op {self.name!r} has time={self.time}; it must be finite and 0 or more"
             )
-        if self.workspace_bytes < 0:
-            raise InvalidGraph(
-                f"op {self.name!r} has workspace_bytes={self.workspace_bytes}; it must be 0 or more"
-            )
+        # Equal times (1 and 1.0, -0.0 and 0.0) look alike, so that bytes and hashes agree.
+        object.__setattr__(self, "time", float(self.time) + 0.0)
+        _check_bytes(f"op {self.name!r}", "workspace_bytes", self.workspace_bytes)
         for kind, names in (("inputs", self.inputs), ("outputs", self.outputs)):
             if len(set(names)) != len(names):
                 raise InvalidGraph(f"op {self.name!r} names a value twice in its {kind}: {names}")
@@ -234,6 +234,24 @@ class Graph:
     def time(self) -> float:
         """Time of computing every op once: the least that a schedule of all ops can take."""
         return math.fsum(op.time for op in self.ops)
+
+    @classmethod
+    def from_networkx(cls, dag: nx.DiGraph[Any], *, results: set[Any] | None = None) -> Graph:
+        """Read a networkx DAG; see `remat_graph.from_networkx` for the two forms and the errors."""
+        from remat_graph import interchange  # noqa: PLC0415 - it imports this module
+
+        return interchange.from_networkx(dag, results=results)
+
+    def to_networkx(self) -> nx.DiGraph[Any]:
+        """Write the bipartite networkx DAG of ops and values; see `remat_graph.to_networkx`."""
+        from remat_graph import interchange  # noqa: PLC0415 - it imports this module
+
+        return interchange.to_networkx(self)
+
+
+def _check_bytes(owner: str, field_name: str, count: int) -> None:
+    if not isinstance(count, int) or count < 0:
+        raise InvalidGraph(f"{owner} has {field_name}={count!r}; it must be an int, 0 or more")
 
 
 def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:

@@ -27,8 +27,9 @@ def canonical_hash(graph: Graph) -> str:
     """Hash a graph up to the names of its ops and values: 64 hexadecimal digits.
 
     Equal for two graphs exactly when a renaming that keeps the order of ops, and of the inputs and
-    outputs of each, turns one into the other (SHA-256 collisions aside). `values` that no op touches
-    count by their size alone.
+    outputs of each, turns one into the other (SHA-256 collisions aside). Neither the order of
+    `values` nor that within an `order_after` matters; values that no op touches count by their
+    size and by whether they are results.
     """
     number: dict[str, int] = {}
 
@@ -47,7 +48,7 @@ def canonical_hash(graph: Graph) -> str:
             tuple(position(v) for v in op.inputs),
             tuple(position(v) for v in op.outputs),
             None if op.twin is None else op_index[op.twin],
-            tuple(sorted(op_index[earlier] for earlier in op.order_after)),
+            tuple(sorted({op_index[earlier] for earlier in op.order_after})),
         )
         digest.update(repr(row).encode())
     for v, _ in sorted(number.items(), key=lambda item: item[1]):

@@ -2,12 +2,13 @@
 
 Two forms are read. The plain form has one node per operation, which makes one value read along each
 of its outgoing edges: node attributes `time` (default 1.0), `size_bytes` (default 1),
-`workspace_bytes` (default 0). The exact form is the bipartite one that `to_networkx` writes; it
-keeps everything.
+`workspace_bytes` (default 0), `stage`, `twin`, `equivalence`, `replayable`. The exact form is the
+bipartite one that `to_networkx` writes; it keeps everything.
 """
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import networkx as nx
@@ -59,17 +60,26 @@ def from_networkx(dag: nx.DiGraph[Any], *, results: set[Any] | None = None) -> G
 
     In the plain form nodes are ordered by their attribute `position` where all have one, else
     topologically with ties in the order of insertion; sinks are results unless `results` names the
-    nodes; a node attribute `stage="backward"` puts it in the backward half. Soft dependencies
-    are edges with the attribute `soft=True`.
+    nodes; a node attribute `stage="backward"` puts it in the backward half, and `twin` is the node
+    that it differentiates. Soft dependencies are edges with the attribute `soft=True`.
 
     Raises:
-        InvalidGraph: if the graph is undirected, has a cycle, two nodes have the same name, or an
-            attribute is not valid.
+        InvalidGraph: if the graph is undirected, has a cycle, two nodes have the same name, an
+            attribute is not valid, or `results` is given for a graph that has its own.
     """
     if not dag.is_directed() or dag.is_multigraph():
         raise InvalidGraph(f"need a networkx.DiGraph, not a {type(dag).__name__}")
     if dag.graph.get("remat") == "bipartite":
-        return _from_bipartite(dag)
+        if results is not None:
+            raise InvalidGraph("a graph that to_networkx wrote names its results; leave them out")
+        try:
+            return _from_bipartite(dag)
+        except KeyError as error:
+            raise InvalidGraph(f"the bipartite graph lacks the attribute {error}") from error
+    return _from_plain(dag, results)
+
+
+def _from_plain(dag: nx.DiGraph[Any], results: set[Any] | None) -> Graph:
     names = {node: str(node) for node in dag}
     if len(set(names.values())) != len(names):
         raise InvalidGraph("two nodes have the same str(); give every node a name of its own")
@@ -83,22 +93,24 @@ def from_networkx(dag: nx.DiGraph[Any], *, results: set[Any] | None = None) -> G
     boundary = None
     for node in order:
         data = dag.nodes[node]
-        stage = Stage(data.get("stage", "forward"))
+        stage = _stage(names[node], data)
         if stage is Stage.BACKWARD and boundary is None:
             boundary = names[node]
         before = sorted(dag.predecessors(node), key=place.__getitem__)
         hard = tuple(names[p] for p in before if not dag.edges[p, node].get("soft", False))
         soft = tuple(names[p] for p in before if dag.edges[p, node].get("soft", False))
-        values.append(Value(names[node], int(data.get("size_bytes", 1))))
+        twin, equivalence = data.get("twin"), data.get("equivalence")
+        values.append(Value(names[node], _whole(names[node], "size_bytes", data, 1)))
         ops.append(
             Op(
                 names[node],
                 hard,
                 (names[node],),
-                float(data.get("time", 1.0)),
-                int(data.get("workspace_bytes", 0)),
+                _number(names[node], "time", data, 1.0),
+                _whole(names[node], "workspace_bytes", data, 0),
                 stage,
-                equivalence=data.get("equivalence"),
+                twin=None if twin is None else str(twin),
+                equivalence=None if equivalence is None else str(equivalence),
                 replayable=bool(data.get("replayable", True)),
                 order_after=soft,
             )
@@ -113,16 +125,43 @@ def from_networkx(dag: nx.DiGraph[Any], *, results: set[Any] | None = None) -> G
 
 
 def _order(dag: nx.DiGraph[Any]) -> list[Any]:
+    inserted = {node: i for i, node in enumerate(dag)}
     try:
-        order = list(nx.topological_sort(dag))
+        order = list(nx.lexicographical_topological_sort(dag, key=inserted.__getitem__))
     except nx.NetworkXUnfeasible as error:
         cycle = " -> ".join(str(edge[0]) for edge in nx.find_cycle(dag))
         raise InvalidGraph(f"the graph has a cycle: {cycle} -> back; it must be a DAG") from error
     if order and all("position" in dag.nodes[node] for node in order):
-        order.sort(key=lambda node: dag.nodes[node]["position"])
+        order.sort(key=lambda node: _number(str(node), "position", dag.nodes[node], 0.0))
     elif any("stage" in dag.nodes[node] for node in order):
-        order.sort(key=lambda node: dag.nodes[node].get("stage", "forward") == "backward")
+        order.sort(key=lambda node: _stage(str(node), dag.nodes[node]) is Stage.BACKWARD)
     return order
+
+
+def _number(node: str, name: str, data: dict[str, Any], default: float) -> float:
+    try:
+        return float(data.get(name, default))
+    except (TypeError, ValueError) as error:
+        raise InvalidGraph(
+            f"node {node!r} has {name}={data[name]!r}; it must be a number"
+        ) from error
+
+
+def _whole(node: str, name: str, data: dict[str, Any], default: int) -> int:
+    number = data.get(name, default)
+    try:
+        return int(number) if isinstance(number, float) and number.is_integer() else index(number)
+    except TypeError as error:
+        raise InvalidGraph(f"node {node!r} has {name}={number!r}; it must be whole") from error
+
+
+def _stage(node: str, data: dict[str, Any]) -> Stage:
+    try:
+        return Stage(data.get("stage", "forward"))
+    except ValueError as error:
+        raise InvalidGraph(
+            f"node {node!r} has stage={data['stage']!r}; it must be 'forward' or 'backward'"
+        ) from error
 
 
 def _from_bipartite(dag: nx.DiGraph[Any]) -> Graph:

@@ -1,4 +1,4 @@
-"""Schedules, and the simulator that is the one referee of whether they are legal and what they cost.
+"""Schedules, and the simulator: the one referee of whether they are legal and what they cost.
 
 Memory model. While an op runs, everything alive before it, all of its outputs and its workspace are
 held; afterwards its outputs stay until they are freed. Computing an op some of whose outputs are

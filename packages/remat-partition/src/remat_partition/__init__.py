@@ -1,1 +1,23 @@
-"""Hierarchical partitioning of training graphs."""
+"""Partitioners by name: from a training graph to a checked hierarchy of blocks."""
+
+from remat_partition.__about__ import __version__
+from remat_partition.errors import (
+    BrokenPartitioner,
+    DuplicatePartitioner,
+    PartitionError,
+    UnknownPartitioner,
+)
+from remat_partition.partition import Partitioner, partition
+from remat_partition.registry import get_partitioner, list_partitioners
+
+__all__ = [
+    "BrokenPartitioner",
+    "DuplicatePartitioner",
+    "PartitionError",
+    "Partitioner",
+    "UnknownPartitioner",
+    "__version__",
+    "get_partitioner",
+    "list_partitioners",
+    "partition",
+]

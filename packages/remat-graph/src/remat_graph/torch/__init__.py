@@ -1,0 +1,36 @@
+"""Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
+
+from remat_graph.torch.capture import Capture, Costs, FlatCall, capture, read_call, tensor_at
+from remat_graph.torch.costs import Cost, DeviceSpec
+from remat_graph.torch.errors import CaptureError, GuardMiss
+from remat_graph.torch.guards import ModuleState, Signature
+from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.program import Call, Input, Output, Program, TensorFacts, Variable, Write
+from remat_graph.torch.structure import Structure, flatten
+from remat_graph.torch.tracing import original_forward
+
+__all__ = [
+    "AllocationRecorder",
+    "Call",
+    "Capture",
+    "CaptureError",
+    "Cost",
+    "Costs",
+    "DeviceSpec",
+    "FlatCall",
+    "GuardMiss",
+    "Input",
+    "ModuleState",
+    "Output",
+    "Program",
+    "Signature",
+    "Structure",
+    "TensorFacts",
+    "Variable",
+    "Write",
+    "capture",
+    "flatten",
+    "original_forward",
+    "read_call",
+    "tensor_at",
+]

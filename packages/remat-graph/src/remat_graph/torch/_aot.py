@@ -1,0 +1,225 @@
+"""The one door to AOTAutograd: every private name of torch that capture uses is in this file.
+
+`trace_joint` gives the joint forward and backward graph of a function of a module, functionalised,
+with the role of each input and output. Tried with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from remat_graph.torch.errors import CaptureError
+from torch._export.utils import _compiling_state_context
+from torch._functorch._aot_autograd import descriptors as roles
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+__all__ = ["Joint", "OutputRole", "fake_mode_of", "is_traced_tensor", "trace_joint"]
+
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRole:
+    """How a tensor that the user gets comes about.
+
+    `kind` is `fresh`, `input` (the placeholder `base` itself), `input_view` (a view of it) or `view`
+    (a view of `base`, another node that the forward graph returns).
+    """
+
+    node: torch.fx.Node
+    kind: str
+    base: torch.fx.Node | None
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A joint graph and what its placeholders and outputs mean.
+
+    `inputs` maps each primal placeholder to `("parameter", name)`, `("buffer", name)` or
+    `("input", index)`. `tangents` maps each tangent placeholder to the forward graph output whose
+    gradient it is. `mutations` pairs a placeholder with the node of its new data. `gradients` maps
+    placeholders to the node of their gradient.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: dict[torch.fx.Node, tuple[str, str | int]]
+    tangents: dict[torch.fx.Node, torch.fx.Node]
+    outputs: tuple[OutputRole, ...]
+    mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
+    gradients: dict[torch.fx.Node, torch.fx.Node]
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The graph, forward and backward."""
+        return self.module.graph
+
+
+def is_traced_tensor(item: object) -> bool:
+    """Whether a tensor exists only while tracing."""
+    return isinstance(item, (FakeTensor, FunctionalTensor)) or (
+        isinstance(item, torch.Tensor) and torch._is_functional_tensor(item)
+    )
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
+    """Find the fake mode in which a joint graph was traced."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    raise CaptureError("the captured graph has no tensor at all")
+
+
+def trace_joint(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Joint:
+    """Trace the joint graph of `module(*tensors)`, which returns a list of tensors.
+
+    Raises:
+        CaptureError: naming the user's line if control flow depends on data, or saying what else
+            keeps the module from being one static graph.
+    """
+    try:
+        return _trace(module, tensors, exporting=False)
+    except _DATA_DEPENDENT:
+        pass  # models that ask torch whether it exports then avoid the branch
+    try:
+        return _trace(module, tensors, exporting=True)
+    except _DATA_DEPENDENT as error:
+        raise CaptureError(
+            f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
+            f"A plan is for one static graph: replace the branch by torch.where, pass the number "
+            f"as a Python argument, or rematerialize the submodules on both sides of it"
+        ) from error
+
+
+def _trace(module: torch.nn.Module, tensors: list[torch.Tensor], *, exporting: bool) -> Joint:
+    with contextlib.ExitStack() as stack:
+        if exporting:
+            stack.enter_context(_compiling_state_context())
+        try:
+            joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors))
+        except (CaptureError, *_DATA_DEPENDENT):
+            raise
+        except Exception as error:
+            cause = _data_dependent_cause(error)
+            if cause is not None:
+                raise cause from error
+            raise CaptureError(
+                f"the forward pass cannot be traced{_user_line(error)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        metadata = joint._aot_state.fw_metadata
+        return _read_roles(joint.graph_module, metadata)
+
+
+def _data_dependent_cause(error: BaseException) -> Exception | None:
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, _DATA_DEPENDENT):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _user_line(error: BaseException) -> str:
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        parts = frame.filename.replace("\\", "/")
+        if "/torch/" not in parts and "/remat_graph/" not in parts and "/remat/" not in parts:
+            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+    return ""
+
+
+def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
+    inputs: dict[torch.fx.Node, tuple[str, str | int]] = {}
+    tangent_of: dict[torch.fx.Node, Any] = {}
+    by_role: dict[Any, torch.fx.Node] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        role = node.meta["desc"]
+        by_role[role] = node
+        if isinstance(role, roles.ParamAOTInput):
+            inputs[node] = ("parameter", role.target)
+        elif isinstance(role, roles.BufferAOTInput):
+            inputs[node] = ("buffer", role.target)
+        elif isinstance(role, roles.PlainAOTInput):
+            inputs[node] = ("input", role.idx)
+        elif isinstance(role, roles.TangentAOTInput):
+            tangent_of[node] = role.output
+        else:
+            raise CaptureError(
+                f"an input of the graph has the role {type(role).__name__}, which is not "
+                f"supported: tensor subclasses, inputs that are overlapping views of one another "
+                f"and are changed in place, and effect tokens cannot be captured"
+            )
+    placeholders = list(inputs)
+    returned: dict[Any, torch.fx.Node] = {}
+    mutations: list[tuple[torch.fx.Node, torch.fx.Node]] = []
+    gradients: dict[torch.fx.Node, torch.fx.Node] = {}
+    (values,) = module.graph.output_node().args
+    for value, role in zip(values, module.graph.output_node().meta["desc"], strict=True):
+        if value is None:  # an input without a gradient
+            continue
+        returned[role] = value
+        if isinstance(role, roles.InputMutationAOTOutput):
+            mutations.append((by_role[role.mutated_input], value))
+        elif isinstance(role, roles.GradAOTOutput):
+            gradients[by_role[role.grad_of]] = value
+        elif not isinstance(role, (roles.PlainAOTOutput, roles.IntermediateBaseAOTOutput)):
+            raise CaptureError(
+                f"an output of the graph has the role {type(role).__name__}, which is not "
+                f"supported: changes of an input's shape or strides in place cannot be captured"
+            )
+    for node, info in zip(placeholders, metadata.input_info, strict=True):
+        if info.mutates_metadata or (info.mutates_data and info.requires_grad):
+            raise CaptureError(
+                f"{' '.join(map(str, inputs[node]))} is changed in place and "
+                f"{'requires a gradient' if info.requires_grad else 'gets another shape'}; "
+                f"clone it first"
+            )
+    return Joint(
+        module,
+        inputs,
+        {node: returned[output] for node, output in tangent_of.items()},
+        tuple(_read_outputs(metadata, placeholders, returned)),
+        tuple(mutations),
+        gradients,
+    )
+
+
+def _read_outputs(
+    metadata: Any, placeholders: list[torch.fx.Node], returned: dict[Any, torch.fx.Node]
+) -> Iterator[OutputRole]:
+    plain = [node for role, node in returned.items() if isinstance(role, roles.PlainAOTOutput)]
+    bases = [
+        node for role, node in returned.items() if isinstance(role, roles.IntermediateBaseAOTOutput)
+    ]
+    for node, info in zip(plain, metadata.output_info, strict=True):
+        kind: str = "fresh"
+        base: torch.fx.Node | None = None
+        match info.output_type:
+            case OutputType.is_input:
+                kind, base = "input", placeholders[info.base_idx]
+            case OutputType.alias_of_input:
+                kind, base = "input_view", placeholders[info.base_idx]
+            case OutputType.alias_of_intermediate | OutputType.alias_of_intermediate_save_as_output:
+                kind, base = "view", bases[info.base_idx]
+            case OutputType.alias_of_intermediate_base_is_user_output:
+                kind, base = "view", plain[info.base_idx]
+        yield OutputRole(node, kind, base, info.requires_grad)

@@ -1,0 +1,244 @@
+"""Capture: from a module and one example call to a training graph, its program and its guards.
+
+The joint graph of AOTAutograd is functional, holds forward and backward, and names the role of each
+input and output. It is rewritten (see `rewrite`), read into a `Program`, and costed into a `Graph`.
+A loss computed outside the module stands between the halves as the op `loss`, which turns what the
+module returns into the gradients of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from remat_graph.graph import Graph
+from remat_graph.torch._aot import Joint
+from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.guards import ModuleState, Signature
+from remat_graph.torch.program import Program, build_program, returned_nodes
+from remat_graph.torch.rewrite import (
+    copy_joint,
+    drop_dead,
+    drop_tangents,
+    forward_first,
+    merge_items,
+    merge_tied,
+    pin_mutated,
+    propagate,
+    separate_gradients,
+    set_batch_norm_apart,
+)
+from remat_graph.torch.structure import Structure, flatten
+from remat_graph.torch.tracing import distinct, trace
+
+__all__ = ["Capture", "Costs", "FlatCall", "capture", "read_call", "tensor_at"]
+
+logger = logging.getLogger(__name__)
+
+Costs = Literal["measure", "estimate"] | DeviceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCall:
+    """The arguments of one call, taken apart: its distinct tensors and what is left."""
+
+    tensors: list[torch.Tensor]
+    signature: Signature
+
+
+def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
+    """Take the arguments of a call apart."""
+    leaves, structure = flatten((args, dict(kwargs)))
+    tensors, slots = distinct(leaves)
+    return FlatCall(tensors, Signature.of(tensors, slots, structure))
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One training graph of a module, for one signature of its inputs.
+
+    `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
+    what the forward returns, whose gradients the graph takes to be absent. `signature` and `state`
+    are the guards: what the graph specialised on.
+    """
+
+    graph: Graph
+    program: Program
+    signature: Signature
+    state: ModuleState
+    output_structure: Structure
+    missing: frozenset[int]
+    _joint: Joint = field(repr=False)
+    _costs: Costs = field(repr=False)
+    _known: dict[str, Cost] = field(repr=False)
+
+    def variant(self, missing: frozenset[int]) -> Capture:
+        """Make the graph for when the gradients at these positions of `returned` do not come.
+
+        Its forward ops are those of this capture; operators already measured are not measured
+        again.
+
+        Raises:
+            CaptureError: if no gradient is left.
+        """
+        return _finish(
+            self._joint,
+            missing,
+            self._costs,
+            self._known,
+            self.signature,
+            self.state,
+            self.output_structure,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
+        """Return the capture itself: it is immutable and belongs to no module."""
+        return self
+
+
+def capture(
+    module: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: Costs = "measure",
+) -> Capture:
+    """Capture one forward and backward pass of a module as a graph.
+
+    The example inputs may be on the meta device or fake if costs are estimated. Where the output
+    has a differentiable scalar called `loss`, it alone is taken to be differentiated; other
+    variants come from `Capture.variant`. The module's buffers, gradients and the global random
+    generators are left as they were.
+
+    Raises:
+        CaptureError: if gradients are off, no parameter or input requires a gradient, inputs and
+            module are on different devices, the forward is no static graph (the message names
+            the line), or an operator cannot be measured.
+    """
+    keywords = dict(kwargs or {})
+    if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
+        raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+    _check_differentiable(module, args, keywords)
+    flat = read_call(args, keywords)
+    _check_devices(module, flat)
+    with torch.enable_grad():
+        traced = trace(module, args, keywords)
+    joint = merge_tied(
+        copy_joint(traced.joint), lambda kind, key: tensor_at(module, traced.tensors, kind, key)
+    )
+    if not joint.gradients:
+        raise CaptureError(
+            "nothing that the forward returns depends on a tensor that requires a gradient; "
+            "there is no backward pass to plan"
+        )
+    signature = Signature(
+        flat.signature.tensors,
+        flat.signature.slots,
+        flat.signature.structure.without_templates(),
+        flat.signature.autocast,
+    )
+    return _finish(
+        joint,
+        _all_but_loss(joint, traced.output_structure),
+        costs,
+        {},
+        signature,
+        ModuleState(module),
+        traced.output_structure,
+    )
+
+
+def tensor_at(
+    module: torch.nn.Module, tensors: list[torch.Tensor], kind: str, key: str | int
+) -> torch.Tensor:
+    """Find the live tensor that an input of a program stands for."""
+    if kind == "input":
+        return tensors[int(key)]
+    owner, _, name = str(key).rpartition(".")
+    found = getattr(module.get_submodule(owner), name)
+    if not isinstance(found, torch.Tensor):
+        raise CaptureError(f"{kind} {key!r} of the module is no tensor any more")
+    return found
+
+
+def _finish(
+    base: Joint,
+    missing: frozenset[int],
+    costs: Costs,
+    known: dict[str, Cost],
+    signature: Signature,
+    state: ModuleState,
+    output_structure: Structure,
+) -> Capture:
+    joint = copy_joint(base)
+    returned = returned_nodes(joint)
+    gone = {t for t, output in joint.tangents.items() if returned.index(output) in missing}
+    if len(gone) == len(joint.tangents):
+        raise CaptureError("none of the module's outputs gets a gradient; nothing to plan")
+    joint = drop_tangents(joint, gone)
+    merge_items(joint)
+    set_batch_norm_apart(joint)
+    drop_dead(joint)
+    forward_first(joint)
+    propagate(joint)
+    pinned = pin_mutated(joint)
+    joint, copied = separate_gradients(joint)
+    if pinned or copied:
+        propagate(joint)
+    program = build_program(joint)
+    if costs == "measure":
+        found = measure_costs(program, known)
+    else:
+        device = next(iter(program.facts.values())).device
+        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(device)
+        found = estimate_costs(program, spec)
+    graph = program.graph(
+        {name: cost.time for name, cost in found.items()},
+        {name: cost.workspace_bytes for name, cost in found.items()},
+    )
+    logger.info(
+        "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
+        costs if isinstance(costs, str) else costs.name,
+    )  # fmt: skip
+    return Capture(
+        graph, program, signature, state, output_structure, missing, base, costs, known
+    )
+
+
+def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
+    """Find the differentiable outputs that are not the loss, if the output says which one is."""
+    returned = returned_nodes(joint)
+    names = [path.lstrip(".[").strip("'\"]") for path in structure.paths()]
+    for name, output in zip(names, joint.outputs, strict=True):
+        if name == "loss" and output.requires_grad and output.node.meta["val"].ndim == 0:
+            loss = output.node if output.base is None else output.base
+            return frozenset(
+                returned.index(made) for made in joint.tangents.values() if made is not loss
+            )
+    return frozenset()
+
+
+def _check_differentiable(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    tensors, _ = flatten((args, kwargs))
+    if not any(t.requires_grad for t in (*module.parameters(), *tensors)):
+        raise CaptureError(
+            "no parameter of the module requires a gradient, and no input does; "
+            "call requires_grad_() on what is to be trained"
+        )
+
+
+def _check_devices(module: torch.nn.Module, flat: FlatCall) -> None:
+    own = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    for position, tensor in enumerate(flat.tensors):
+        if tensor.ndim > 0 and own and tensor.device not in own:
+            raise CaptureError(
+                f"example input {position} is on {tensor.device}, the module on "
+                f"{', '.join(sorted(map(str, own)))}; move one to the other with .to()"
+            )

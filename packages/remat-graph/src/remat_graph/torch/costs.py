@@ -1,0 +1,234 @@
+"""What each operation costs: measured on the device once per equivalence class, or estimated.
+
+Measured: inputs of the right shape, stride and type are made up, the call is warmed up and the
+median of its times is taken; workspace is what the allocator held at most during the call beyond
+what the call keeps. Nothing of the model, and no generator, is touched. Estimated: the roofline
+max(flops / rate, bytes / bandwidth) plus a launch time for a `DeviceSpec`, without running anything.
+Both count what a call returns but nothing reads as workspace.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.program import Call, Program, TensorFacts, Variable
+
+__all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
+
+logger = logging.getLogger(__name__)
+
+_REPEATS = 7
+_ENOUGH_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time in seconds and workspace in bytes of one call."""
+
+    time: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """The speed of a device: operations and bytes per second, and seconds to launch a kernel.
+
+    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones.
+
+    Raises:
+        CaptureError: if a rate is not positive.
+    """
+
+    name: str
+    flops_per_second: float
+    half_flops_per_second: float
+    bytes_per_second: float
+    launch_seconds: float
+
+    def __post_init__(self) -> None:
+        for rate in ("flops_per_second", "half_flops_per_second", "bytes_per_second"):
+            if getattr(self, rate) <= 0:
+                raise CaptureError(f"DeviceSpec {self.name!r} has {rate}={getattr(self, rate)}")
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceSpec:
+        """Give round figures for a kind of device; ratios between operations are what counts."""
+        if device.type == "cuda":
+            return cls("a recent CUDA GPU", 2e13, 2e14, 1.5e12, 4e-6)
+        return cls("a few CPU cores", 1e11, 5e10, 2e10, 3e-6)
+
+
+def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:
+    """Estimate every call of a program on a device; keys are op names."""
+    return _by_class(program, lambda call: _estimate(program, call, spec))
+
+
+def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dict[str, Cost]:
+    """Measure every call of a program on the devices of its tensors; keys are op names.
+
+    `known` maps equivalence classes to what was measured before, and is added to.
+
+    Raises:
+        CaptureError: if a call fails on made-up inputs, naming it.
+    """
+    generators = _generator_states(program)
+    try:
+        with torch.no_grad(), _no_autocast(program):
+            return _by_class(program, lambda call: _measure(program, call), known)
+    finally:
+        for generator, state in generators:
+            generator.set_state(state)
+
+
+def _by_class(
+    program: Program, cost: Callable[[Call], Cost], known: dict[str, Cost] | None = None
+) -> dict[str, Cost]:
+    classes = {} if known is None else known
+    costs = {}
+    for name, call in program.calls.items():
+        equivalence = program.equivalence[name]
+        if equivalence not in classes:
+            try:
+                classes[equivalence] = cost(call)
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"cannot find the cost of {name} ({call.target}): {error}; "
+                    f"costs='estimate' plans without running operators"
+                ) from error
+        costs[name] = classes[equivalence]
+    return costs
+
+
+def _generator_states(program: Program) -> list[tuple[torch.Generator, torch.Tensor]]:
+    devices = {facts.device for facts in program.facts.values()}
+    generators = [torch.default_generator]
+    generators += [
+        torch.cuda.default_generators[device.index or 0]
+        for device in devices
+        if device.type == "cuda"
+    ]
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+class _no_autocast(torch.autocast):  # noqa: N801 - a context manager, named as torch names its own
+    """Autocast off for the device of a program: its casts are calls of their own."""
+
+    def __init__(self, program: Program) -> None:
+        devices = {facts.device.type for facts in program.facts.values()}
+        super().__init__("cuda" if "cuda" in devices else "cpu", enabled=False)
+
+
+def _made_up(facts: TensorFacts) -> torch.Tensor:
+    """Make a tensor of the right kind: integers 0 (a legal index), floats in [0.25, 1)."""
+    itemsize = facts.dtype.itemsize
+    extent = facts.offset + 1 + sum(
+        (size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True)
+    )
+    count = max(extent if 0 not in facts.shape else 0, facts.storage_bytes // itemsize)
+    base = torch.zeros(count, dtype=facts.dtype, device=facts.device)
+    if facts.dtype.is_floating_point or facts.dtype.is_complex:
+        base.real.uniform_(0.25, 1.0) if facts.dtype.is_complex else base.uniform_(0.25, 1.0)
+    return base.as_strided(facts.shape, facts.stride, facts.offset)
+
+
+def _with_tensors(
+    program: Program, call: Call, make: Callable[[TensorFacts], Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    made: dict[str, Any] = {}
+
+    def fill(item: Any) -> Any:
+        if not isinstance(item, Variable):
+            return item
+        if item.name not in program.facts:
+            return program.constants[item.name]
+        if item.name not in made:
+            made[item.name] = make(program.facts[item.name])
+        return made[item.name]
+
+    args, kwargs = pytree.tree_map(
+        fill, (call.args, dict(call.kwargs)), is_leaf=lambda item: isinstance(item, Variable)
+    )
+    return args, kwargs
+
+
+def _measure(program: Program, call: Call) -> Cost:
+    args, kwargs = _with_tensors(program, call, _made_up)
+    device = _device(program, call)
+    call.target(*args, **kwargs)
+    with AllocationRecorder(device) as recorder:
+        kept = call.target(*args, **kwargs)
+    workspace = recorder.peak_bytes - _kept_bytes(call, kept)
+    del kept
+    times: list[float] = []
+    while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
+        times.append(_time_once(device, call.target, args, kwargs))
+    return Cost(statistics.median(times), max(0, workspace))
+
+
+def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        target(*args, **kwargs)
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    target(*args, **kwargs)
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _device(program: Program, call: Call) -> torch.device:
+    names = (*call.reads, *(name for name in call.results if name is not None))
+    devices = [program.facts[name].device for name in names if name in program.facts]
+    accelerators = [device for device in devices if device.type != "cpu"]
+    return (accelerators or devices or [torch.device("cpu")])[0]
+
+
+def _kept_bytes(call: Call, returned: Any) -> int:
+    parts = list(returned) if call.sequence else [returned]
+    storages = {}
+    for name, part in zip(call.results, parts, strict=True):
+        if name is not None and isinstance(part, torch.Tensor):
+            storage = part.untyped_storage()
+            storages[storage.data_ptr()] = int(storage.nbytes())
+    return sum(storages.values())
+
+
+def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
+    results = [program.facts[name] for name in call.results if name is not None]
+    reads = [program.facts[name] for name in call.reads if name in program.facts]
+    moved = sum(_touched_bytes(facts) for facts in (*reads, *results))
+    flops = 0.0
+    counter = flop_registry.get(getattr(call.target, "overloadpacket", call.target))
+    if counter is not None and results:
+        args, kwargs = _with_tensors(program, call, _on_meta)
+        with torch.no_grad():
+            flops = float(counter(*args, **kwargs, out_val=call.target(*args, **kwargs)))
+    half = bool(results) and results[0].dtype.itemsize <= 2
+    rate = spec.half_flops_per_second if half else spec.flops_per_second
+    return Cost(max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds, 0)
+
+
+def _on_meta(facts: TensorFacts) -> torch.Tensor:
+    return torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device="meta")
+
+
+def _touched_bytes(facts: TensorFacts) -> int:
+    elements = 1
+    for size, stride in zip(facts.shape, facts.stride, strict=True):
+        elements *= size if stride else 1
+    return elements * facts.dtype.itemsize

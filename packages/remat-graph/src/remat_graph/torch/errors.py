@@ -1,0 +1,15 @@
+"""What capture raises."""
+
+from __future__ import annotations
+
+from remat_graph.errors import GraphError
+
+__all__ = ["CaptureError", "GuardMiss"]
+
+
+class CaptureError(GraphError):
+    """A model, or its example inputs, that cannot be captured as one training graph."""
+
+
+class GuardMiss(GraphError):
+    """A call that differs from what a capture specialised on; capture again for it."""

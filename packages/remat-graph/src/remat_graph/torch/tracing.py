@@ -1,0 +1,216 @@
+"""From a module and its example call to a joint graph: flat tensors in, flat tensors out.
+
+The module's own `forward` runs once under tracing. What it does besides computing is caught here: a
+buffer that is replaced becomes an update in place; any other tensor or number that it stores on a
+module, or a draw from Python's own random numbers, would be frozen into the graph, and is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from remat_graph.torch._aot import Joint, is_traced_tensor, trace_joint
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.structure import Structure, flatten
+
+__all__ = ["Traced", "trace"]
+
+_SCALARS = (bool, int, float, complex, str)
+
+
+class Traced:
+    """A joint graph with the structures around it.
+
+    `tensors` are the distinct input tensors; `slots` gives for each tensor leaf of the call its
+    position among them.
+    """
+
+    def __init__(
+        self,
+        joint: Joint,
+        tensors: list[torch.Tensor],
+        slots: tuple[int, ...],
+        input_structure: Structure,
+        output_structure: Structure,
+    ) -> None:
+        self.joint = joint
+        self.tensors = tensors
+        self.slots = slots
+        self.input_structure = input_structure
+        self.output_structure = output_structure
+
+
+def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """Trace `module.forward(*args, **kwargs)` and its backward pass.
+
+    Raises:
+        CaptureError: if the forward cannot be one static graph, or stores something on the module.
+    """
+    leaves, structure = flatten((args, kwargs))
+    tensors, slots = distinct(leaves)
+    flat = _FlatModule(module, structure, slots)
+    with _no_hidden_draws(), _attributes_restored(module):
+        joint = flat.name_inputs(trace_joint(flat, tensors))
+    if flat.output_structure is None:
+        raise CaptureError("the forward pass was not run")
+    return Traced(joint, tensors, slots, structure, flat.output_structure)
+
+
+def distinct(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    """Drop repeated tensors; the second result gives each leaf's position in the first."""
+    position: dict[int, int] = {}
+    tensors: list[torch.Tensor] = []
+    slots = []
+    for leaf in leaves:
+        if id(leaf) not in position:
+            position[id(leaf)] = len(tensors)
+            tensors.append(leaf)
+        slots.append(position[id(leaf)])
+    return tensors, tuple(slots)
+
+
+class _FlatModule(torch.nn.Module):
+    """`module` as a function from a flat list of tensors to a flat list of tensors.
+
+    Tensors that are plain attributes of a module are lifted to inputs of the graph, as buffers are.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, structure: Structure, slots: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._structure = structure
+        self._slots = slots
+        self._lifted = [
+            (f"{name}.{key}".removeprefix("."), owner, key)
+            for name, owner in module.named_modules()
+            for key, value in owner.__dict__.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        for index, (_, owner, key) in enumerate(self._lifted):
+            self.register_buffer(f"lifted_{index}", owner.__dict__[key])
+        self.output_structure: Structure | None = None
+
+    def name_inputs(self, joint: Joint) -> Joint:
+        """Name parameters, buffers and attributes as `module` does."""
+        names = {f"lifted_{index}": name for index, (name, *_) in enumerate(self._lifted)}
+
+        def named(kind: str, key: str | int) -> tuple[str, str | int]:
+            if isinstance(key, str) and key in names:
+                return "attribute", names[key]
+            return kind, key.removeprefix("module.") if isinstance(key, str) else key
+
+        inputs = {node: named(*role) for node, role in joint.inputs.items()}
+        return dataclasses.replace(joint, inputs=inputs)
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        args, kwargs = self._structure.rebuild(iter([tensors[slot] for slot in self._slots]))
+        for index, (_, owner, key) in enumerate(self._lifted):
+            owner.__dict__[key] = getattr(self, f"lifted_{index}")
+        with _replaced_buffers_written_in_place(self.module):
+            result = original_forward(self.module)(*args, **kwargs)
+        for index, (_, owner, key) in enumerate(self._lifted):
+            if owner.__dict__.get(key) is not getattr(self, f"lifted_{index}"):
+                raise CaptureError(
+                    f"forward replaces the tensor {key!r} of a {type(owner).__name__}; "
+                    f"update it in place, or keep it in a registered buffer"
+                )
+        leaves, self.output_structure = flatten(result)
+        return leaves
+
+
+def original_forward(module: torch.nn.Module) -> Any:
+    """Find the forward that a module had before it was rematerialized."""
+    forward = module.forward
+    return getattr(forward, "original_forward", forward)
+
+
+@contextmanager
+def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None]:
+    before = [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
+    yield
+    for owner, name, buffer in before:
+        new = owner._buffers.get(name)
+        if new is buffer:
+            continue
+        if not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (
+            buffer.shape,
+            buffer.dtype,
+        ):
+            raise CaptureError(
+                f"forward replaces the buffer {name!r} of a {type(owner).__name__} by something "
+                f"of another shape or type; keep its shape, and update it in place"
+            )
+        with torch.no_grad():
+            buffer.copy_(new)
+        owner._buffers[name] = buffer
+
+
+@contextmanager
+def _attributes_restored(module: torch.nn.Module) -> Iterator[None]:
+    before = [(name, owner, dict(owner.__dict__)) for name, owner in module.named_modules()]
+    try:
+        yield
+        for name, owner, attributes in before:
+            _refuse_stored(name or type(module).__name__, attributes, owner.__dict__)
+    finally:
+        for _, owner, attributes in before:
+            for key in owner.__dict__.keys() - attributes.keys():
+                del owner.__dict__[key]
+            owner.__dict__.update(attributes)
+
+
+def _refuse_stored(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    for key, value in after.items():
+        if key.startswith("_") and key in torch.nn.Module().__dict__:
+            continue
+        if isinstance(before.get(key), torch.Tensor):  # lifted, and checked where it was
+            continue
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        parts = list(value.values()) if isinstance(value, dict) else parts
+        if any(is_traced_tensor(part) for part in parts):
+            raise CaptureError(
+                f"forward stores a tensor in {name}.{key}, where a replay would leave it stale; "
+                f"return it instead, or keep it in a registered buffer"
+            )
+        old = before.get(key)
+        if isinstance(value, _SCALARS) and (key not in before or old != value):
+            raise CaptureError(
+                f"forward changes {name}.{key} from {old!r} to {value!r}, which a captured graph "
+                f"cannot repeat; keep it in a registered buffer, or change it outside forward"
+            )
+
+
+@contextmanager
+def _no_hidden_draws() -> Iterator[None]:
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else _numpy_state(numpy)
+    cpu_state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(cpu_state)
+    changed = random.getstate() != python_state
+    random.setstate(python_state)
+    if changed or (numpy is not None and _numpy_state(numpy) != numpy_state):
+        raise CaptureError(
+            "forward draws random numbers from Python's random or numpy, which a captured graph "
+            "would freeze; draw them with torch, or pass them in as arguments"
+        )
+
+
+def _numpy_state(numpy: Any) -> tuple[bytes, int]:
+    state = numpy.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"]

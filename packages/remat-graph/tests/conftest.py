@@ -1,0 +1,88 @@
+"""Random graphs for the tests of this package."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from remat_graph import Graph, Op, Stage, Value
+
+settings.register_profile("remat", deadline=None)
+settings.load_profile("remat")
+
+
+@st.composite
+def random_graphs(draw, max_ops=7):
+    """Any legal graph, with several outputs, residents, soft order, twins, and one-run ops."""
+    count = draw(st.integers(0, max_ops))
+    first_backward = draw(st.integers(0, count))
+    values = [Value(f"r{i}", draw(st.integers(0, 9))) for i in range(draw(st.integers(0, 2)))]
+    resident = [v.name for v in values]
+    ops = []
+    for i in range(count):
+        backward = i >= first_backward
+        known = [v.name for v in values]
+        earlier = [op.name for op in ops]
+        outputs = [Value(f"v{i}.{j}", draw(st.integers(0, 9))) for j in range(draw(_FEW))]
+        ops.append(
+            Op(
+                name=f"op{i}",
+                inputs=draw(_some(known, 3)),
+                outputs=tuple(v.name for v in outputs),
+                time=draw(st.integers(0, 8)) / 4,
+                workspace_bytes=draw(st.integers(0, 9)),
+                stage=Stage.BACKWARD if backward else Stage.FORWARD,
+                twin=draw(st.sampled_from([None, *earlier[:first_backward]])) if backward else None,
+                equivalence=draw(st.sampled_from([None, "matmul", "add"])),
+                replayable=draw(st.integers(0, 5)) > 0,
+                order_after=draw(_some(earlier, 1)),
+            )
+        )
+        values += outputs
+    return Graph(
+        values=tuple(values),
+        ops=tuple(ops),
+        resident=frozenset(resident),
+        results=frozenset(draw(_some([v.name for v in values], 2))),
+        boundary=ops[first_backward].name if first_backward < count else None,
+    )
+
+
+_FEW = st.sampled_from([0, 1, 1, 1, 2, 3])
+
+
+def _some(names, most):
+    if not names:
+        return st.just(())
+    return st.lists(st.sampled_from(names), max_size=most, unique=True).map(tuple)
+
+
+@pytest.fixture(scope="session")
+def graphs():
+    """Strategy for random graphs, to be drawn from with `st.data()`."""
+    return random_graphs
+
+
+@pytest.fixture
+def diamond():
+    """Forward a -> (b, c) -> loss, and a backward op for each; w is resident."""
+    forward, backward = Stage.FORWARD, Stage.BACKWARD
+    return Graph(
+        values=tuple(
+            Value(name, size)
+            for name, size in [
+                ("w", 100), ("a", 4), ("b", 3), ("stats", 1), ("c", 2), ("loss", 1),
+                ("db", 3), ("dc", 2), ("dw", 100),
+            ]
+        ),
+        ops=(
+            Op("A", ("w",), ("a",), 1.0, 5, forward, equivalence="linear"),
+            Op("B", ("a",), ("b", "stats"), 2.0, 0, forward),
+            Op("C", ("a",), ("c",), 3.0, 7, forward, replayable=False, order_after=("B",)),
+            Op("L", ("b", "c"), ("loss",), 0.5, 0, forward),
+            Op("dL", ("b", "c", "loss"), ("db", "dc"), 0.5, 0, backward, twin="L"),
+            Op("dA", ("db", "dc", "stats", "w", "a"), ("dw",), 2.0, 1, backward, twin="A"),
+        ),
+        resident=frozenset({"w"}),
+        results=frozenset({"loss", "dw"}),
+        boundary="dL",
+    )  # fmt: skip

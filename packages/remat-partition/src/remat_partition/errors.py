@@ -1,0 +1,42 @@
+"""What `remat_partition` raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["BrokenPartitioner", "DuplicatePartitioner", "PartitionError", "UnknownPartitioner"]
+
+
+class PartitionError(ValueError):
+    """Base of the errors of this package; a partitioner that refuses a graph raises one."""
+
+
+class UnknownPartitioner(PartitionError):
+    """No installed distribution offers a partitioner of this name."""
+
+    def __init__(self, name: str, installed: Sequence[str]) -> None:
+        super().__init__(
+            f"no partitioner is called {name!r}; installed are: {', '.join(installed) or 'none'}. "
+            f"A distribution offers one by an entry point in the group 'remat.partitioners'"
+        )
+        self.name = name
+
+
+class DuplicatePartitioner(PartitionError):
+    """Several distributions offer a partitioner of the same name."""
+
+    def __init__(self, name: str, origins: Sequence[str]) -> None:
+        super().__init__(
+            f"partitioner {name!r} is offered by {' and by '.join(origins)}; uninstall all but one"
+        )
+        self.name = name
+        self.origins = tuple(origins)
+
+
+class BrokenPartitioner(PartitionError):
+    """A partitioner that cannot be loaded, failed, or returned what is no hierarchy of the graph."""
+
+    def __init__(self, name: str, origin: str, cause: str) -> None:
+        super().__init__(f"partitioner {name!r} of {origin} is broken: {cause}; report it there")
+        self.name = name
+        self.origin = origin

@@ -1,0 +1,120 @@
+"""What `remat_solvers` raises. Every error says what happened, with which value, and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat_graph import Status
+
+__all__ = [
+    "BrokenSolver",
+    "BudgetTooSmall",
+    "DuplicateSolver",
+    "InvalidProblem",
+    "SolverError",
+    "UnknownSolver",
+    "UnsuitableSolver",
+    "format_bytes",
+]
+
+
+class SolverError(ValueError):
+    """Base of the errors of this package."""
+
+
+class InvalidProblem(SolverError):
+    """A budget or a limit that is no number of bytes or seconds, or a foreign hierarchy."""
+
+
+class UnknownSolver(SolverError):
+    """No installed distribution offers a solver of this name."""
+
+    def __init__(self, name: str, installed: Sequence[str], close: Sequence[str]) -> None:
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        super().__init__(
+            f"no solver is called {name!r}; {hint}installed are: {', '.join(installed) or 'none'}"
+        )
+        self.name = name
+
+
+class DuplicateSolver(SolverError):
+    """Two distributions offer a solver of the same name."""
+
+    def __init__(self, name: str, distributions: Sequence[str]) -> None:
+        super().__init__(
+            f"solver {name!r} is offered by {' and by '.join(distributions)}; uninstall all but one"
+        )
+        self.name = name
+        self.distributions = tuple(distributions)
+
+
+class BrokenSolver(SolverError):
+    """A solver that cannot be loaded, failed, or gave an answer that does not hold."""
+
+    def __init__(self, name: str, origin: str, cause: str) -> None:
+        super().__init__(
+            f"solver {name!r} of {origin} is broken: {cause}; report it there, or use another solver"
+        )
+        self.name = name
+        self.origin = origin
+
+
+class UnsuitableSolver(SolverError):
+    """A solver that says it cannot take this problem."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"solver {name!r} cannot take this problem: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class BudgetTooSmall(SolverError):
+    """Nothing within the budget exists, or was found within the limit.
+
+    `smallest_bytes` is the least peak of any schedule found; `least_bytes` is a proved lower bound
+    on the peak of every schedule in the order of the graph, reached at `least_at`. `status` is
+    `INFEASIBLE` if it is proved that nothing fits, `LIMIT` if nothing was found.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        smallest_bytes: int,
+        least_bytes: int,
+        least_at: str | None,
+        status: Status,
+    ) -> None:
+        budget, smallest = _distinct(budget_bytes, smallest_bytes)
+        if smallest_bytes > budget_bytes:
+            claim = f"is below {smallest}, the smallest any schedule found needs"
+        else:
+            claim = f"was not met within the limit, though a schedule of {smallest} exists"
+        reached = f", reached at op {least_at!r}" if least_at else ""
+        proof = f"no schedule at all can go below {format_bytes(least_bytes)}{reached}"
+        super().__init__(
+            f"budget {budget} {claim} ({proof}); raise the budget or make the batch smaller"
+        )
+        self.budget_bytes = budget_bytes
+        self.smallest_bytes = smallest_bytes
+        self.least_bytes = least_bytes
+        self.least_at = least_at
+        self.status = status
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes for people, with three significant digits."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            break
+        size /= 1024
+    else:
+        unit = "TiB"
+    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"
+
+
+def _distinct(first: int, second: int) -> tuple[str, str]:
+    texts = format_bytes(first), format_bytes(second)
+    if first != second and texts[0] == texts[1]:
+        return f"{first} B", f"{second} B"
+    return texts

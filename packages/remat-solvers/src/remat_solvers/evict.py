@@ -1,0 +1,166 @@
+"""Bring a sequence of computations within a budget: evict by price, one value at a time.
+
+At the moment of the peak, of the values that are alive but idle, the one is evicted whose
+recomputation just before its next use costs least time per byte freed. The closure of what is no
+longer alive at that use is recomputed with it. Dearer: recomputations that would themselves be over
+budget. Cheaper: lives that cover more moments over budget.
+Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: one trace per eviction.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.trace import Trace, trace
+from remat_solvers.wiring import Ints, Wiring
+
+__all__ = ["Taste", "evict"]
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """How prices are weighed; several tastes give several starts.
+
+    `cover` is the power of the share of over-budget moments that a life covers, `crowding` the
+    weight of a recomputation that is over budget itself, `noise` the spread of a random factor.
+    """
+
+    cover: float = 0.5
+    crowding: float = 2.0
+    noise: float = 0.0
+    seed: int = 0
+
+
+def evict(
+    wiring: Wiring,
+    sequence: Ints,
+    budget_bytes: int,
+    *,
+    taste: Taste | None = None,
+    deadline: float | None = None,
+) -> Trace:
+    """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
+
+    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    """
+    taste = Taste() if taste is None else taste
+    rng = np.random.default_rng(taste.seed)
+    weights = np.exp(taste.noise * rng.standard_normal(wiring.value_count)).tolist()
+    now = trace(wiring, sequence)
+    best = now
+    stuck = 0
+    most_steps = 10 * wiring.op_count + 50
+    while now.peak_bytes > budget_bytes and now.steps < most_steps and stuck < wiring.op_count:
+        if deadline is not None and time.perf_counter() > deadline:
+            break
+        choice = _cheapest(wiring, now, budget_bytes, taste, weights)
+        if choice is None:
+            break
+        position, closure = choice
+        now = trace(wiring, np.insert(now.sequence, position, closure))
+        stuck += 1
+        if now.peak_bytes < best.peak_bytes:
+            best, stuck = now, 0
+    return best
+
+
+def _cheapest(
+    wiring: Wiring, now: Trace, budget_bytes: int, taste: Taste, weights: list[float]
+) -> tuple[int, list[int]] | None:
+    """Choose the eviction of least price at the peak: where to recompute, and what."""
+    peak = int(now.during.argmax())
+    over = int(now.during[peak]) - budget_bytes
+    copies, last_before, next_after = idle_copies(wiring, now, peak)
+    if not len(copies):
+        return None
+    values = now.copy_value[copies]
+    crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
+    covered = crowded[np.minimum(next_after, now.steps)] - crowded[last_before + 1]
+    share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+    gain = np.minimum(wiring.size[values], over) * share**taste.cover
+    floor = wiring.time[wiring.producer[values]] / gain
+    closures = Closures(wiring, now)
+    best_price, best = np.inf, None
+    for i in np.argsort(floor, kind="stable").tolist():
+        v = int(values[i])
+        weight = weights[v]
+        if floor[i] * 0.2 >= best_price and floor[i] * weight >= best_price:
+            if taste.noise == 0:
+                break
+            continue
+        q = int(next_after[i])
+        found = closures.at(v, q, best_price * float(gain[i]) / weight)
+        if found is None:
+            continue
+        closure, cost, bytes_there = found
+        crowd = int(now.before[q]) - int(wiring.size[v]) + bytes_there - budget_bytes
+        price = cost / float(gain[i]) * weight
+        if crowd > 0:
+            price *= 1 + taste.crowding * crowd / max(over, 1)
+        if price < best_price:
+            best_price, best = price, (q, closure)
+    return best
+
+
+def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:
+    """Find the copies alive but unused at a moment: copy, last use before, next use after.
+
+    Copies that must not be made again are left out.
+    """
+    alive = (now.copy_start < moment) & (now.copy_last > moment)
+    alive[now.use_copy[now.use_position == moment]] = False
+    alive &= wiring.replayable[wiring.producer[now.copy_value]]
+    alive &= wiring.size[now.copy_value] > 0
+    copies = np.flatnonzero(alive)
+    last_before = now.copy_start.copy()
+    next_after = np.full(len(alive), _NEVER)
+    past = now.use_position < moment
+    np.maximum.at(last_before, now.use_copy[past], now.use_position[past])
+    np.minimum.at(next_after, now.use_copy[~past], now.use_position[~past])
+    return copies, last_before[copies], next_after[copies]
+
+
+class Closures:
+    """What must be recomputed to have a value at a position of one trace."""
+
+    __slots__ = ("_first", "_key", "_last", "_now", "_wiring")
+
+    def __init__(self, wiring: Wiring, now: Trace) -> None:
+        self._wiring = wiring
+        self._now = now
+        self._key: list[int] = now.key.tolist()
+        self._first = now.first_copy
+        self._last = now.copy_last
+
+    def alive(self, v: int, position: int) -> bool:
+        """Say whether a copy of `v` made before `position` is still there."""
+        op = self._wiring.producer_list[v]
+        rank = bisect_left(self._key, op * (self._now.steps + 1) + position) - 1
+        return bool(self._last[self._first[rank] + self._wiring.slot_list[v]] >= position)
+
+    def at(self, v: int, position: int, most: float) -> tuple[list[int], float, int] | None:
+        """List the ops to run before `position`, their time and outputs; `None` above `most`."""
+        wiring = self._wiring
+        inputs, producer, times = wiring.inputs, wiring.producer_list, wiring.time_list
+        wanted = [producer[v]]
+        chosen = {producer[v]}
+        cost = times[producer[v]]
+        while wanted:
+            for u in inputs[wanted.pop()]:
+                op = producer[u]
+                if op in chosen or self.alive(u, position):
+                    continue
+                cost += times[op]
+                if cost > most or not wiring.replayable_list[op]:
+                    return None
+                chosen.add(op)
+                wanted.append(op)
+        closure = sorted(chosen)
+        made = sum(wiring.made_list[op] for op in closure)
+        return closure, cost, made + max(wiring.workspace_list[op] for op in closure)

@@ -1,0 +1,143 @@
+"""The door to MILP solvers: a program in matrix form, solved through CVXPY.
+
+HiGHS by default; any MILP solver that CVXPY has installed can be named. Always one thread and a time
+limit. "Infeasible" and "out of time" are different answers.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from remat_solvers.wiring import Floats
+
+__all__ = ["Answer", "Outcome", "Program", "solve_program"]
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(enum.StrEnum):
+    """How a solve ended: `SOLVED` to the wanted gap, `INFEASIBLE` by proof, `STOPPED` by a limit."""
+
+    SOLVED = "solved"
+    INFEASIBLE = "infeasible"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Minimise `cost @ x` subject to `matrix @ x <= right` and `lower <= x <= upper`.
+
+    `integral` marks the variables that must be whole.
+    """
+
+    cost: Floats
+    matrix: sparse.csr_array
+    right: Floats
+    lower: Floats
+    upper: Floats
+    integral: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The best point found, and a bound below which no point can be; either may be missing."""
+
+    outcome: Outcome
+    point: Floats | None
+    value: float
+    bound: float
+
+
+def solve_program(
+    program: Program,
+    *,
+    seconds: float,
+    gap: float = 0.0,
+    start: Floats | None = None,
+    back_end: str = cp.HIGHS,
+) -> Answer:
+    """Solve within a time limit, to a relative gap, from a start point where the back end takes it."""
+    count = len(program.cost)
+    if count == 0:
+        feasible = bool(np.all(program.right >= 0))
+        outcome = Outcome.SOLVED if feasible else Outcome.INFEASIBLE
+        return Answer(outcome, np.zeros(0) if feasible else None, 0.0, 0.0)
+    x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
+    problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
+    options: dict[str, Any] = {}
+    if back_end == cp.HIGHS:
+        options = {
+            "time_limit": max(seconds, 0.01),
+            "mip_rel_gap": gap,
+            "threads": 1,
+            "parallel": "off",
+            "warm_start": start is not None and _hand_over(problem, start),
+        }
+    try:
+        problem.solve(solver=back_end, **options)
+    except cp.error.SolverError as error:
+        _log.warning("%s gave up: %s", back_end, error)
+        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+    return _read(problem, x, program)
+
+
+def _kind(integral: NDArray[np.bool_]) -> dict[str, Any]:
+    if not integral.any():
+        return {}
+    return {"integer": True if integral.all() else [(int(i),) for i in np.flatnonzero(integral)]}
+
+
+def _hand_over(problem: cp.Problem, start: Floats) -> bool:
+    """Leave a start point where CVXPY's HiGHS interface looks for that of the solve before."""
+    import highspy  # noqa: PLC0415 - only this back end needs it
+
+    solution = highspy.HighsSolution()
+    solution.col_value = start.tolist()
+    solution.value_valid = True
+    cache = getattr(problem, "_solver_cache", None)
+    if not isinstance(cache, dict):
+        return False
+    cache[cp.HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
+    return True
+
+
+def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
+    status = problem.status
+    if status == cp.INFEASIBLE:
+        return Answer(Outcome.INFEASIBLE, None, math.inf, math.inf)
+    stats = problem.solver_stats
+    info = None if stats is None else stats.extra_stats
+    point: Floats | None = None
+    if x.value is not None and _holds(program, np.asarray(x.value)):
+        point = np.where(program.integral, np.round(x.value), x.value)
+    value = math.inf if point is None else float(program.cost @ point)
+    if program.integral.any():
+        bound = float(getattr(info, "mip_dual_bound", -math.inf))
+    else:
+        bound = value
+    outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
+    if outcome is Outcome.SOLVED and not math.isfinite(bound):
+        bound = value
+    if outcome is Outcome.STOPPED and not program.integral.any():
+        bound = -math.inf
+    return Answer(outcome, point, value, bound)
+
+
+def _holds(program: Program, point: Floats) -> bool:
+    """Check a point; a solve that was stopped may leave one that means nothing."""
+    if point.shape != program.cost.shape or not np.all(np.isfinite(point)):
+        return False
+    slack = program.right - program.matrix @ point
+    tolerance = 1e-5 * (1 + np.abs(program.right))
+    inside = (point >= program.lower - 1e-5) & (point <= program.upper + 1e-5)
+    whole = np.abs(point - np.round(point))[program.integral]
+    return bool(np.all(slack >= -tolerance) and np.all(inside) and np.all(whole <= 1e-5))

@@ -1,0 +1,278 @@
+"""The stage-refined program: Checkmate's stages, but only where memory binds.
+
+Checkpoints are ops c_1 < ... < c_K, and the end of the schedule as the last; segment k runs from c_k
+(exclusive) to c_{k+1}. Variables, for values and ops that anything after c_k can still need:
+`kept[k, v]`, value v is alive while c_k runs for the first time; `redo[k, i]`, op i is computed
+again in segment k; `held[k, v]`, value v is alive all through segment k.
+
+Every schedule in which first computations follow the order of the graph gives a feasible point of no
+greater cost, so the optimum is a lower bound on its recomputation (docs: the proof, row by row):
+
+- (a) `kept[k+1, v] <= kept[k, v] + redo[k, op of v]`, unless v is first made in between: what is
+  alive later was alive before or was made again.
+- (b) `kept[k, v] + redo[k, op of v] >= 1` for what an op first computed in segment k reads.
+- (c) `kept[k, v] + redo[k, op of v] >= redo[k, i]` for what a recomputed op i reads.
+- (d) the bytes of `kept[k]`, of c_k's outputs and of its workspace are within the budget.
+- (e) for chosen (k, i): the bytes of `held[k]` but for i's inputs, and, if `redo[k, i]`, those of
+  i's inputs, outputs and workspace, are within the budget; `kept[k+1, v] <= held[k, v] + redo[k, op]`.
+
+An op recomputed twice in a segment is paid once, and one first made in the segment may be made again
+for nothing: both only lower the bound. Given whole `kept`, the least `redo` and `held` are whole, so
+only `kept` is declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2, 7;
+(d) and (e) are its memory rows at chosen moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import sparse
+
+from remat_solvers.milp import Program
+from remat_solvers.wiring import Floats, Ints, Wiring
+
+__all__ = ["Relaxation", "Stagewise", "relax"]
+
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaxation:
+    """The program, and which column is which: -1 where there is none.
+
+    `infeasible_at` names an op whose constant needs alone exceed the budget.
+    """
+
+    program: Program
+    checkpoints: tuple[int, ...]
+    kept_column: Ints
+    redo_column: Ints
+    held_column: Ints
+    infeasible_at: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stagewise:
+    """A point of the program: per checkpoint the values kept, per segment the ops redone."""
+
+    checkpoints: tuple[int, ...]
+    kept: tuple[frozenset[int], ...]
+    redo: tuple[frozenset[int], ...]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of `matrix @ x <= right`, collected as triples."""
+
+    row: list[Ints] = field(default_factory=list)
+    column: list[Ints] = field(default_factory=list)
+    entry: list[Floats] = field(default_factory=list)
+    right: list[Floats] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, right: float, size: int, *terms: tuple[Ints, float]) -> None:
+        """Add `size` rows; each term gives a column (or -1 for none) per row."""
+        rows = np.arange(self.count, self.count + size)
+        for columns, entry in terms:
+            there = columns >= 0
+            self.row.append(rows[there])
+            self.column.append(columns[there])
+            self.entry.append(np.full(int(there.sum()), entry))
+        self.right.append(np.full(size, right))
+        self.count += size
+
+    def add_sum(self, right: float, columns: Ints, entries: Floats) -> None:
+        """Add one row over many columns."""
+        self.row.append(np.full(len(columns), self.count))
+        self.column.append(columns)
+        self.entry.append(entries)
+        self.right.append(np.array([right]))
+        self.count += 1
+
+    def matrix(self, width: int) -> sparse.csr_array:
+        """Assemble."""
+        if not self.count or not self.row:
+            return sparse.csr_array((self.count, width))
+        triples = np.concatenate(self.entry), (np.concatenate(self.row), np.concatenate(self.column))
+        return sparse.csr_array(sparse.coo_array(triples, shape=(self.count, width)))
+
+
+def relax(
+    wiring: Wiring,
+    budget_bytes: int,
+    checkpoints: Sequence[int],
+    *,
+    running: Sequence[tuple[int, int]] = (),
+    reserves: Mapping[int, int] | None = None,
+) -> Relaxation:
+    """Write the program for checkpoints (op numbers, ascending).
+
+    `running` asks for row (e) for pairs (checkpoint op that opens the segment, op made again);
+    `reserves` lowers the budget at a checkpoint by some bytes, which spoils the bound.
+    """
+    reserves = {} if reserves is None else reserves
+    stops = (*checkpoints, wiring.op_count)
+    stages = len(checkpoints)
+    kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
+    redo = np.full((stages, wiring.op_count), -1, dtype=np.int64)
+    held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
+    opened = {c for c, _ in running}
+    width = 0
+    for k, c in enumerate(checkpoints):
+        useful = _useful(wiring, c)
+        values = useful[wiring.producer[useful] < c]
+        ops = np.unique(wiring.producer[values])
+        ops = ops[wiring.replayable[ops]]
+        width = _number(kept[k], values, width)
+        width = _number(redo[k], ops, width)
+        if c in opened:
+            width = _number(held[k], useful, width)
+
+    unit = budget_bytes / 1000
+    rows = _Rows()
+    lower = np.zeros(width)
+    infeasible_at: int | None = None
+    for k, c in enumerate(checkpoints):
+        read = wiring.in_value[wiring.in_start[c] : wiring.in_start[c + 1]]
+        columns = kept[k, read]
+        lower[columns[columns >= 0]] = 1
+        constant = int(wiring.size[read[columns < 0]].sum()) + wiring.made_list[c]
+        constant += wiring.workspace_list[c]
+        room = budget_bytes - constant - reserves.get(c, 0)
+        if constant > budget_bytes:
+            infeasible_at = c
+        values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
+        rows.add_sum(room / unit + _SLACK, kept[k, values], wiring.size[values] / unit)
+        _link(wiring, rows, kept, redo, k, c, stops[k + 1])
+    for k, c in enumerate(checkpoints):
+        if c in opened:
+            _hold(wiring, rows, kept, redo, held, k, c)
+    place = {c: k for k, c in enumerate(checkpoints)}
+    for c, op in running:
+        k = place[c]
+        if redo[k, op] >= 0:
+            _run_row(wiring, rows, held[k], redo[k], op, budget_bytes)
+
+    cost = np.zeros(width)
+    where = redo >= 0
+    scale = 1000 / max(float(wiring.time.sum()), 1e-300)
+    cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
+    integral = np.zeros(width, dtype=np.bool_)
+    integral[kept[kept >= 0]] = True
+    program = Program(
+        cost=cost,
+        matrix=rows.matrix(width),
+        right=np.concatenate(rows.right) if rows.right else np.zeros(0),
+        lower=lower,
+        upper=np.ones(width),
+        integral=integral,
+    )
+    return Relaxation(program, tuple(checkpoints), kept, redo, held, infeasible_at)
+
+
+def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
+    """Read which values are kept and which ops redone off a point of the program."""
+    full = np.append(point, 0.0)
+    kept = full[relaxation.kept_column] > 0.5
+    redo = full[relaxation.redo_column] > 0.5
+    stages = range(len(relaxation.checkpoints))
+    return Stagewise(
+        relaxation.checkpoints,
+        tuple(frozenset(np.flatnonzero(kept[k]).tolist()) for k in stages),
+        tuple(frozenset(np.flatnonzero(redo[k]).tolist()) for k in stages),
+    )
+
+
+def _number(columns: Ints, items: Ints, width: int) -> int:
+    columns[items] = np.arange(width, width + len(items))
+    return width + len(items)
+
+
+def _useful(wiring: Wiring, c: int) -> Ints:
+    """List the values made up to op `c` that something after it can need, directly or to redo."""
+    needed = np.zeros(wiring.value_count, dtype=np.bool_)
+    needed[wiring.in_value[wiring.in_start[c + 1] :]] = True
+    needed[wiring.results] = True
+    made = wiring.out_start[c + 1]
+    needed[made:] = False
+    for op in range(c, -1, -1):
+        outs = slice(wiring.out_start[op], wiring.out_start[op + 1])
+        if wiring.replayable_list[op] and needed[outs].any():
+            needed[wiring.in_value[wiring.in_start[op] : wiring.in_start[op + 1]]] = True
+    return np.flatnonzero(needed)
+
+
+def _link(
+    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int
+) -> None:
+    """Add (a), (b) and (c) for segment k, which runs from op `c` (exclusive) to op `stop`."""
+    last = stop == wiring.op_count
+    if not last:
+        later = np.flatnonzero((kept[k + 1] >= 0) & (wiring.producer < c))
+        rows.add(
+            0.0,
+            len(later),
+            (kept[k + 1, later], 1.0),
+            (kept[k, later], -1.0),
+            (redo[k, wiring.producer[later]], -1.0),
+        )
+    until = wiring.in_start[min(stop + 1, wiring.op_count)]
+    read = wiring.in_value[wiring.in_start[c + 1] : until]
+    if last:
+        read = np.concatenate([read, wiring.results])
+    read = np.unique(read[wiring.producer[read] < c])
+    rows.add(-1.0, len(read), (kept[k, read], -1.0), (redo[k, wiring.producer[read]], -1.0))
+
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    edge = (redo[k, reader] >= 0) & (wiring.producer[wiring.in_value] < c)
+    reader, value = reader[edge], wiring.in_value[edge]
+    rows.add(
+        0.0,
+        len(reader),
+        (redo[k, reader], 1.0),
+        (kept[k, value], -1.0),
+        (redo[k, wiring.producer[value]], -1.0),
+    )
+
+
+def _hold(
+    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int
+) -> None:
+    """Tie `held[k]` to what is kept at both ends of segment k."""
+    made_before = wiring.producer < c
+    here = np.flatnonzero((held[k] >= 0) & made_before)
+    rows.add(0.0, len(here), (held[k, here], 1.0), (kept[k, here], -1.0))
+    if k + 1 < len(redo):
+        later = np.flatnonzero((kept[k + 1] >= 0) & (held[k] >= 0))
+    else:
+        later = wiring.results[held[k, wiring.results] >= 0]
+    at_end = kept[k + 1, later]
+    again = np.where(made_before[later], redo[k, wiring.producer[later]], -1)
+    sure = at_end < 0
+    for chosen, right in ((~sure, 0.0), (sure, -1.0)):
+        rows.add(
+            right,
+            int(chosen.sum()),
+            (at_end[chosen], 1.0),
+            (held[k, later[chosen]], -1.0),
+            (again[chosen], -1.0),
+        )
+
+
+def _run_row(
+    wiring: Wiring, rows: _Rows, held: Ints, redo: Ints, op: int, budget_bytes: int
+) -> None:
+    """Add row (e) for op `op` made again in the segment of `held` and `redo`."""
+    read = np.array(wiring.inputs[op], dtype=np.int64)
+    need = int(wiring.size[read].sum()) + wiring.made_list[op] + wiring.workspace_list[op]
+    others = (held >= 0) & (wiring.size > 0)
+    others[read] = False
+    values = np.flatnonzero(others)
+    unit = budget_bytes / 1000
+    rows.add_sum(
+        1000 + _SLACK,
+        np.append(held[values], redo[op]),
+        np.append(wiring.size[values], need) / unit,
+    )

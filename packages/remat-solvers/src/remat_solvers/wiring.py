@@ -1,0 +1,131 @@
+"""A graph as integer arrays, the form in which the searches of this package work.
+
+Resident values are left out: they are always alive and weigh nothing. Everything else keeps the
+order of the graph, so that op `i` is `graph.ops[i]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from remat_graph import Compute, Free, Graph, Schedule
+
+__all__ = ["Floats", "Ints", "Wiring", "expand"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
+
+    `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
+    The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is the
+    size of all outputs of op `i`.
+    """
+
+    graph: Graph
+    values: tuple[str, ...]
+    size: Ints
+    producer: Ints
+    slot: Ints
+    time: Floats
+    workspace: Ints
+    replayable: NDArray[np.bool_]
+    in_start: Ints
+    in_value: Ints
+    out_start: Ints
+    out_value: Ints
+    results: Ints
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    producer_list: tuple[int, ...]
+    slot_list: tuple[int, ...]
+    time_list: tuple[float, ...]
+    replayable_list: tuple[bool, ...]
+    made_list: tuple[int, ...]
+    workspace_list: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Wiring:
+        """Number the values that are not resident in the order in which they are made."""
+        names = [v for op in graph.ops for v in op.outputs]
+        number = {name: i for i, name in enumerate(names)}
+        inputs = tuple(tuple(number[v] for v in op.inputs if v in number) for op in graph.ops)
+        outputs = tuple(tuple(number[v] for v in op.outputs) for op in graph.ops)
+        in_start, in_value = _rows(inputs)
+        out_start, out_value = _rows(outputs)
+        sizes = [graph.value_by_name[v].size_bytes for v in names]
+        producer = np.repeat(np.arange(len(graph.ops)), np.diff(out_start))
+        slots = tuple(s for row in outputs for s in range(len(row)))
+        return cls(
+            graph=graph,
+            values=tuple(names),
+            size=np.array(sizes, dtype=np.int64),
+            producer=producer,
+            slot=np.array(slots, dtype=np.int64),
+            time=np.array([op.time for op in graph.ops], dtype=np.float64),
+            workspace=np.array([op.workspace_bytes for op in graph.ops], dtype=np.int64),
+            replayable=np.array([op.replayable for op in graph.ops], dtype=np.bool_),
+            in_start=in_start,
+            in_value=in_value,
+            out_start=out_start,
+            out_value=out_value,
+            results=np.array(sorted(number[v] for v in graph.results if v in number), np.int64),
+            inputs=inputs,
+            outputs=outputs,
+            producer_list=tuple(producer.tolist()),
+            slot_list=slots,
+            time_list=tuple(op.time for op in graph.ops),
+            replayable_list=tuple(op.replayable for op in graph.ops),
+            made_list=tuple(sum(sizes[v] for v in row) for row in outputs),
+            workspace_list=tuple(op.workspace_bytes for op in graph.ops),
+        )
+
+    @property
+    def op_count(self) -> int:
+        """Number of operations."""
+        return len(self.time)
+
+    @property
+    def value_count(self) -> int:
+        """Number of values that are not resident."""
+        return len(self.size)
+
+
+def _rows(rows: tuple[tuple[int, ...], ...]) -> tuple[Ints, Ints]:
+    start = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=start[1:])
+    return start, np.array([item for row in rows for item in row], dtype=np.int64)
+
+
+def expand(wiring: Wiring, sequence: Ints) -> Schedule:
+    """Turn a sequence of computations into steps, freeing every value right after its last use.
+
+    A value that nothing reads before it is made again, or ever, is freed right after it was made.
+    Results stay. Linear time.
+    """
+    ops, names = wiring.graph.ops, wiring.values
+    order: list[int] = sequence.tolist()
+    needed = [False] * wiring.value_count
+    for v in wiring.results.tolist():
+        needed[v] = True
+    freed: list[list[int]] = [[] for _ in order]
+    for position in range(len(order) - 1, -1, -1):
+        op = order[position]
+        for v in wiring.outputs[op]:
+            if not needed[v]:
+                freed[position].append(v)
+            needed[v] = False
+        for v in wiring.inputs[op]:
+            if not needed[v]:
+                freed[position].append(v)
+                needed[v] = True
+    steps: list[Compute | Free] = []
+    for op, dying in zip(order, freed, strict=True):
+        steps.append(Compute(ops[op].name))
+        steps.extend(Free(names[v]) for v in dying)
+    return Schedule(tuple(steps))
