@@ -1,6 +1,7 @@
 """The simulator against a naive reference that looks everything up in the history of the steps."""
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -244,3 +245,10 @@ def test_gap(time, bound, gap):
 
 def test_no_schedule_has_no_gap():
     assert Solution(Status.LIMIT, None, 0.0, 0, 1.0, "s", 0.0).gap is None
+
+
+def test_the_example_of_the_readme(capsys):
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    example = readme.split("```python")[1].split("```")[0]
+    exec(example, {})
+    assert capsys.readouterr().out.strip() == example.rpartition("#")[2].strip()

@@ -41,11 +41,11 @@ class Plugin:
 def find_plugins(group: str) -> dict[str, tuple[Plugin, ...]]:
     """Find the installed plugins of a group by name, several where a name is offered twice.
 
-    One distribution that is on the path twice counts once.
+    Of a distribution that is on the path twice, `importlib.metadata` sees the first alone.
     """
-    found: dict[str, dict[Plugin, None]] = {}
+    found: dict[str, list[Plugin]] = {}
     for point in importlib.metadata.entry_points(group=group):
-        found.setdefault(point.name, {})[_plugin(point)] = None
+        found.setdefault(point.name, []).append(_plugin(point))
     return {name: tuple(plugins) for name, plugins in sorted(found.items())}
 
 

@@ -1,0 +1,347 @@
+"""From a schedule to two Python functions: a forward, and a backward that is a generator.
+
+The code is straight-line: one statement per step, operators bound as globals, `del` where the
+schedule frees. Views are made when first read and go with their buffer. The backward gives each
+group of gradients out, by `yield`, as soon as they are final and keeps nothing of them. A drawing
+operator that is replayed saves the state of its generator at its first run, and each replay puts
+the stream back to where it found it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from remat_graph import Compute, Graph, Schedule, Step, simulate
+from remat_graph.torch import Call, Program, Variable
+
+from remat_exec.errors import ExecutionError
+
+__all__ = ["Code", "Group", "generate"]
+
+_GROUPS = 16
+_GROUP_BYTES = 1 << 20
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Gradients that the backward gives out together: program inputs, in the order given."""
+
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The generated functions of one schedule.
+
+    `forward(inputs, states)` takes the tensors of `program.inputs` and constants in order and
+    returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
+    states)` yields once with nothing, when it has taken over its arguments (lists, which it
+    empties), then one list of gradients per group. `states` is a list for generator states.
+    """
+
+    forward: Callable[[list[Any], list[Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
+    backward: Callable[[list[Any], list[Any], list[Any]], Iterator[list[torch.Tensor] | None]]
+    saved: tuple[str, ...]
+    groups: tuple[Group, ...]
+    states: int
+    source: str
+
+
+def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bool = False) -> Code:
+    """Generate the code of a schedule.
+
+    With `save_all` every value alive between the halves is saved, not only what the backward of
+    this schedule reads, so that another backward can be run instead.
+
+    Raises:
+        InvalidSchedule: if the simulator rejects the schedule.
+    """
+    simulate(graph, schedule)
+    loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
+    replayed = _replayed_draws(program, schedule)
+    forward = _Writer(program, replayed, {})
+    forward.receive(forward.inputs)
+    forward_steps = schedule.steps[:loss]
+    for step in forward_steps:
+        forward.step(step)
+    kept = [name for name in forward.live if name not in forward.inputs_and_views]
+
+    forward.make(program.returned)
+
+    backward = _Writer(program, replayed, forward.bindings, forward.computed)
+    backward.available((*forward.inputs, *kept))
+    backward.receive(program.tangents)
+    groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
+    saved = [name for name in forward.inputs if name in backward.read_at_entry]
+    saved += [name for name in kept if save_all or name in backward.read_at_entry]
+
+    source = "\n".join(
+        [
+            "def forward(inputs, states):",
+            f"    {_unpack(forward.inputs, 'inputs')}",
+            "    inputs.clear()",
+            *(f"    {line}" for line in forward.lines),
+            f"    return [{', '.join(program.returned)}], [{', '.join(saved)}]",
+            "",
+            "",
+            "def backward(saved, tangents, states):",
+            f"    {_unpack(saved, 'saved')}",
+            f"    {_unpack(tuple(program.tangents), 'tangents')}",
+            "    saved.clear()",
+            "    tangents.clear()",
+            "    yield None",
+            *(f"    {line}" for line in backward.lines),
+            "",
+        ]
+    )
+    functions = _compile(source, forward.bindings)
+    return Code(
+        functions["forward"],
+        functions["backward"],
+        tuple(saved),
+        groups,
+        len(replayed),
+        source,
+    )
+
+
+def _compile(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
+    filename = f"<remat plan {next(_numbers)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace = dict(bindings)
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - our own text
+    return namespace
+
+
+def _unpack(names: Iterable[str], source: str) -> str:
+    listed = ", ".join(names)
+    return f"[{listed}] = {source}" if listed else f"assert not {source}"
+
+
+def _replayed_draws(program: Program, schedule: Schedule) -> dict[str, int]:
+    count: dict[str, int] = {}
+    for step in schedule.steps:
+        if isinstance(step, Compute) and step.op in program.calls:
+            if program.calls[step.op].random is not None:
+                count[step.op] = count.get(step.op, 0) + 1
+    return {op: slot for slot, op in enumerate(op for op, n in count.items() if n > 1)}
+
+
+class _Writer:
+    """Writes the statements of one function, knowing which variables exist at each point."""
+
+    def __init__(
+        self,
+        program: Program,
+        replayed: dict[str, int],
+        bindings: dict[str, Any],
+        computed: Iterable[str] = (),
+    ) -> None:
+        self.program = program
+        self.replayed = replayed
+        self.computed = set(computed)
+        self.inputs = (*(i.variable for i in program.inputs), *program.constants)
+        self.lines: list[str] = []
+        self.bindings = bindings
+        self.live: dict[str, None] = {}
+        self.read_at_entry: set[str] = set()
+        self._entry: set[str] = set()
+        self._bound: set[str] = set()
+        self._of_value: dict[str, list[str]] = {}
+        for variable, value in program.storage.items():
+            self._of_value.setdefault(value, []).append(variable)
+
+    @property
+    def inputs_and_views(self) -> set[str]:
+        """What is not to be saved as such: inputs are saved as inputs, views are made again."""
+        return {*self.inputs, *self.program.views}
+
+    def available(self, names: Iterable[str]) -> None:
+        """Declare what exists when the function starts."""
+        self.live.update(dict.fromkeys(names))
+        self._entry.update(names)
+
+    def receive(self, names: Iterable[str]) -> None:
+        """Declare what the function unpacks first."""
+        self.live.update(dict.fromkeys(names))
+        self._bound.update(names)
+
+    def step(self, step: Step) -> None:
+        """Write one step of the schedule."""
+        if not isinstance(step, Compute):
+            self._delete(v for v in self._of_value[step.value])
+            return
+        write = self.program.writes.get(step.op)
+        if write is not None:
+            self._require(write.target)
+            self._require(write.variable)
+            self.lines.append(f"{write.target}.copy_({write.variable})")
+        else:
+            self._call(step.op)
+        self.computed.add(step.op)
+
+    def make(self, names: Iterable[str]) -> None:
+        """Write what makes these variables out of others that are there."""
+        for name in names:
+            self._require(name)
+
+    def run_backward(self, graph: Graph, steps: tuple[Step, ...]) -> tuple[Group, ...]:
+        """Write the backward half, giving out each gradient after the last step that touches it."""
+        due = _group_gradients(self.program, graph, steps)
+        groups = []
+        for group in due.get(-1, ()):
+            groups.append(self._give_out(group))
+        for position, step in enumerate(steps):
+            self.step(step)
+            for group in due.get(position, ()):
+                groups.append(self._give_out(group))
+        return tuple(groups)
+
+    def _give_out(self, inputs: tuple[str, ...]) -> Group:
+        gradients = [self.program.gradients[name] for name in inputs]
+        for gradient in gradients:
+            self._require(gradient)
+        self.lines.append(f"given = [{', '.join(gradients)}]")
+        storage = self.program.storage
+        self._delete(v for g in gradients for v in self._of_value[storage[g]])
+        self.lines.append("yield given")
+        return Group(inputs)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        gone = [name for name in dict.fromkeys(names) if name in self.live]
+        for name in gone:
+            del self.live[name]
+            self._entry.discard(name)
+        bound = [name for name in gone if name in self._bound]
+        if bound:
+            self.lines.append(f"del {', '.join(bound)}")
+        self._bound.difference_update(bound)
+
+    def _require(self, name: str) -> None:
+        if name in self.live:
+            if name in self._entry:
+                self.read_at_entry.add(name)
+                self._bound.add(name)
+            return
+        call = self.program.views.get(name)
+        if call is None:
+            raise ExecutionError(f"the plan reads {name}, which is not there; please report it")
+        for source in call.reads:
+            self._require(source)
+        self.lines.append(self._statement(call, list(call.results)))
+
+    def _call(self, op: str) -> None:
+        call = self.program.calls[op]
+        again = op in self.computed
+        if again and call.replay is not None:
+            call = call.replay
+        for source in call.reads:
+            self._require(source)
+        storage = self.program.storage
+        made = {storage[name] for name in call.results if name is not None}
+        stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
+        statement = self._statement(call, list(call.results))
+        slot = self.replayed.get(op)
+        if slot is None or call.random is None:
+            self.lines.append(statement)
+        else:
+            generator = self._bind("generator", _generator(call.random))
+            if again:
+                self.lines.append(f"resume = {generator}.get_state()")
+                self.lines.append(f"{generator}.set_state(states[{slot}])")
+                self.lines.append(statement)
+                self.lines.append(f"{generator}.set_state(resume)")
+            else:
+                self.lines.append(f"states[{slot}] = {generator}.get_state()")
+                self.lines.append(statement)
+        self._delete(stale)
+
+    def _statement(self, call: Call, results: list[str | None]) -> str:
+        named = [name for name in results if name is not None]
+        for name in named:
+            self.live[name] = None
+            self._bound.add(name)
+            self._entry.discard(name)
+        expression = self._expression(call)
+        if not call.sequence:
+            return f"{named[0]} = {expression}" if named else expression
+        if len(named) == len(results):
+            return f"[{', '.join(named)}] = {expression}"
+        if len(named) == 1:
+            return f"{named[0]} = {expression}[{results.index(named[0])}]"
+        picked = ", ".join(f"made[{results.index(name)}]" for name in named)
+        return f"made = {expression}; {', '.join(named)} = {picked}; del made"
+
+    def _expression(self, call: Call) -> str:
+        target = self._bind_target(call.target)
+        arguments = [self._argument(item) for item in call.args]
+        arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
+        return f"{target}({', '.join(arguments)})"
+
+    def _bind_target(self, target: Any) -> str:
+        name = str(target).replace(".", "_").replace("::", "_")
+        name = "".join(c if c.isalnum() else "_" for c in name)
+        return self._bind(name, getattr(target, "_op", target))
+
+    def _bind(self, name: str, item: Any) -> str:
+        bound = f"{name}__"
+        count = 0
+        while self.bindings.setdefault(bound, item) is not item:
+            count += 1
+            bound = f"{name}_{count}__"
+        return bound
+
+    def _argument(self, item: Any) -> str:
+        if isinstance(item, Variable):
+            return item.name
+        if isinstance(item, (list, tuple)):
+            inner = ", ".join(self._argument(part) for part in item)
+            return f"[{inner}]"
+        if item is None or isinstance(item, (bool, int, str)):
+            return repr(item)
+        if isinstance(item, float) and item == item and abs(item) != float("inf"):
+            return repr(item)
+        return self._bind("constant", item)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    if device.type == "cpu":
+        return torch.default_generator
+    raise ExecutionError(f"random operators on {device} cannot be replayed; only CPU and CUDA can")
+
+
+def _group_gradients(
+    program: Program, graph: Graph, steps: tuple[Step, ...]
+) -> dict[int, list[tuple[str, ...]]]:
+    """Group the gradients by when they are final: the step after which nothing touches them."""
+    final: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        if isinstance(step, Compute):
+            op = graph.ops[graph.op_index[step.op]]
+            for value in (*op.inputs, *op.outputs):
+                final[value] = position
+    values = {name: program.storage[g] for name, g in program.gradients.items()}
+    order = sorted(values, key=lambda name: final.get(values[name], -1))
+    sizes = {
+        program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()
+    }
+    enough = max(sum(sizes.values()) // _GROUPS, _GROUP_BYTES)
+    due: dict[int, list[tuple[str, ...]]] = {}
+    group: list[str] = []
+    held = 0
+    for name in order:
+        group.append(name)
+        held += sizes[values[name]]
+        if held >= enough or name == order[-1]:
+            due.setdefault(final.get(values[name], -1), []).append(tuple(group))
+            group, held = [], 0
+    return due
+

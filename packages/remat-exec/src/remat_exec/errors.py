@@ -1,0 +1,25 @@
+"""What execution raises."""
+
+from __future__ import annotations
+
+__all__ = ["BackwardError", "BudgetExceeded", "ExecutionError"]
+
+
+class ExecutionError(RuntimeError):
+    """Base of the errors of this package."""
+
+
+class BackwardError(ExecutionError):
+    """A backward pass that cannot be run: a second one, or one over gradients not planned for."""
+
+
+class BudgetExceeded(ExecutionError):
+    """A step that takes, or would take, more memory than its budget.
+
+    `budget_bytes` and `peak_bytes` are the two figures.
+    """
+
+    def __init__(self, message: str, budget_bytes: int, peak_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.peak_bytes = peak_bytes

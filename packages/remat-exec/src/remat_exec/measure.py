@@ -1,0 +1,92 @@
+"""Measured peaks and step times: the truth a plan is held against.
+
+What counts is what a step allocates on the device beyond what was resident before it. On the CPU
+that is the sum of torch's allocations and releases, on CUDA the caching allocator's maximum.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from remat_graph.torch import AllocationRecorder
+
+__all__ = ["Peak", "StepProfile", "measure_peak", "profile_step"]
+
+
+@dataclass
+class Peak:
+    """Filled in when the block of `measure_peak` ends; sizes in bytes.
+
+    `curve` pairs seconds since the start with the bytes held beyond it, on the CPU only.
+    `reserved_bytes` is what CUDA's caching allocator holds from the device, 0 on the CPU.
+    """
+
+    peak_bytes: int = 0
+    kept_bytes: int = 0
+    reserved_bytes: int = 0
+    curve: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """One step: its median time in seconds, and its peak."""
+
+    seconds: float
+    peak: Peak
+
+
+@contextmanager
+def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
+    """Measure the most memory held at once in the block beyond what was held before it.
+
+    `device` is CUDA's current device if there is one, else the CPU. Gradients that exist already
+    are part of what was held before; set them to `None` first to count them.
+
+    Raises:
+        RuntimeError: from torch, if a profiler is already running in this process (CPU).
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    peak = Peak()
+    gc.collect()
+    recorder = AllocationRecorder(torch.device(device))
+    with recorder:
+        yield peak
+    peak.peak_bytes = recorder.peak_bytes
+    peak.kept_bytes = recorder.kept_bytes
+    peak.reserved_bytes = recorder.reserved_bytes
+    curve = []
+    held = 0
+    start = recorder.events[0][0] if recorder.events else 0
+    for moment, change in recorder.events:
+        held += change
+        curve.append(((moment - start) / 1e9, held))
+    peak.curve = tuple(curve)
+
+
+def profile_step(
+    step: Callable[[], object], *, device: torch.device | str | None = None, repeats: int = 3
+) -> StepProfile:
+    """Run `step` once to warm up, `repeats` times for its median time, and once for its peak."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    step()
+    times = []
+    for _ in range(repeats):
+        _synchronize(where)
+        start = time.perf_counter()
+        step()
+        _synchronize(where)
+        times.append(time.perf_counter() - start)
+    with measure_peak(where) as peak:
+        step()
+    return StepProfile(sorted(times)[len(times) // 2], peak)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
