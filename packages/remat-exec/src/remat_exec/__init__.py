@@ -1,9 +1,15 @@
-"""Execution of re-materialization schedules in PyTorch, and the measurement of their peak memory."""
+"""Execution of re-materialization schedules in PyTorch, and the measure of their peak memory."""
 
 from remat_exec.__about__ import __version__
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
-from remat_exec.executable import Executable
-from remat_exec.measure import Peak, StepProfile, measure_peak, profile_step
+from remat_exec.executable import Executable, stand_in_gradients
+from remat_exec.measure import (
+    Peak,
+    StepProfile,
+    generators_restored,
+    measure_peak,
+    profile_step,
+)
 from remat_exec.module import RematModule
 
 __all__ = [
@@ -15,6 +21,8 @@ __all__ = [
     "RematModule",
     "StepProfile",
     "__version__",
+    "generators_restored",
     "measure_peak",
     "profile_step",
+    "stand_in_gradients",
 ]

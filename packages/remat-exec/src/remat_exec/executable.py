@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from remat_graph import Compute, Schedule, simulate
-from remat_graph.torch import Capture, Program, TensorFacts, Variable, tensor_at
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from remat_exec.codegen import Code, Group, generate
 from remat_exec.errors import BackwardError, BudgetExceeded
 from remat_exec.fallback import backward_from
+from remat_exec.measure import Peak, generators_restored, measure_peak
+from remat_graph import Schedule, simulate
+from remat_graph.torch import Capture, Program, TensorFacts, Variable, tensor_at
 
-__all__ = ["Executable", "Variant"]
+__all__ = ["Executable", "Variant", "stand_in_gradients"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Executable:
     """A plan that can be run, again and again and by several modules at once.
 
     `budget_bytes` bounds what an unplanned backward may take; `on_unplanned` is told which
-    gradients were missing when one is asked for.
+    gradients were missing when one does not fit.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -89,10 +90,42 @@ class Executable:
         token: torch.Tensor | None = None
         for index in reversed(range(len(self.code.groups))):
             inputs = [by_name[name] for name in self.code.groups[index].inputs]
-            token = _GroupFunction.apply(step, index, token, *inputs)
+            token = _apply(_GroupFunction, step, index, token, *inputs)
         with torch.autocast(_device_type(program), enabled=False):
-            returned = _ForwardFunction.apply(step, token)
+            returned = _apply(_ForwardFunction, step, token)
         return self._outputs(returned, by_name)
+
+    def rehearse(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> Peak:
+        """Run one forward and backward for its peak alone, changing nothing.
+
+        Gradients go nowhere, writes go to copies, and the generators are put back. The gradient of
+        each output is ones.
+        """
+        program = self.capture.program
+        bound = self.bind(module, tensors)
+        written = {write.target for write in program.writes.values()}
+        for position, item in enumerate(program.inputs):
+            if item.variable in written:
+                bound[position] = bound[position].clone()
+        device = torch.device(_device_type(program))
+        with (
+            generators_restored(device),
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            measure_peak(device) as peak,
+        ):
+            self._run_without_autograd(bound)
+        return peak
+
+    def _run_without_autograd(self, bound: list[Any]) -> None:
+        program = self.capture.program
+        states: list[Any] = [None] * self.code.states
+        returned, saved = self.code.forward(list(bound), states)
+        tangents = stand_in_gradients([returned[p] for p in program.tangents.values()])
+        backward = self.code.backward(saved, tangents, states)
+        gradients: list[torch.Tensor] = []
+        for given in backward:
+            gradients.extend(given or ())
 
     def _outputs(
         self, returned: tuple[torch.Tensor, ...], inputs: dict[str, torch.Tensor]
@@ -119,22 +152,20 @@ class Executable:
             BudgetExceeded: if it takes more memory than the budget.
         """
         if missing not in self._variants:
-            if self.on_unplanned is not None:
-                self.on_unplanned(missing)
             other = self.capture.variant(missing)
-            loss = self.schedule.steps.index(Compute("loss"))
-            forward = self.schedule.steps[:loss]
             if _forward_order(other.program) != _forward_order(self.capture.program):
                 raise BackwardError(
                     "this backward, over other outputs than planned for, needs another forward; "
                     "run forward again, it will be planned anew"
                 )
-            schedule = backward_from(other.graph, forward)
+            schedule = backward_from(other.graph, self.schedule)
             peak = simulate(other.graph, schedule).peak_bytes
             code = generate(other.program, other.graph, schedule, save_all=True)
             self._variants[missing] = Variant(code, other.program, peak)
         variant = self._variants[missing]
         if self.budget_bytes is not None and variant.peak_bytes > self.budget_bytes:
+            if self.on_unplanned is not None:
+                self.on_unplanned(missing)
             raise BudgetExceeded(
                 f"this backward, over other outputs than the plan was made for, would take "
                 f"{variant.peak_bytes} bytes of a budget of {self.budget_bytes}; "
@@ -143,6 +174,18 @@ class Executable:
                 variant.peak_bytes,
             )
         return variant
+
+
+def stand_in_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Take the memory that a loss outside the module would, and give gradients of ones.
+
+    The graph's op `loss` assumes as much: one more buffer the size of each output that is no
+    scalar, while the gradients of the outputs are made.
+    """
+    buffers = [torch.empty_like(output) for output in outputs if output.ndim > 0]
+    gradients = [torch.ones_like(output) for output in outputs]
+    del buffers
+    return gradients
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:
@@ -167,10 +210,11 @@ def _view(program: Program, variable: str, base: str, tensor: torch.Tensor) -> t
             (call.args, dict(call.kwargs)),
             is_leaf=lambda item: isinstance(item, Variable),
         )
-        result = call.target(*args, **kwargs)
-        parts = list(result) if call.sequence else [result]
+        given = call.target(*args, **kwargs)
+        parts = list(given) if call.sequence else [given]
         made.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
-    return made[variable]
+    result: torch.Tensor = made[variable]
+    return result
 
 
 class _Step:
@@ -257,8 +301,12 @@ def _as_planned(gradient: torch.Tensor | None, facts: TensorFacts) -> torch.Tens
     return planned.copy_(gradient)
 
 
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
 class _ForwardFunction(torch.autograd.Function):
-    clear_saved_tensors_on_access: ClassVar[bool] = True
+    clear_saved_tensors_on_access = True
 
     @staticmethod
     def forward(ctx: Any, step: _Step, token: torch.Tensor) -> tuple[torch.Tensor, ...]:

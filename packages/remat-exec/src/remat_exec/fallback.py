@@ -1,55 +1,92 @@
 """A backward for gradients that were not planned for, over what the planned forward kept.
 
-Each backward op runs in order; what it reads and is gone is computed again just before, and freed
-after its last use. Nothing here minimises memory: the simulator tells what it takes.
+The planned order of computations is followed as far as the other graph has them, with its
+recomputations; what is missing is computed just before it is read, and each value is freed after
+its last use. With fewer gradients than planned for this takes no more memory than the plan; with
+others the simulator tells what it takes.
 """
 
 from __future__ import annotations
 
-from remat_graph import Compute, Free, Graph, Schedule, Step
-
 from remat_exec.errors import BackwardError
+from remat_graph import Compute, Free, Graph, Schedule, Step
 
 __all__ = ["backward_from"]
 
 
-def backward_from(graph: Graph, forward: tuple[Step, ...]) -> Schedule:
-    """Complete the forward steps of another plan by a backward of `graph`.
+def backward_from(graph: Graph, planned: Schedule) -> Schedule:
+    """Complete the forward half of a plan, made for another backward, by a backward of `graph`.
 
     Raises:
         BackwardError: if something needed is gone and can only be computed once.
     """
+    loss = planned.steps.index(Compute("loss"))
+    forward = planned.steps[:loss]
+    kept = _alive_after(graph, forward)
+    order = _computations(graph, planned.steps[loss:], kept)
+    return Schedule((*forward, *_with_frees(graph, kept, order)))
+
+
+def _alive_after(graph: Graph, steps: tuple[Step, ...]) -> dict[str, None]:
     alive: dict[str, None] = {}
-    for step in forward:
+    for step in steps:
         if isinstance(step, Free):
             del alive[step.value]
         else:
             alive.update(dict.fromkeys(graph.ops[graph.op_index[step.op]].outputs))
-    order = range(graph.boundary_index, len(graph.ops))
-    last_use = {v: max(users, default=-1) for v, users in graph.consumers.items()}
-    steps = list(forward)
+    return alive
 
-    def ensure(value: str) -> None:
-        if value in alive or value in graph.resident:
-            return
-        op = graph.ops[graph.producer[value]]
-        if not op.replayable:
-            raise BackwardError(
-                f"this backward needs {value!r}, made by {op.name!r}, which can run only once and "
-                f"whose result the plan did not keep; run forward again, it will be planned anew"
-            )
-        compute(op.name)
+
+def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]) -> list[str]:
+    alive = dict(kept)
+    order: list[str] = []
 
     def compute(name: str) -> None:
         op = graph.ops[graph.op_index[name]]
         for value in op.inputs:
-            ensure(value)
-        steps.append(Compute(name))
+            if value not in alive and value not in graph.resident:
+                maker = graph.ops[graph.producer[value]]
+                if not maker.replayable and maker.name in computed:
+                    raise BackwardError(
+                        f"this backward needs {value!r}, made by {maker.name!r}, which can run "
+                        f"only once and whose result the plan did not keep; run forward again, it "
+                        f"will be planned anew"
+                    )
+                compute(maker.name)
+        order.append(name)
+        computed.add(name)
         alive.update(dict.fromkeys(op.outputs))
 
-    for index in order:
-        compute(graph.ops[index].name)
-        for value in [v for v in alive if last_use[v] <= index and v not in graph.results]:
-            steps.append(Free(value))
-            del alive[value]
-    return Schedule(tuple(steps))
+    computed = {op.name for op in graph.ops[: graph.boundary_index]}
+    for step in planned:
+        if isinstance(step, Free):
+            alive.pop(step.value, None)
+        elif step.op in graph.op_index:
+            compute(step.op)
+    for op in graph.ops[graph.boundary_index :]:
+        if op.name not in computed:
+            compute(op.name)
+    for value in sorted(graph.results - graph.resident):
+        if value not in alive:
+            compute(graph.ops[graph.producer[value]].name)
+    return order
+
+
+def _with_frees(graph: Graph, kept: dict[str, None], order: list[str]) -> list[Step]:
+    """Free each value after its last use before it is made again; drop what nothing uses."""
+    needed = set(graph.results)
+    first = {name: position for position, name in reversed(list(enumerate(order)))}
+    reversed_steps: list[Step] = []
+    for position in range(len(order) - 1, -1, -1):
+        op = graph.ops[graph.op_index[order[position]]]
+        again = first[op.name] < position or graph.op_index[op.name] < graph.boundary_index
+        if again and not needed.intersection(op.outputs):
+            continue
+        reads = [v for v in op.inputs if v not in graph.resident]
+        dead = [v for v in (*op.outputs, *reads) if v not in needed]
+        reversed_steps.extend(Free(v) for v in dict.fromkeys(dead))
+        reversed_steps.append(Compute(op.name))
+        needed.difference_update(op.outputs)
+        needed.update(reads)
+    dropped = [v for v in kept if v not in needed]
+    return [*(Free(v) for v in dropped), *reversed(reversed_steps)]

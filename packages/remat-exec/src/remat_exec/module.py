@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from remat_graph import Schedule
-from remat_graph.torch import Capture, GuardMiss, original_forward, read_call
 
 from remat_exec.executable import Executable
+from remat_graph import Schedule
+from remat_graph.torch import Capture, GuardMiss, original_forward, read_call
 
 __all__ = ["RematModule"]
 

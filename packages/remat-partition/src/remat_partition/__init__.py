@@ -7,7 +7,8 @@ from remat_partition.errors import (
     PartitionError,
     UnknownPartitioner,
 )
-from remat_partition.partition import Partitioner, partition
+from remat_partition.interface import Partitioner
+from remat_partition.partitioning import partition
 from remat_partition.registry import get_partitioner, list_partitioners
 
 __all__ = [

@@ -34,7 +34,7 @@ class DuplicatePartitioner(PartitionError):
 
 
 class BrokenPartitioner(PartitionError):
-    """A partitioner that cannot be loaded, failed, or returned what is no hierarchy of the graph."""
+    """A partitioner that does not load, failed, or returned what is no hierarchy of the graph."""
 
     def __init__(self, name: str, origin: str, cause: str) -> None:
         super().__init__(f"partitioner {name!r} of {origin} is broken: {cause}; report it there")

@@ -1,7 +1,7 @@
 """Partitioners by name, found through the entry-point group `remat.partitioners`.
 
-Listing imports nothing, so a broken plugin never breaks it; a partitioner is loaded when first asked
-for and kept.
+Listing imports nothing, so a broken plugin never breaks it; a partitioner is loaded when first
+asked for and kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 
 from remat_graph.plugins import Plugin, find_plugins
 from remat_partition.errors import BrokenPartitioner, DuplicatePartitioner, UnknownPartitioner
-from remat_partition.partition import Partitioner
+from remat_partition.interface import Partitioner
 
 __all__ = ["GROUP", "get_partitioner", "list_partitioners"]
 
@@ -34,13 +34,32 @@ def get_partitioner(name: str) -> Partitioner:
         DuplicatePartitioner: if several distributions offer it.
         BrokenPartitioner: if it cannot be imported or made, or is no partitioner.
     """
+    return make(find(name))
+
+
+def find(name: str) -> Plugin:
+    """Find the one plugin of a name, without importing it; errors as `get_partitioner`."""
     plugins = find_plugins(GROUP)
     if name not in plugins:
         raise UnknownPartitioner(name, list(plugins))
-    return _make(_only(name, plugins[name]))
+    return _only(name, plugins[name])
 
 
 def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
     if len(plugins) > 1:
         raise DuplicatePartitioner(name, [plugin.origin for plugin in plugins])
     return plugins[0]
+
+
+@functools.cache
+def make(plugin: Plugin) -> Partitioner:
+    """Import a plugin and make its partitioner, once; errors as `get_partitioner`."""
+    try:
+        made = plugin.load()()  # type: ignore[operator]
+    except Exception as error:
+        cause = f"it does not load ({type(error).__name__}: {error})"
+        raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
+    if not isinstance(made, Partitioner):
+        cause = f"a {type(made).__name__} is no Partitioner, which has `name` and `partition`"
+        raise BrokenPartitioner(plugin.name, plugin.origin, cause)
+    return made

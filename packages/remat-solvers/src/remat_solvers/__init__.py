@@ -1,1 +1,42 @@
-"""Solvers for re-materialization: schedules under a memory budget, with certified bounds."""
+"""Solvers for re-materialization: schedules under a memory budget, with certified bounds.
+
+`solve` turns a `remat_graph.Graph` and a budget in bytes into a checked `Solution`. Needs no torch.
+Solvers are found through the entry-point group `remat.solvers`.
+"""
+
+from remat_solvers.__about__ import __version__
+from remat_solvers.errors import (
+    BrokenSolver,
+    BudgetTooSmall,
+    DuplicateSolver,
+    InvalidProblem,
+    SolverError,
+    UnknownSolver,
+    UnsuitableSolver,
+)
+from remat_solvers.problem import Limit, Problem, Progress, Report, Solver
+from remat_solvers.registry import SolverInfo, get_solver, list_solvers
+from remat_solvers.smallest import SmallestBudget, smallest_budget
+from remat_solvers.solve import solve
+
+__all__ = [
+    "BrokenSolver",
+    "BudgetTooSmall",
+    "DuplicateSolver",
+    "InvalidProblem",
+    "Limit",
+    "Problem",
+    "Progress",
+    "Report",
+    "SmallestBudget",
+    "Solver",
+    "SolverError",
+    "SolverInfo",
+    "UnknownSolver",
+    "UnsuitableSolver",
+    "__version__",
+    "get_solver",
+    "list_solvers",
+    "smallest_budget",
+    "solve",
+]

@@ -1,4 +1,4 @@
-"""What `remat_solvers` raises. Every error says what happened, with which value, and what would work."""
+"""What `remat_solvers` raises: what happened, with which value, and what would work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class BrokenSolver(SolverError):
 
     def __init__(self, name: str, origin: str, cause: str) -> None:
         super().__init__(
-            f"solver {name!r} of {origin} is broken: {cause}; report it there, or use another solver"
+            f"solver {name!r} of {origin} is broken: {cause}; "
+            f"report it there, or use another solver"
         )
         self.name = name
         self.origin = origin
@@ -103,14 +104,14 @@ class BudgetTooSmall(SolverError):
 
 def format_bytes(count: int) -> str:
     """Write a number of bytes for people, with three significant digits."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    if count < 1000:
+        return f"{count} B"
+    size = count / 1024
+    for unit in ("KiB", "MiB", "GiB"):
         if size < 1000:
-            break
+            return f"{size:.3g} {unit}"
         size /= 1024
-    else:
-        unit = "TiB"
-    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"
+    return f"{size:.3g} TiB"
 
 
 def _distinct(first: int, second: int) -> tuple[str, str]:

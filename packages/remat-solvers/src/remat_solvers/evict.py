@@ -52,22 +52,27 @@ def evict(
     taste = Taste() if taste is None else taste
     rng = np.random.default_rng(taste.seed)
     weights = np.exp(taste.noise * rng.standard_normal(wiring.value_count)).tolist()
-    now = trace(wiring, sequence)
-    best = now
-    stuck = 0
-    most_steps = 10 * wiring.op_count + 50
-    while now.peak_bytes > budget_bytes and now.steps < most_steps and stuck < wiring.op_count:
+    now = best = trace(wiring, sequence)
+    least_excess, since = _excess(now, budget_bytes), 0
+    patience = 40 + wiring.op_count // 20
+    while now.peak_bytes > budget_bytes and since < patience:
         if deadline is not None and time.perf_counter() > deadline:
             break
         choice = _cheapest(wiring, now, budget_bytes, taste, weights)
         if choice is None:
             break
-        position, closure = choice
-        now = trace(wiring, np.insert(now.sequence, position, closure))
-        stuck += 1
+        now = trace(wiring, np.insert(now.sequence, *choice))
+        excess = _excess(now, budget_bytes)
+        since += 1
+        if excess < least_excess:
+            least_excess, since = excess, 0
         if now.peak_bytes < best.peak_bytes:
-            best, stuck = now, 0
+            best = now
     return best
+
+
+def _excess(now: Trace, budget_bytes: int) -> int:
+    return int(np.maximum(now.during - budget_bytes, 0).sum())
 
 
 def _cheapest(

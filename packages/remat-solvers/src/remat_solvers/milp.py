@@ -1,7 +1,8 @@
 """The door to MILP solvers: a program in matrix form, solved through CVXPY.
 
-HiGHS by default; any MILP solver that CVXPY has installed can be named. Always one thread and a time
-limit. "Infeasible" and "out of time" are different answers.
+HiGHS by default; any MILP solver that CVXPY has installed can be named, but only HiGHS is given the
+time limit, the gap, the start point and a single thread, and only HiGHS gives a bound back.
+"Infeasible" and "out of time" are different answers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(enum.StrEnum):
-    """How a solve ended: `SOLVED` to the wanted gap, `INFEASIBLE` by proof, `STOPPED` by a limit."""
+    """How a solve ended: solved to the wanted gap, infeasible by proof, or stopped by a limit."""
 
     SOLVED = "solved"
     INFEASIBLE = "infeasible"
@@ -65,7 +67,7 @@ def solve_program(
     start: Floats | None = None,
     back_end: str = cp.HIGHS,
 ) -> Answer:
-    """Solve within a time limit, to a relative gap, from a start point where the back end takes it."""
+    """Solve within a time limit, to a relative gap, from a start point (if it can be handed on)."""
     count = len(program.cost)
     if count == 0:
         feasible = bool(np.all(program.right >= 0))
@@ -83,7 +85,9 @@ def solve_program(
             "warm_start": start is not None and _hand_over(problem, start),
         }
     try:
-        problem.solve(solver=back_end, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
+            problem.solve(solver=back_end, **options)  # type: ignore[no-untyped-call]
     except cp.error.SolverError as error:
         _log.warning("%s gave up: %s", back_end, error)
         return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
@@ -93,7 +97,7 @@ def solve_program(
 def _kind(integral: NDArray[np.bool_]) -> dict[str, Any]:
     if not integral.any():
         return {}
-    return {"integer": True if integral.all() else [(int(i),) for i in np.flatnonzero(integral)]}
+    return {"integer": True if integral.all() else list(np.nonzero(integral))}
 
 
 def _hand_over(problem: cp.Problem, start: Floats) -> bool:
@@ -120,15 +124,11 @@ def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
     if x.value is not None and _holds(program, np.asarray(x.value)):
         point = np.where(program.integral, np.round(x.value), x.value)
     value = math.inf if point is None else float(program.cost @ point)
+    outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
     if program.integral.any():
         bound = float(getattr(info, "mip_dual_bound", -math.inf))
     else:
-        bound = value
-    outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
-    if outcome is Outcome.SOLVED and not math.isfinite(bound):
-        bound = value
-    if outcome is Outcome.STOPPED and not program.integral.any():
-        bound = -math.inf
+        bound = value if outcome is Outcome.SOLVED else -math.inf
     return Answer(outcome, point, value, bound)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from remat_graph import Graph, Hierarchy, Solution
-
 from remat_solvers.errors import InvalidProblem
 
 __all__ = ["Limit", "Problem", "Progress", "Report", "Solver", "silent"]

@@ -21,9 +21,8 @@ def prune(wiring: Wiring, now: Trace, budget_bytes: int) -> Trace:
     now = drop_unused(wiring, now)
     if now.peak_bytes > budget_bytes:
         return now
-    refused: set[tuple[int, int]] = set()
     while True:
-        again = _removable(wiring, now, budget_bytes, refused)
+        again = _removable(wiring, now, budget_bytes)
         if again is None:
             return now
         now = drop_unused(wiring, trace(wiring, np.delete(now.sequence, again)))
@@ -50,9 +49,7 @@ def repeats(now: Trace) -> NDArray[np.bool_]:
     return np.concatenate([[False], ops[1:] == ops[:-1]]) if now.steps else np.zeros(0, np.bool_)
 
 
-def _removable(
-    wiring: Wiring, now: Trace, budget_bytes: int, refused: set[tuple[int, int]]
-) -> int | None:
+def _removable(wiring: Wiring, now: Trace, budget_bytes: int) -> int | None:
     """Find the dearest recomputation without which the peak stays within the budget."""
     ranks = np.flatnonzero(repeats(now))
     ops, positions = np.divmod(now.key[ranks], now.steps + 1)

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, UnknownSolver
 from remat_solvers.problem import Solver
 
-__all__ = ["GROUP", "SolverInfo", "get_solver", "list_solvers"]
+__all__ = ["GROUP", "SolverInfo", "get_solver", "list_solvers", "origin"]
 
 GROUP = "remat.solvers"
 
@@ -57,6 +57,19 @@ def get_solver(name: str) -> Solver:
         close = difflib.get_close_matches(name, points, n=3)
         raise UnknownSolver(name, sorted(points), close)
     return _load(_only(name, points[name]))
+
+
+def origin(name: str) -> str:
+    """Name the distribution, version and entry point of an installed solver.
+
+    Raises:
+        UnknownSolver: if none has this name.
+        DuplicateSolver: if two distributions offer it.
+    """
+    points = _by_name()
+    if name not in points:
+        raise UnknownSolver(name, sorted(points), [])
+    return _info(_only(name, points[name])).origin
 
 
 def _by_name() -> dict[str, list[EntryPoint]]:

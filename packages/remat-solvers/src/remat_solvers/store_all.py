@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from remat_graph import Graph, Schedule, Solution, Status, simulate
 
+from remat_graph import Graph, Schedule, Solution, Status, simulate
 from remat_solvers.problem import Limit, Problem, Progress, Report
 from remat_solvers.wiring import Wiring, expand
 
@@ -30,7 +30,7 @@ class StoreAll:
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
 
-    def can_solve(self, problem: Problem) -> str | None:  # noqa: ARG002
+    def can_solve(self, problem: Problem) -> str | None:
         """Take any problem."""
         return None
 

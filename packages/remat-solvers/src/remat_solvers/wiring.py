@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from remat_graph import Compute, Free, Graph, Schedule
 
 __all__ = ["Floats", "Ints", "Wiring", "expand"]
@@ -23,8 +24,8 @@ class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
     `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
-    The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is the
-    size of all outputs of op `i`.
+    The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is
+    the size of all outputs of op `i`.
     """
 
     graph: Graph
@@ -51,7 +52,7 @@ class Wiring:
 
     @classmethod
     def of(cls, graph: Graph) -> Wiring:
-        """Number the values that are not resident in the order in which they are made."""
+        """Wire a graph; values are numbered in the order in which they are made."""
         names = [v for op in graph.ops for v in op.outputs]
         number = {name: i for i, name in enumerate(names)}
         inputs = tuple(tuple(number[v] for v in op.inputs if v in number) for op in graph.ops)

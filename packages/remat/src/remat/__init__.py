@@ -1,1 +1,28 @@
 """Train PyTorch models in less memory: a budget in bytes, the same gradients, a certified plan."""
+
+from remat.__about__ import __version__
+from remat.budget import Budget
+from remat.errors import BudgetError, RematError
+from remat.planning import Plan, plan
+from remat.wrapping import rematerialize
+from remat_exec import BackwardError, BudgetExceeded, measure_peak
+from remat_graph.torch import CaptureError, DeviceSpec
+from remat_solvers import BudgetTooSmall, SolverError, list_solvers
+
+__all__ = [
+    "BackwardError",
+    "Budget",
+    "BudgetError",
+    "BudgetExceeded",
+    "BudgetTooSmall",
+    "CaptureError",
+    "DeviceSpec",
+    "Plan",
+    "RematError",
+    "SolverError",
+    "__version__",
+    "list_solvers",
+    "measure_peak",
+    "plan",
+    "rematerialize",
+]

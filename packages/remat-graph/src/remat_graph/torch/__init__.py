@@ -1,6 +1,6 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.capture import Capture, Costs, FlatCall, capture, read_call, tensor_at
+from remat_graph.torch.capturing import Capture, Costs, FlatCall, capture, read_call, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, GuardMiss
 from remat_graph.torch.guards import ModuleState, Signature

@@ -10,10 +10,9 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from remat_graph.torch.errors import CaptureError
 from torch._export.utils import _compiling_state_context
 from torch._functorch._aot_autograd import descriptors as roles
 from torch._functorch._aot_autograd.schemas import OutputType
@@ -26,6 +25,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from remat_graph.torch.errors import CaptureError
 
 __all__ = ["Joint", "OutputRole", "fake_mode_of", "is_traced_tensor", "trace_joint"]
 
@@ -40,8 +41,8 @@ _DATA_DEPENDENT = (
 class OutputRole:
     """How a tensor that the user gets comes about.
 
-    `kind` is `fresh`, `input` (the placeholder `base` itself), `input_view` (a view of it) or `view`
-    (a view of `base`, another node that the forward graph returns).
+    `kind` is `fresh`, `input` (the placeholder `base` itself), `input_view` (a view of it) or
+    `view` (a view of `base`, another node that the forward graph returns).
     """
 
     node: torch.fx.Node
@@ -172,7 +173,7 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
     returned: dict[Any, torch.fx.Node] = {}
     mutations: list[tuple[torch.fx.Node, torch.fx.Node]] = []
     gradients: dict[torch.fx.Node, torch.fx.Node] = {}
-    (values,) = module.graph.output_node().args
+    (values,) = cast("tuple[list[torch.fx.Node | None]]", module.graph.output_node().args)
     for value, role in zip(values, module.graph.output_node().meta["desc"], strict=True):
         if value is None:  # an input without a gradient
             continue

@@ -2,8 +2,8 @@
 
 Measured: inputs of the right shape, stride and type are made up, the call is warmed up and the
 median of its times is taken; workspace is what the allocator held at most during the call beyond
-what the call keeps. Nothing of the model, and no generator, is touched. Estimated: the roofline
-max(flops / rate, bytes / bandwidth) plus a launch time for a `DeviceSpec`, without running anything.
+what the call keeps. Nothing of the model, and no generator, is touched. Estimated, without running
+anything: the roofline max(flops / rate, bytes / bandwidth) plus a launch time for a `DeviceSpec`.
 Both count what a call returns but nothing reads as workspace.
 """
 
@@ -134,8 +134,10 @@ class _no_autocast(torch.autocast):  # noqa: N801 - a context manager, named as 
 def _made_up(facts: TensorFacts) -> torch.Tensor:
     """Make a tensor of the right kind: integers 0 (a legal index), floats in [0.25, 1)."""
     itemsize = facts.dtype.itemsize
-    extent = facts.offset + 1 + sum(
-        (size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True)
+    extent = (
+        facts.offset
+        + 1
+        + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
     )
     count = max(extent if 0 not in facts.shape else 0, facts.storage_bytes // itemsize)
     base = torch.zeros(count, dtype=facts.dtype, device=facts.device)
@@ -183,7 +185,8 @@ def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> flo
         start = time.perf_counter()
         target(*args, **kwargs)
         return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     begin.record()
     target(*args, **kwargs)
     end.record()

@@ -90,7 +90,9 @@ class Signature:
 
 def _describe(tensor: TensorSignature) -> str:
     grad = ", requires_grad" if tensor.requires_grad else ""
-    return f"{list(tensor.shape)} strides {list(tensor.stride)} {tensor.dtype} {tensor.device}{grad}"
+    return (
+        f"{list(tensor.shape)} strides {list(tensor.stride)} {tensor.dtype} {tensor.device}{grad}"
+    )
 
 
 class ModuleState:
@@ -162,7 +164,7 @@ def _fact_difference(
 
 
 def _sharing(module: torch.nn.Module) -> tuple[int, ...]:
-    """Number the parameters and buffers by identity: equal numbers are the same tensor."""
+    """Give parameters and buffers numbers that are equal for the same tensor."""
     number: dict[int, int] = {}
     tensors = [
         tensor

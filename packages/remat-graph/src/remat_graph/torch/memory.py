@@ -66,7 +66,10 @@ class AllocationRecorder:
     def _read_events(self) -> None:
         held = 0
         for event in self._profiler.kineto_results.events():
-            if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU:
+            if (
+                event.name() == "[memory]"
+                and event.device_type() == torch._C._autograd.DeviceType.CPU
+            ):
                 self.events.append((event.start_ns(), event.nbytes()))
         self.events.sort(key=lambda item: item[0])
         for _, change in self.events:

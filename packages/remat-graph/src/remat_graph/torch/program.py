@@ -8,10 +8,11 @@ the graph is a storage, and may have several variables, all but one of them view
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -22,7 +23,17 @@ from remat_graph.torch._aot import Joint, OutputRole
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.rewrite import is_backward, is_random, storage_key
 
-__all__ = ["Call", "Input", "Output", "Program", "TensorFacts", "Variable", "Write", "build_program", "returned_nodes"]
+__all__ = [
+    "Call",
+    "Input",
+    "Output",
+    "Program",
+    "TensorFacts",
+    "Variable",
+    "Write",
+    "build_program",
+    "returned_nodes",
+]
 
 aten = torch.ops.aten
 LOSS = "loss"
@@ -99,7 +110,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The op that writes `variable` into the buffer or input `target`, at the end of the forward."""
+    """The op that writes `variable` into the buffer or input `target`, after the forward."""
 
     target: str
     variable: str
@@ -163,6 +174,7 @@ class Program:
         ops = []
         last_random: dict[torch.device, str] = {}
         written = self._written()
+        held = {self.storage[name] for name in self.returned}
         for name in self.order:
             call = self.calls.get(name)
             inputs, outputs = self._values_of(name)
@@ -174,13 +186,15 @@ class Program:
                 last_random[call.random] = name
             if call is not None and call.replay is None and written.intersection(inputs):
                 replayable = False
+            if held.intersection(outputs):  # the user has it from its first computation on
+                replayable = False
             ops.append(
                 Op(
                     name,
                     inputs,
                     outputs,
                     times.get(name, 0.0),
-                    workspaces.get(name, 0),
+                    self._loss_bytes() if name == LOSS else workspaces.get(name, 0),
                     Stage.BACKWARD if name in self.backward_ops else Stage.FORWARD,
                     self.twins.get(name),
                     self.equivalence.get(name),
@@ -197,6 +211,11 @@ class Program:
             frozenset((results - resident) & used),
             LOSS,
         )
+
+    def _loss_bytes(self) -> int:
+        """Allow a loss outside the module one buffer for each output that is no scalar."""
+        outputs = [self.facts[self.returned[position]] for position in self.tangents.values()]
+        return sum(math.prod(f.shape) * f.dtype.itemsize for f in outputs if f.shape)
 
     def _written(self) -> set[str]:
         return {self.storage[write.target] for write in self.writes.values()}
@@ -290,7 +309,7 @@ class _Reader:
         names: list[str | None] = [None] * len(parts)
         if sequence:
             for user in node.users:
-                names[user.args[1]] = user.name
+                names[cast("int", user.args[1])] = user.name
         elif node.users or node in self._roots():
             names[0] = node.name
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -303,7 +322,7 @@ class _Reader:
         for name, part in zip(names, parts, strict=True):
             if name is not None and isinstance(part, torch.Tensor):
                 self._add(name, part)
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: Variable(n.name))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _variable)
         random = tensors[0].device if is_random(node) and tensors else None
         call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
         if known == {True}:
@@ -353,9 +372,7 @@ class _Reader:
     def finish(self) -> Program:
         joint = self.joint
         inputs = tuple(Input(node.name, *role) for node, role in joint.inputs.items())
-        writes = {
-            f"write_{node.name}": Write(node.name, new.name) for node, new in joint.mutations
-        }
+        writes = {f"write_{node.name}": Write(node.name, new.name) for node, new in joint.mutations}
         outputs = tuple(_output(output) for output in joint.outputs)
         returned = tuple(node.name for node in returned_nodes(joint))
         position = {variable: i for i, variable in enumerate(returned)}
@@ -385,6 +402,10 @@ def returned_nodes(joint: Joint) -> list[Node]:
     return list(dict.fromkeys(node for node, ours in zip(nodes, own, strict=True) if ours))
 
 
+def _variable(node: Node) -> Any:
+    return Variable(node.name)
+
+
 def _output(output: OutputRole) -> Output:
     base = output.node if output.base is None else output.base
     return Output(output.kind, output.node.name, base.name, output.requires_grad)
@@ -397,6 +418,6 @@ def _replay(node: Node, names: list[str | None]) -> Call | None:
     x, weight, bias, _mean, _var, training, momentum, eps = node.args
     if training is not True:
         return None
-    args = torch.fx.map_arg((x, weight, bias, True, momentum, eps), lambda n: Variable(n.name))
+    args = torch.fx.map_arg((x, weight, bias, True, momentum, eps), _variable)
     target = aten._native_batch_norm_legit.no_stats
     return Call(target, args, {}, tuple(names[:3]), sequence=True)

@@ -186,13 +186,15 @@ def pin_mutated(joint: Joint) -> bool:
                 aten.clone.default, (node,), {"memory_format": torch.preserve_format}
             )
         pin.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(pin, delete_user_cb=lambda user, pin=pin: user is not pin)
+        for user in [user for user in node.users if user is not pin]:
+            user.replace_input_with(node, pin)
         pinned = True
     return pinned
 
 
 def _first_call(graph: Graph) -> Node:
-    return next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+    first: Node = next(n for n in graph.nodes if n.op not in ("placeholder", "get_attr"))
+    return first
 
 
 def _view_closure(node: Node) -> set[Node]:
@@ -259,7 +261,7 @@ def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
     return separate, gradients != joint.gradients
 
 
-# Operators that are linear in the arguments at these positions and give zero if one of them is zero.
+# Operators that give zero if an argument at one of these positions is zero.
 _ZERO_IF_ANY: dict[Any, tuple[int, ...]] = {
     aten.mul.Tensor: (0, 1),
     aten.mm.default: (0, 1),
@@ -309,8 +311,8 @@ def _without_zeros(graph: Graph, node: Node, zero: set[Node]) -> None:
             zero.add(node)
             return
         other, known = (a, b) if b in zero else (b, a)
-        same = isinstance(other, Node) and _same_kind(other, node)
-        if same and (node.target is aten.add.Tensor or known is b):
+        exchangeable = node.target is aten.add.Tensor or known is b
+        if isinstance(other, Node) and exchangeable and _same_kind(other, node):
             node.replace_all_uses_with(other)
             return
     positions = _ZERO_IF_ANY.get(node.target)
@@ -332,7 +334,9 @@ def _all_in(nodes: Any, zero: set[Node]) -> bool:
 
 
 def _name(target: Any) -> str:
-    return str(getattr(target, "_schema", target)).split("(")[0].split(".")[0].removeprefix("aten::")
+    return (
+        str(getattr(target, "_schema", target)).split("(")[0].split(".")[0].removeprefix("aten::")
+    )
 
 
 def _same_kind(a: Node, b: Node) -> bool:

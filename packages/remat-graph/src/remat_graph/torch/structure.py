@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from remat_graph.torch.errors import CaptureError
 
 __all__ = ["Structure", "flatten"]

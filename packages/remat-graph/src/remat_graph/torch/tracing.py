@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from remat_graph.torch._aot import Joint, is_traced_tensor, trace_joint
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.structure import Structure, flatten

@@ -1,25 +1,30 @@
 """The stage-refined program: Checkmate's stages, but only where memory binds.
 
-Checkpoints are ops c_1 < ... < c_K, and the end of the schedule as the last; segment k runs from c_k
-(exclusive) to c_{k+1}. Variables, for values and ops that anything after c_k can still need:
+Checkpoints are ops c_1 < ... < c_K, and the end of the schedule as the last; segment k runs from
+c_k (exclusive) to c_{k+1}. Variables, for values and ops that anything after c_k can still need:
 `kept[k, v]`, value v is alive while c_k runs for the first time; `redo[k, i]`, op i is computed
-again in segment k; `held[k, v]`, value v is alive all through segment k.
+again in segment k; `held[k, v]`, value v is alive all through segment k; `ever`, see (f).
 
-Every schedule in which first computations follow the order of the graph gives a feasible point of no
-greater cost, so the optimum is a lower bound on its recomputation (docs: the proof, row by row):
+Every schedule that computes all ops, first computations in the order of the graph, gives a feasible
+point of no greater cost (`embed`), so the optimum is a lower bound on its recomputation:
 
 - (a) `kept[k+1, v] <= kept[k, v] + redo[k, op of v]`, unless v is first made in between: what is
   alive later was alive before or was made again.
 - (b) `kept[k, v] + redo[k, op of v] >= 1` for what an op first computed in segment k reads.
 - (c) `kept[k, v] + redo[k, op of v] >= redo[k, i]` for what a recomputed op i reads.
 - (d) the bytes of `kept[k]`, of c_k's outputs and of its workspace are within the budget.
-- (e) for chosen (k, i): the bytes of `held[k]` but for i's inputs, and, if `redo[k, i]`, those of
-  i's inputs, outputs and workspace, are within the budget; `kept[k+1, v] <= held[k, v] + redo[k, op]`.
+- (e) for chosen (k, i), where i may be c_k: the bytes of `held[k]` but for i's inputs, and, if
+  `redo[k, i]`, those of i's inputs, outputs and workspace, are within the budget; and
+  `kept[k+1, v] <= held[k, v] + redo[k, op of v]`.
+- (f) `ever[k, i]`, op i is computed again in segment k or later: the largest of `redo[k..K, i]`, at
+  most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k. Implied by
+  whole points, but without it the linear relaxation spreads a recomputation thinly over segments.
 
-An op recomputed twice in a segment is paid once, and one first made in the segment may be made again
-for nothing: both only lower the bound. Given whole `kept`, the least `redo` and `held` are whole, so
-only `kept` is declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2, 7;
-(d) and (e) are its memory rows at chosen moments.
+What nothing after c_k can need is left out: dropping it costs nothing. An op recomputed twice in a
+segment is paid once, and one first computed in the segment may be computed again for nothing: both
+only lower the bound. Given whole `kept` and `redo`, the least `held` and `ever` are whole, so
+they are not declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and
+(e) are its memory rows at chosen moments.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ class Relaxation:
     kept_column: Ints
     redo_column: Ints
     held_column: Ints
+    ever_column: Ints
     infeasible_at: int | None
 
 
@@ -95,7 +101,10 @@ class _Rows:
         """Assemble."""
         if not self.count or not self.row:
             return sparse.csr_array((self.count, width))
-        triples = np.concatenate(self.entry), (np.concatenate(self.row), np.concatenate(self.column))
+        triples = (
+            np.concatenate(self.entry),
+            (np.concatenate(self.row), np.concatenate(self.column)),
+        )
         return sparse.csr_array(sparse.coo_array(triples, shape=(self.count, width)))
 
 
@@ -118,17 +127,20 @@ def relax(
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
     redo = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
+    ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     opened = {c for c, _ in running}
     width = 0
     for k, c in enumerate(checkpoints):
         useful = _useful(wiring, c)
         values = useful[wiring.producer[useful] < c]
-        ops = np.unique(wiring.producer[values])
+        ops = np.unique(wiring.producer[useful if c in opened else values])
         ops = ops[wiring.replayable[ops]]
         width = _number(kept[k], values, width)
         width = _number(redo[k], ops, width)
         if c in opened:
             width = _number(held[k], useful, width)
+        if k + 1 < stages:
+            width = _number(ever[k], ops[ops < c], width)
 
     unit = budget_bytes / 1000
     rows = _Rows()
@@ -147,8 +159,10 @@ def relax(
         rows.add_sum(room / unit + _SLACK, kept[k, values], wiring.size[values] / unit)
         _link(wiring, rows, kept, redo, k, c, stops[k + 1])
     for k, c in enumerate(checkpoints):
+        if k + 1 < stages:
+            _nest(wiring, rows, kept, redo, ever, k, c)
         if c in opened:
-            _hold(wiring, rows, kept, redo, held, k, c)
+            _hold(wiring, rows, kept, redo, held, k, c, stops[k + 1])
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
         k = place[c]
@@ -161,6 +175,7 @@ def relax(
     cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
     integral = np.zeros(width, dtype=np.bool_)
     integral[kept[kept >= 0]] = True
+    integral[redo[where]] = True
     program = Program(
         cost=cost,
         matrix=rows.matrix(width),
@@ -169,7 +184,7 @@ def relax(
         upper=np.ones(width),
         integral=integral,
     )
-    return Relaxation(program, tuple(checkpoints), kept, redo, held, infeasible_at)
+    return Relaxation(program, tuple(checkpoints), kept, redo, held, ever, infeasible_at)
 
 
 def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
@@ -204,9 +219,7 @@ def _useful(wiring: Wiring, c: int) -> Ints:
     return np.flatnonzero(needed)
 
 
-def _link(
-    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int
-) -> None:
+def _link(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int) -> None:
     """Add (a), (b) and (c) for segment k, which runs from op `c` (exclusive) to op `stop`."""
     last = stop == wiring.op_count
     if not last:
@@ -225,39 +238,57 @@ def _link(
     read = np.unique(read[wiring.producer[read] < c])
     rows.add(-1.0, len(read), (kept[k, read], -1.0), (redo[k, wiring.producer[read]], -1.0))
 
+    _redo_reads(wiring, rows, kept[k], redo[k], c)
+
+
+def _nest(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, ever: Ints, k: int, c: int) -> None:
+    """Add (f): the program of the one checkpoint `c`, in terms of `ever[k]`."""
+    ops = np.flatnonzero(ever[k] >= 0)
+    later = ever[k + 1] if k + 2 < len(redo) else redo[k + 1]
+    rows.add(0.0, len(ops), (ever[k, ops], 1.0), (redo[k, ops], -1.0), (later[ops], -1.0))
+    rows.add(0.0, len(ops), (redo[k, ops], 1.0), (ever[k, ops], -1.0))
+    again = ops[later[ops] >= 0]
+    rows.add(0.0, len(again), (later[again], 1.0), (ever[k, again], -1.0))
+    read = np.append(wiring.in_value[wiring.in_start[c + 1] :], wiring.results)
+    read = np.unique(read[wiring.producer[read] < c])
+    rows.add(-1.0, len(read), (kept[k, read], -1.0), (ever[k, wiring.producer[read]], -1.0))
+    _redo_reads(wiring, rows, kept[k], ever[k], c)
+
+
+def _redo_reads(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, c: int) -> None:
+    """Ask that what an op done again reads is kept at `c` or made again."""
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
-    edge = (redo[k, reader] >= 0) & (wiring.producer[wiring.in_value] < c)
+    edge = (redo[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
     reader, value = reader[edge], wiring.in_value[edge]
     rows.add(
         0.0,
         len(reader),
-        (redo[k, reader], 1.0),
-        (kept[k, value], -1.0),
-        (redo[k, wiring.producer[value]], -1.0),
+        (redo[reader], 1.0),
+        (kept[value], -1.0),
+        (redo[wiring.producer[value]], -1.0),
     )
 
 
 def _hold(
-    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int
+    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int, stop: int
 ) -> None:
-    """Tie `held[k]` to what is kept at both ends of segment k."""
-    made_before = wiring.producer < c
-    here = np.flatnonzero((held[k] >= 0) & made_before)
+    """Tie `held[k]` to what is kept at `c` and at `stop`, the ends of segment k."""
+    here = np.flatnonzero((held[k] >= 0) & (wiring.producer < c))
     rows.add(0.0, len(here), (held[k, here], 1.0), (kept[k, here], -1.0))
-    if k + 1 < len(redo):
-        later = np.flatnonzero((kept[k + 1] >= 0) & (held[k] >= 0))
+    if stop == wiring.op_count:
+        read = wiring.results
     else:
-        later = wiring.results[held[k, wiring.results] >= 0]
-    at_end = kept[k + 1, later]
-    again = np.where(made_before[later], redo[k, wiring.producer[later]], -1)
-    sure = at_end < 0
-    for chosen, right in ((~sure, 0.0), (sure, -1.0)):
+        read = wiring.in_value[wiring.in_start[stop] : wiring.in_start[stop + 1]]
+    surely = read[kept[k + 1, read] < 0]
+    maybe = np.flatnonzero(kept[k + 1] >= 0)
+    for right, values in ((0.0, maybe), (-1.0, surely)):
+        later = values[held[k, values] >= 0]
         rows.add(
             right,
-            int(chosen.sum()),
-            (at_end[chosen], 1.0),
-            (held[k, later[chosen]], -1.0),
-            (again[chosen], -1.0),
+            len(later),
+            (kept[k + 1, later], 1.0),
+            (held[k, later], -1.0),
+            (redo[k, wiring.producer[later]], -1.0),
         )
 
 

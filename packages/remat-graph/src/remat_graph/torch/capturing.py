@@ -205,9 +205,7 @@ def _finish(
         "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
-    return Capture(
-        graph, program, signature, state, output_structure, missing, base, costs, known
-    )
+    return Capture(graph, program, signature, state, output_structure, missing, base, costs, known)
 
 
 def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:

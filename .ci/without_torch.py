@@ -1,0 +1,58 @@
+"""Use the installed wheels where there is no torch; the argument says which."""
+
+from __future__ import annotations
+
+import sys
+
+from remat_graph import Block, Graph, Hierarchy, Op, Schedule, Stage, Value, simulate
+
+LAYERS = 6
+
+
+def chain() -> Graph:
+    """Build a chain of layers with its backward, in which each layer's output is read twice."""
+    values = [Value(f"a{i}", 100) for i in range(LAYERS)]
+    values += [Value(f"g{i}", 100) for i in range(LAYERS)]
+    ops = [
+        Op(f"F{i}", (f"a{i - 1}",) if i else (), (f"a{i}",), 1.0, equivalence="layer")
+        for i in range(LAYERS)
+    ]
+    for i in reversed(range(LAYERS)):
+        reads = (f"a{i}",) if i == LAYERS - 1 else (f"a{i}", f"g{i + 1}")
+        ops.append(Op(f"B{i}", reads, (f"g{i}",), 2.0, stage=Stage.BACKWARD, twin=f"F{i}"))
+    return Graph(tuple(values), tuple(ops), results=frozenset({"g0"}), boundary=f"B{LAYERS - 1}")
+
+
+def check_partition(graph: Graph) -> None:
+    """Run a partitioner through the installed package."""
+    import remat_partition
+
+    class Flat:
+        name = "flat"
+
+        def partition(self, graph: Graph) -> Hierarchy:
+            """Put everything into one block."""
+            forward = graph.ops[: graph.boundary_index]
+            return Hierarchy(graph, Block("root", tuple(op.name for op in forward)))
+
+    found = remat_partition.partition(graph, partitioner=Flat())
+    assert len(found.root.members) == LAYERS
+    remat_partition.list_partitioners()
+
+
+def check_solvers(graph: Graph) -> None:
+    """Solve a small problem under a budget that forces a recomputation."""
+    import remat_solvers
+
+    budget = 100 * (LAYERS - 1)
+    solution = remat_solvers.solve(graph, budget)
+    assert isinstance(solution.schedule, Schedule)
+    timeline = simulate(graph, solution.schedule)
+    assert timeline.peak_bytes <= budget
+    assert timeline.time == solution.time > graph.time
+    assert "store-all" in remat_solvers.list_solvers()
+
+
+if __name__ == "__main__":
+    {"partition": check_partition, "solvers": check_solvers}[sys.argv[1]](chain())
+    assert "torch" not in sys.modules

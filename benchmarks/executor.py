@@ -1,0 +1,74 @@
+"""What running generated code costs when nothing is recomputed: remat's executor against eager.
+
+Each model of the zoo runs a schedule that stores everything. Exit code 1 if the median over the
+models of the time ratio is above 1.05, if any peak is above eager's, or if anything failed.
+
+    python benchmarks/executor.py [--json FILE] [--quick] [--models NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import zoo
+from comparison import Variant, compare, print_table, write_json
+from remat_exec import RematModule
+from remat_graph.torch import capture
+from remat_solvers.store_all import store_all
+from zoo import Example
+
+MOST_TIME = 1.05
+
+
+def stored(example: Example) -> Variant:
+    """Run by the schedule that computes every op once."""
+
+    def make(model: nn.Module) -> nn.Module:
+        captured = capture(model, example.args, example.kwargs, costs="estimate")
+        return RematModule(model, captured, store_all(captured.graph))
+
+    return Variant("executor, all stored", make)
+
+
+def main() -> int:
+    """Measure, print and write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, two rounds: a smoke test"
+    )
+    parser.add_argument("--models", nargs="+", choices=zoo.NAMES, default=zoo.NAMES, metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    results = {}
+    for name in options.models:
+        example = zoo.build(name, "tiny" if options.quick else "medium")
+        eager = Variant("eager", lambda model: model)
+        rounds = 2 if options.quick else options.rounds
+        results[name] = compare(example, [eager, stored(example)], rounds)
+        print_table(name, results[name])
+    rows = {name: figures[1] for name, figures in results.items()}
+    failed = [name for name, row in rows.items() if row.error is not None]
+    times = [row.time_ratio for row in rows.values() if row.time_ratio is not None]
+    time_ratio = statistics.median(times) if times else None
+    above = [name for name, row in rows.items() if (row.peak_ratio or 0.0) > 1.0]
+    if options.json:
+        write_json(options.json, results, quick=options.quick, median_time_ratio=time_ratio)
+    shown = "none" if time_ratio is None else f"{time_ratio:.3f}"
+    print(f"\nmedian time ratio {shown}, at most {MOST_TIME} is wanted")
+    print(
+        f"peak above eager's: {', '.join(above) or 'none'}; failed: {', '.join(failed) or 'none'}"
+    )
+    return int(bool(failed or above) or time_ratio is None or time_ratio > MOST_TIME)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

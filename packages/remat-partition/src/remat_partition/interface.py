@@ -1,0 +1,29 @@
+"""What a partitioner is: the seam at which distributions plug in."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, runtime_checkable
+
+from remat_graph import Graph, Hierarchy
+
+__all__ = ["Partitioner"]
+
+
+@runtime_checkable
+class Partitioner(Protocol):
+    """Cuts the forward half of a training graph into a hierarchy of blocks.
+
+    An entry point in the group `remat.partitioners` names a class of these that can be made without
+    arguments; its options are keyword arguments with defaults. Equal graphs must get equal
+    hierarchies: what is random takes a seed as an option.
+    """
+
+    name: ClassVar[str]
+
+    def partition(self, graph: Graph) -> Hierarchy:
+        """Cut a graph.
+
+        Raises:
+            PartitionError: if it cannot cut this graph, saying why.
+        """
+        ...

@@ -1,0 +1,128 @@
+"""Distributions that declare partitioners, made as folders on the import path."""
+
+import sys
+
+import pytest
+
+from remat_graph import Graph
+from remat_partition import (
+    BrokenPartitioner,
+    DuplicatePartitioner,
+    UnknownPartitioner,
+    get_partitioner,
+    list_partitioners,
+    partition,
+)
+
+WORKING = """
+from remat_graph import Block, Hierarchy
+
+class Flat:
+    name = "flat"
+    def partition(self, graph):
+        return Hierarchy(graph, Block("root", tuple(op.name for op in graph.ops)))
+
+class Failing(Flat):
+    def partition(self, graph):
+        raise RuntimeError("boom")
+
+class NeedsArguments(Flat):
+    def __init__(self, size):
+        pass
+
+class NoPartitioner:
+    pass
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make a distribution `name` with a module of its own and these entry points."""
+
+    def make(name, version, source, **points):
+        root = tmp_path / f"{name}-{version}"
+        info = root / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (root / f"{name}_code.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"{point} = {name}_code:{target}" for point, target in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[remat.partitioners]", *lines]))
+        monkeypatch.syspath_prepend(root)
+        modules.append(f"{name}_code")
+
+    modules = []
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def test_listing_imports_nothing(install):
+    install("listed", "1.2", "raise SystemExit", flat="Flat", cut="Cut")
+    found = list_partitioners()
+    assert found["flat"].origin == "listed 1.2 (listed_code:Flat)"
+    assert found["cut"].distribution == "listed"
+    assert list(found) == sorted(found)
+    assert "listed_code" not in sys.modules
+
+
+def test_getting_loads_once(install):
+    install("works", "1.0", WORKING, works="Flat")
+    assert "works_code" not in sys.modules
+    first = get_partitioner("works")
+    assert first.name == "flat"
+    assert get_partitioner("works") is first
+
+
+def test_partition_by_name(install):
+    install("named", "1.0", WORKING, named="Flat", failing="Failing")
+    graph = Graph((), ())
+    assert partition(graph, partitioner="named").graph == graph
+    with pytest.raises(BrokenPartitioner, match=r"'failing' of named 1\.0 \(.*RuntimeError: boom"):
+        partition(graph, partitioner="failing")
+
+
+def test_an_unknown_name_lists_the_known(install):
+    install("known", "1.0", WORKING, flat="Flat")
+    with pytest.raises(UnknownPartitioner, match=r"no partitioner is called 'flatt'; .*\bflat\b"):
+        get_partitioner("flatt")
+    with pytest.raises(UnknownPartitioner):
+        partition(Graph((), ()), partitioner="flatt")
+
+
+def test_two_distributions_with_one_name_are_both_named(install):
+    install("one", "1.0", WORKING, flat="Flat")
+    install("two", "2.0", WORKING, flat="Flat", other="Flat")
+    both = r"(one 1\.0 .* and by two 2\.0)|(two 2\.0 .* and by one 1\.0)"
+    for call in (list_partitioners, lambda: get_partitioner("flat")):
+        with pytest.raises(DuplicatePartitioner, match=both) as caught:
+            call()
+        assert len(caught.value.origins) == 2
+    assert get_partitioner("other").name == "flat"
+
+
+def test_a_distribution_on_the_path_twice_is_one(install, monkeypatch):
+    install("twice", "1.0", WORKING, flat="Flat")
+    monkeypatch.setattr(sys, "path", [sys.path[0], *sys.path])
+    assert list_partitioners()["flat"].distribution == "twice"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "cause"),
+    [
+        ("import no_such_module", "Flat", "ModuleNotFoundError"),
+        ("1 // 0", "Flat", "ZeroDivisionError"),
+        ("", "Missing", "AttributeError"),
+        (WORKING, "NeedsArguments", "TypeError.*size"),
+        (WORKING, "NoPartitioner", "a NoPartitioner is no Partitioner"),
+        ("Flat = 3", "Flat", "TypeError"),
+    ],
+)
+def test_a_broken_plugin_is_reported_when_asked_for(install, source, target, cause):
+    install("bad", "0.3", source, bad=target)
+    install("good", "1.0", WORKING, good="Flat")
+    assert {"bad", "good"} <= set(list_partitioners())
+    assert get_partitioner("good").name == "flat"
+    with pytest.raises(BrokenPartitioner, match=rf"'bad' of bad 0\.3 \(bad_code:.*{cause}"):
+        get_partitioner("bad")
+    with pytest.raises(BrokenPartitioner):
+        get_partitioner("bad")

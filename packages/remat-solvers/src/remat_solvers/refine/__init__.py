@@ -1,0 +1,9 @@
+"""The stage-refined ILP: near-optimal schedules with a certified bound, for graphs of 1,000 ops.
+
+`relaxation` writes the program, `construct` turns its point into a schedule, `moments` finds where
+to refine it, `embed` maps schedules back for warm starts, `solver` runs the rounds.
+"""
+
+from remat_solvers.refine.solver import Refine
+
+__all__ = ["Refine"]

@@ -1,0 +1,46 @@
+"""Where a sequence of computations lies in the stage-refined program.
+
+That every sequence in the order of the graph gives a feasible point, of a cost no greater than its
+recomputation, is what makes the program a relaxation; the tests check it. It also warm-starts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remat_solvers.refine.relaxation import Relaxation
+from remat_solvers.trace import Trace
+from remat_solvers.wiring import Floats, Ints, Wiring
+
+__all__ = ["embed"]
+
+
+def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
+    """Write a trace as a point: what is alive at each checkpoint and what is redone in between."""
+    point = np.zeros(len(relaxation.program.cost))
+    steps = now.steps
+    ops = np.arange(wiring.op_count)
+    first = now.key[np.searchsorted(now.key, ops * (steps + 1))] % (steps + 1)
+    stops = (*relaxation.checkpoints, wiring.op_count)
+    for k, c in enumerate(relaxation.checkpoints):
+        since = int(first[c])
+        until = int(first[stops[k + 1]]) if stops[k + 1] < wiring.op_count else steps
+        alive = now.copy_value[(now.copy_start < since) & (now.copy_last >= since)]
+        through = (now.copy_start <= since) & (now.copy_last >= until)
+        for table, items in (
+            (relaxation.kept_column, alive),
+            (relaxation.redo_column, now.sequence[since + 1 : until]),
+            (relaxation.held_column, now.copy_value[through]),
+        ):
+            columns = table[k, items]
+            point[columns[columns >= 0]] = 1
+    ever = np.zeros(wiring.op_count)
+    for k in reversed(range(len(relaxation.checkpoints))):
+        ever = np.maximum(ever, _read(point, relaxation.redo_column[k]))
+        columns = relaxation.ever_column[k]
+        point[columns[columns >= 0]] = ever[columns >= 0]
+    return point
+
+
+def _read(point: Floats, columns: Ints) -> Floats:
+    return np.append(point, 0.0)[columns]

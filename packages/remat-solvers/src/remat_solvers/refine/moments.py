@@ -1,0 +1,64 @@
+"""Where a constructed schedule is over budget, as refinements of the program that would see it.
+
+A first computation over budget becomes a checkpoint. A recomputation over budget asks for the
+checkpoints on both sides and, once the one before it is there, for its running-memory row.
+Worst first, at least one stretch of first computations apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.trace import Trace
+from remat_solvers.wiring import Ints, Wiring
+
+__all__ = ["Refinement", "refinements"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """Checkpoints to add (op numbers), and running rows (op that opens the segment, op redone)."""
+
+    checkpoints: frozenset[int]
+    running: frozenset[tuple[int, int]]
+
+    def __or__(self, other: Refinement) -> Refinement:
+        return Refinement(self.checkpoints | other.checkpoints, self.running | other.running)
+
+    def __ge__(self, other: Refinement) -> bool:
+        return self.checkpoints >= other.checkpoints and self.running >= other.running
+
+    @property
+    def size(self) -> int:
+        """Number of moments looked at."""
+        return len(self.checkpoints) + len(self.running)
+
+
+def refinements(
+    wiring: Wiring, now: Trace, budget_bytes: int, present: Refinement, most: int
+) -> list[Refinement]:
+    """List up to `most` refinements not yet present, for the moments most over budget."""
+    ops = np.arange(wiring.op_count)
+    first: Ints = now.key[np.searchsorted(now.key, ops * (now.steps + 1))] % (now.steps + 1)
+    over = now.during - budget_bytes
+    found: list[Refinement] = []
+    near = max(1, wiring.op_count // 50)
+    while len(found) < most and over.max(initial=0) > 0:
+        worst = int(over.argmax())
+        op = int(now.sequence[worst])
+        after = int(np.searchsorted(first, worst))
+        if int(first[op]) == worst:
+            wanted = Refinement(frozenset({op}), frozenset())
+        else:
+            around = {c for c in (after - 1, after) if 0 <= c < wiring.op_count}
+            rows = {(after - 1, op)} if after - 1 in present.checkpoints else set()
+            wanted = Refinement(frozenset(around), frozenset(rows))
+        if not present >= wanted:
+            found.append(wanted)
+            since = int(first[max(0, after - near)])
+            until = int(first[min(wiring.op_count - 1, after + near)])
+            over[since : until + 1] = 0
+        over[worst] = 0
+    return found

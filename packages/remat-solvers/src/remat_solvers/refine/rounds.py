@@ -1,0 +1,214 @@
+"""The rounds of `refine`: what is the best schedule, what is proved, where to look next."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+
+from remat_solvers.evict import Taste, evict
+from remat_solvers.least import least
+from remat_solvers.milp import Answer, Outcome, solve_program
+from remat_solvers.problem import Limit, Progress, Report
+from remat_solvers.prune import prune
+from remat_solvers.refine.construct import construct
+from remat_solvers.refine.embed import embed
+from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.relaxation import Relaxation, read_point, relax
+from remat_solvers.shake import shake
+from remat_solvers.trace import Trace, sequence_time, trace
+from remat_solvers.wiring import Wiring
+
+__all__ = ["TOLERANCE", "Rounds"]
+
+TOLERANCE = 1e-6
+_GAP = 1e-3
+_EXACT_SECONDS = 3.0
+_EXACT_OPS = 200
+_EXACT_COLUMNS = 3000
+_RESERVES = (0.02, 0.05, 0.08)
+_ROUGH_GAP = 3e-3
+_TASTES = (
+    Taste(),
+    Taste(cover=0.0, crowding=0.5),
+    Taste(cover=1.0, crowding=8.0),
+    Taste(noise=0.2, seed=1),
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """The state of one solve: incumbent, bound, and the program's checkpoints and rows."""
+
+    def __init__(
+        self, wiring: Wiring, budget_bytes: int, deadline: float, limit: Limit, report: Report
+    ) -> None:
+        self.wiring = wiring
+        self.budget_bytes = budget_bytes
+        self.deadline = deadline
+        self.best: Trace | None = None
+        self.best_time = np.inf
+        self.once = wiring.graph.time
+        self.bound = self.once
+        self.infeasible = False
+        self._limit = limit
+        self._report = report
+        self._round = 0
+        self._started = time.perf_counter()
+
+    def run(self) -> None:
+        """Work until closed, infeasible, out of refinements, or out of time."""
+        everything = trace(self.wiring, np.arange(self.wiring.op_count))
+        self.offer(everything)
+        if self.closed(0.0):
+            return self._say("storing everything fits")
+        if least(self.wiring).peak_bytes > self.budget_bytes:
+            self.infeasible = True
+            return self._say("one op alone needs more than the budget")
+        for taste in _TASTES:
+            self._repair(everything, taste)
+            if self.best is not None:
+                break
+        self._say("repaired storing everything")
+        self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
+        if not self.infeasible:
+            self._polish(self._left())
+        return None
+
+    def closed(self, gap: float) -> bool:
+        """Say whether the incumbent is proved to be within a share `gap` of the bound."""
+        return self.best is not None and self.best_time <= self.bound * (1 + TOLERANCE + gap)
+
+    def offer(self, found: Trace) -> None:
+        """Keep a schedule if it fits and is faster."""
+        if found.peak_bytes <= self.budget_bytes:
+            found_time = sequence_time(self.wiring, found.sequence)
+            if found_time < self.best_time:
+                self.best, self.best_time = found, found_time
+
+    def _enough(self) -> bool:
+        """Ask small graphs for proof to the last digit for some seconds, else for the gap."""
+        early = time.perf_counter() - self._started < _EXACT_SECONDS
+        exactly = early and self.wiring.op_count <= _EXACT_OPS
+        return self.closed(0.0 if exactly else _GAP) or self._left() <= 0
+
+    def _left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    def _refine(self, first: Refinement) -> None:
+        """Solve, look where the schedule is over budget, refine there; take back what stalls."""
+        base, tried, step = first, first, 2
+        base_solved, wanted, pending = False, [first], [first]
+        seconds = max(1.0, self._left() / 8)
+        while not self._enough():
+            relaxation, answer = self._solve(tried, min(self._left(), seconds))
+            if answer.outcome is Outcome.INFEASIBLE:
+                self.infeasible = self.best is None
+                return self._say("the program is infeasible")
+            improved = self._learn(answer)
+            solved = answer.outcome is Outcome.SOLVED
+            built = self._build(relaxation, answer)
+            if self._round == 1:
+                self._reserve(tried)
+            self._polish(min(self._left(), 0.3 * seconds))
+            self._say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
+            if solved or improved:
+                base, base_solved, step = tried, solved, 2
+                wanted = [] if built is None else self._where(built, tried)
+                pending = list(wanted)
+            else:
+                step = 1
+            if not pending:
+                if base_solved and not wanted:
+                    break
+                seconds, pending = 2 * seconds, list(wanted)
+            tried = base
+            for refinement in pending[:step]:
+                tried |= refinement
+            pending = pending[step:]
+        return None
+
+    def _solve(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
+        relaxation = relax(
+            self.wiring,
+            self.budget_bytes,
+            sorted(tried.checkpoints),
+            running=sorted(tried.running),
+        )
+        start = None if self.best is None else embed(self.wiring, relaxation, self.best)
+        exact = len(relaxation.program.cost) < _EXACT_COLUMNS
+        answer = solve_program(
+            relaxation.program, seconds=seconds, gap=0.0 if exact else _GAP, start=start
+        )
+        self._round += 1
+        return relaxation, answer
+
+    def _reserve(self, tried: Refinement) -> None:
+        """Start from programs with less room, whose schedules overshoot less; prune to the rest."""
+        for share in _RESERVES:
+            if self._enough():
+                break
+            relaxation = relax(
+                self.wiring,
+                self.budget_bytes,
+                sorted(tried.checkpoints),
+                reserves=dict.fromkeys(tried.checkpoints, int(share * self.budget_bytes)),
+            )
+            seconds = min(1.0, self._left() / 8)
+            self._build(
+                relaxation, solve_program(relaxation.program, seconds=seconds, gap=_ROUGH_GAP)
+            )
+
+    def _learn(self, answer: Answer) -> bool:
+        """Raise the bound; a hair less than the back end says, for its tolerances."""
+        proved = self.once * (1 + answer.bound / 1000 * (1 - 1e-7) - 1e-8)
+        if not np.isfinite(proved) or proved <= self.bound:
+            return False
+        self.bound = proved
+        return True
+
+    def _build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
+        """Build, repair and offer the schedule of a point; return it as it was built."""
+        if answer.point is None:
+            return None
+        stagewise = read_point(relaxation, self.wiring, answer.point)
+        built = trace(self.wiring, construct(self.wiring, stagewise))
+        self._repair(built, Taste())
+        return built
+
+    def _where(self, built: Trace, tried: Refinement) -> list[Refinement]:
+        return refinements(self.wiring, built, self.budget_bytes, tried, 4)
+
+    def _repair(self, start: Trace, taste: Taste) -> None:
+        fitting = evict(
+            self.wiring, start.sequence, self.budget_bytes, taste=taste, deadline=self.deadline
+        )
+        self.offer(prune(self.wiring, fitting, self.budget_bytes))
+
+    def _polish(self, seconds: float) -> None:
+        if self.best is not None and seconds > 0 and not self._enough():
+            self.offer(
+                shake(
+                    self.wiring,
+                    self.best,
+                    self.budget_bytes,
+                    seed=self._round,
+                    deadline=time.perf_counter() + seconds,
+                )
+            )
+
+    def _say(self, message: str) -> None:
+        best = self.best
+        progress = Progress(
+            solver="refine",
+            round=self._round,
+            incumbent_time=None if best is None else self.best_time,
+            incumbent_peak_bytes=None if best is None else best.peak_bytes,
+            lower_bound=self.bound,
+            seconds=self._limit.elapsed,
+            message=message,
+        )
+        _log.info("%s", progress)
+        self._report(progress)

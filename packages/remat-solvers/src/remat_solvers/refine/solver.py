@@ -1,0 +1,79 @@
+"""`refine`: rounds of the stage-refined ILP, each certified, repaired and improved.
+
+Memory binds only at a few moments, so the program has few checkpoints (`relaxation`). A round
+solves it, takes the back end's dual bound as a lower bound on the time of every schedule in the
+order of the graph, builds a schedule from the point, and simulates it. Within budget: done, and the
+gap is certified. Else the schedule is repaired (`evict`), pruned, shaken, and kept if it is the
+fastest so far, and checkpoints and running-memory rows are added where it was over budget. A set of
+checkpoints on which the back end stalls is taken back, and the next one tried.
+
+Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
+count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
+`INFEASIBLE` that the program is.
+Complexity: rounds of MILPs, stopped by the limit; 1,000 ops take seconds at half the memory.
+Limits: the order of first computations is fixed; recomputations of one op in one segment count once
+in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al. 2020), section 4.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import ClassVar
+
+from remat_graph import Solution, Status, simulate
+from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.refine.rounds import Rounds
+from remat_solvers.smallest import smallest_trace
+from remat_solvers.wiring import Wiring, expand
+
+__all__ = ["Refine"]
+
+_DEFAULT_SECONDS = 30.0
+
+
+class Refine:
+    """The stage-refined ILP; exact in the limit on most graphs, with a certified bound always."""
+
+    name: ClassVar[str] = "refine"
+    exact: ClassVar[bool] = True
+    needs_hierarchy: ClassVar[bool] = False
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Take any graph that has an op."""
+        return None if problem.graph.ops else "the graph has no ops"
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Refine until the gap is closed or the limit is reached (30 s if none is set)."""
+        wiring = Wiring.of(problem.graph)
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        rounds = Rounds(wiring, problem.budget_bytes, deadline, limit, report)
+        rounds.run()
+        best = rounds.best
+        if best is None:
+            smallest = smallest_trace(wiring, time.perf_counter() + 1.0)
+            if smallest.peak_bytes <= problem.budget_bytes:
+                rounds.offer(smallest)
+                best = rounds.best
+        if best is None:
+            return Solution(
+                status=Status.INFEASIBLE if rounds.infeasible else Status.LIMIT,
+                schedule=None,
+                time=math.inf,
+                peak_bytes=smallest.peak_bytes,
+                lower_bound=None if rounds.infeasible else rounds.bound,
+                solver=self.name,
+                solve_seconds=limit.elapsed,
+            )
+        schedule = expand(wiring, best.sequence)
+        timeline = simulate(problem.graph, schedule)
+        bound = min(rounds.bound, timeline.time)
+        return Solution(
+            status=Status.OPTIMAL if rounds.closed(0.0) else Status.FEASIBLE,
+            schedule=schedule,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=bound,
+            solver=self.name,
+            solve_seconds=limit.elapsed,
+        )

@@ -1,0 +1,139 @@
+"""From a graph and a byte budget to a checked schedule, by any installed solver.
+
+`auto` stores everything if that fits, and refines otherwise. Whatever a solver returns passes
+`remat_graph.simulate` before anyone sees it, and carries the simulator's figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from remat_graph import Graph, Hierarchy, InvalidSchedule, Solution, Status, simulate
+from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
+from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
+from remat_solvers.registry import get_solver, origin
+from remat_solvers.smallest import smallest_budget
+
+__all__ = ["AUTO", "solve"]
+
+AUTO = "auto"
+_PROBE_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Relay:
+    """Passes progress on, and remembers what the receiver raised, so that no solver is blamed."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.raised: Exception | None = None
+
+    def __call__(self, progress: Progress, /) -> None:
+        try:
+            self._report(progress)
+        except Exception as error:
+            self.raised = error
+            raise
+
+
+def solve(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    solver: str = AUTO,
+    hierarchy: Hierarchy | None = None,
+    limit_seconds: float | None = None,
+    progress: Report | None = None,
+) -> Solution:
+    """Schedule a graph within a budget; the answer has a schedule that fits, checked.
+
+    Raises:
+        InvalidProblem: if the budget or the limit is no positive number, or the hierarchy is of
+            another graph.
+        BudgetTooSmall: if nothing fits, or nothing was found within the limit.
+        UnknownSolver, DuplicateSolver, BrokenSolver: if there is no such solver, or two, or it does
+            not load, fails, or gives an answer that does not hold.
+        UnsuitableSolver: if the solver says that it cannot take the problem.
+    """
+    problem = Problem(graph, budget_bytes, hierarchy)
+    limit = Limit.starting_now(limit_seconds)
+    relay = _Relay(silent if progress is None else progress)
+    names = ["store-all", "refine"] if solver == AUTO else [solver]
+    answer: Solution | None = None
+    for name in names:
+        answer = _ask(name, problem, limit, relay)
+        if answer.schedule is not None:
+            return answer
+    raise _too_small(problem, limit, answer)
+
+
+def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
+    """Run one solver and check what it says."""
+    chosen = get_solver(name)
+    reason = _why_not(chosen, problem)
+    if reason is not None:
+        raise UnsuitableSolver(name, reason)
+    try:
+        answer = chosen.solve(problem, limit, relay)
+    except SolverError:
+        raise
+    except Exception as error:
+        if error is relay.raised:
+            raise
+        cause = f"it raised {type(error).__name__}: {error}"
+        raise BrokenSolver(name, origin(name), cause) from error
+    return _checked(name, problem, answer)
+
+
+def _why_not(chosen: Solver, problem: Problem) -> str | None:
+    if chosen.needs_hierarchy and problem.hierarchy is None:
+        return "it needs a hierarchy; make one with remat_partition.partition"
+    return chosen.can_solve(problem)
+
+
+def _checked(name: str, problem: Problem, answer: object) -> Solution:
+    """Return the answer with the simulator's figures.
+
+    Raises:
+        BrokenSolver: if it is no `Solution`, its schedule is illegal or over budget, or its bound
+            is above its own time.
+    """
+    if not isinstance(answer, Solution):
+        raise BrokenSolver(
+            name, origin(name), f"it returned a {type(answer).__name__}, no Solution"
+        )
+    found = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
+    if found != (answer.schedule is not None):
+        has = "no schedule" if answer.schedule is None else "a schedule"
+        raise BrokenSolver(name, origin(name), f"it claims {answer.status.value!r} with {has}")
+    if answer.schedule is None:
+        return answer
+    try:
+        timeline = simulate(problem.graph, answer.schedule)
+    except InvalidSchedule as error:
+        raise BrokenSolver(name, origin(name), f"its schedule is illegal ({error})") from error
+    if timeline.peak_bytes > problem.budget_bytes:
+        cause = (
+            f"its schedule peaks at {timeline.peak_bytes} bytes, "
+            f"over the budget of {problem.budget_bytes}"
+        )
+        raise BrokenSolver(name, origin(name), cause)
+    bound = answer.lower_bound
+    if bound is not None and bound > timeline.time * (1 + 1e-9):
+        cause = f"it claims the bound {bound}, but its own schedule takes {timeline.time}"
+        raise BrokenSolver(name, origin(name), cause)
+    return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
+
+
+def _too_small(problem: Problem, limit: Limit, answer: Solution | None) -> BudgetTooSmall:
+    """Say what would fit."""
+    seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
+    smallest = smallest_budget(problem.graph, limit_seconds=seconds)
+    least_bytes, least_at = smallest.least_bytes, smallest.least_at
+    proved = answer is not None and answer.status is Status.INFEASIBLE
+    if proved and least_bytes <= problem.budget_bytes:
+        least_bytes, least_at = problem.budget_bytes + 1, None
+    status = Status.INFEASIBLE if least_bytes > problem.budget_bytes else Status.LIMIT
+    return BudgetTooSmall(problem.budget_bytes, smallest.peak_bytes, least_bytes, least_at, status)

@@ -1,0 +1,1 @@
+"""Graphs to solve, and the truth about small ones."""

@@ -1,0 +1,138 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases.brute_force import fastest, smallest
+from solver_cases.random_graphs import graphs, trainings
+from solver_cases.synthetic import gpt2
+
+from remat_graph import Graph, Status, simulate
+from remat_solvers import Limit, Problem, smallest_budget
+from remat_solvers.least import least
+from remat_solvers.refine import Refine
+from remat_solvers.refine.embed import embed
+from remat_solvers.refine.relaxation import relax
+from remat_solvers.store_all import store_all
+from remat_solvers.trace import trace
+from remat_solvers.wiring import Wiring, expand
+
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def refine(graph, budget, seconds=3.0, report=lambda progress: None):
+    return Refine().solve(Problem(graph, budget), Limit.starting_now(seconds), report)
+
+
+def check_against_brute_force(graph: Graph, budget: int) -> None:
+    solution = refine(graph, budget)
+    best = fastest(graph, budget)
+    if best is None:
+        assert solution.schedule is None
+        return
+    assert solution.status is not Status.INFEASIBLE
+    if solution.lower_bound is not None:
+        assert solution.lower_bound <= best * (1 + 1e-9)
+    if solution.schedule is not None:
+        timeline = simulate(graph, solution.schedule)
+        assert timeline.peak_bytes == solution.peak_bytes <= budget
+        assert timeline.time == solution.time >= best * (1 - 1e-9)
+    if solution.status is Status.OPTIMAL:
+        assert solution.time == pytest.approx(best, rel=2e-6)
+
+
+@thorough
+@given(graphs(), st.floats(0.3, 1.0))
+def test_random_graphs_against_brute_force(graph, fraction):
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    check_against_brute_force(graph, max(1, int(peak * fraction)))
+
+
+@thorough
+@given(trainings(), st.floats(0.4, 1.0))
+def test_training_chains_against_brute_force(graph, fraction):
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    check_against_brute_force(graph, max(1, int(peak * fraction)))
+
+
+@thorough
+@given(graphs())
+def test_least_bytes_is_below_what_brute_force_needs(graph):
+    needed = smallest(graph)
+    assert least(Wiring.of(graph)).peak_bytes <= needed
+    found = smallest_budget(graph, limit_seconds=1)
+    assert found.least_bytes <= needed <= found.peak_bytes
+    assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs(most_ops=10, most_values=14), st.data())
+def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
+    """Any legal sequence, however wasteful, satisfies every row at its own peak."""
+    wiring = Wiring.of(graph)
+    sequence = np.array(random_sequence(wiring, data.draw(st.randoms(use_true_random=False))))
+    now = trace(wiring, sequence)
+    assert simulate(graph, expand(wiring, sequence)).peak_bytes == now.peak_bytes
+    places = st.integers(0, wiring.op_count - 1)
+    checkpoints = data.draw(st.sets(places, min_size=1))
+    running = {(c, op) for c in checkpoints for op in range(c + 1)}
+    relaxation = relax(wiring, max(1, now.peak_bytes), sorted(checkpoints), running=sorted(running))
+    program = relaxation.program
+    point = embed(wiring, relaxation, now)
+    assert np.all(program.matrix @ point <= program.right + 1e-6)
+    assert np.all(point >= program.lower)
+    extra = math.fsum(wiring.time[sequence].tolist()) - graph.time
+    scale = 1000 / max(graph.time, 1e-300)
+    assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-9
+
+
+def random_sequence(wiring, random):
+    """Compute ops again at random, with whatever has been forgotten at random."""
+    sequence: list[int] = []
+    for op in range(wiring.op_count):
+        for again in range(op):
+            if wiring.replayable_list[again] and random.random() < 0.3:
+                sequence.append(again)
+        sequence.append(op)
+    return sequence
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.3])
+def test_transformer_gap_is_certified_and_small(fraction):
+    graph = gpt2(layers=4)
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    reports = []
+    solution = refine(graph, int(peak * fraction), seconds=10, report=reports.append)
+    assert solution.peak_bytes <= peak * fraction
+    assert solution.lower_bound <= solution.time
+    assert (solution.time - solution.lower_bound) / graph.time < 0.015
+    bounds = [r.lower_bound for r in reports]
+    assert bounds == sorted(bounds)
+    times = [r.incumbent_time for r in reports if r.incumbent_time is not None]
+    assert times == sorted(times, reverse=True)
+
+
+def test_an_op_that_does_not_fit_is_infeasible_at_once():
+    graph = gpt2(layers=1)
+    floor = least(Wiring.of(graph))
+    solution = refine(graph, floor.peak_bytes - 1)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.schedule is None
+
+
+def test_no_time_still_gives_a_schedule():
+    graph = gpt2(layers=2)
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    solution = refine(graph, int(peak * 0.6), seconds=0)
+    assert solution.schedule is None or solution.peak_bytes <= peak * 0.6
+
+
+def test_an_interrupt_in_a_report_propagates():
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    graph = gpt2(layers=1)
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    with pytest.raises(KeyboardInterrupt):
+        refine(graph, peak // 2, report=interrupt)

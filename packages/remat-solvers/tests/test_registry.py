@@ -1,0 +1,177 @@
+"""Distributions that declare solvers, made as folders on the import path."""
+
+import sys
+
+import pytest
+
+from remat_graph import Graph, Op, Value
+from remat_solvers import (
+    BrokenSolver,
+    DuplicateSolver,
+    UnknownSolver,
+    UnsuitableSolver,
+    get_solver,
+    list_solvers,
+    solve,
+)
+
+SOLVERS = """
+import dataclasses
+from remat_graph import Compute, Schedule, Solution, Status
+from remat_solvers.store_all import StoreAll
+
+class Good(StoreAll):
+    name = "good"
+
+class Failing(StoreAll):
+    def solve(self, problem, limit, report):
+        raise RuntimeError("boom")
+
+class Typeless(StoreAll):
+    def solve(self, problem, limit, report):
+        return 42
+
+class Illegal(StoreAll):
+    def solve(self, problem, limit, report):
+        steps = Schedule((Compute(problem.graph.ops[-1].name),))
+        return Solution(Status.OPTIMAL, steps, 1.0, 1, None, self.name, 0.0)
+
+class OverBudget(StoreAll):
+    def solve(self, problem, limit, report):
+        roomy = dataclasses.replace(problem, budget_bytes=10**9)
+        return dataclasses.replace(super().solve(roomy, limit, report), peak_bytes=1)
+
+class Boastful(StoreAll):
+    def solve(self, problem, limit, report):
+        answer = super().solve(problem, limit, report)
+        return dataclasses.replace(answer, lower_bound=2 * answer.time)
+
+class Empty(StoreAll):
+    def solve(self, problem, limit, report):
+        return dataclasses.replace(super().solve(problem, limit, report), schedule=None)
+
+class Choosy(StoreAll):
+    def can_solve(self, problem):
+        return "it is Monday"
+
+class Hierarchical(StoreAll):
+    needs_hierarchy = True
+
+class NeedsArguments(StoreAll):
+    def __init__(self, size):
+        pass
+
+class NoSolver:
+    name = "no"
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make a distribution `name` with a module of its own and these entry points."""
+    modules = []
+
+    def make(name, version, source, **points):
+        root = tmp_path / f"{name}-{version}"
+        info = root / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (root / f"{name}_code.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"{point} = {name}_code:{target}" for point, target in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[remat.solvers]", *lines]))
+        monkeypatch.syspath_prepend(root)
+        modules.append(f"{name}_code")
+
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def chain():
+    values = (Value("x", 1), Value("a", 2), Value("b", 3))
+    ops = (Op("f", ("x",), ("a",), 1.0), Op("g", ("a",), ("b",), 2.0))
+    return Graph(values, ops, frozenset({"x"}), frozenset({"b"}))
+
+
+def test_own_solvers_are_listed_with_their_distribution():
+    found = list_solvers()
+    assert found["refine"].distribution == found["store-all"].distribution == "remat-solvers"
+    assert list(found) == sorted(found)
+    assert get_solver("refine").name == "refine"
+
+
+def test_listing_imports_nothing_and_loading_is_cached(install):
+    install("alpha", "1.2", SOLVERS, good="Good", bad="Absent")
+    assert list_solvers()["good"].origin == "alpha 1.2 (alpha_code:Good)"
+    assert "alpha_code" not in sys.modules
+    assert get_solver("good") is get_solver("good")
+
+
+def test_unknown_lists_close_matches_and_installed():
+    with pytest.raises(UnknownSolver, match=r"did you mean 'refine'\? installed are: .*store-all"):
+        get_solver("refined")
+
+
+@pytest.mark.parametrize("target", ["Absent", "NeedsArguments", "NoSolver"])
+def test_what_does_not_load_is_reported_when_asked_for(install, target):
+    install("beta", "0.3", SOLVERS, bad=target)
+    assert "bad" in list_solvers()
+    with pytest.raises(BrokenSolver, match=rf"'bad' of beta 0\.3 \(beta_code:{target}\)"):
+        get_solver("bad")
+    assert get_solver("store-all").name == "store-all"
+
+
+def test_a_module_that_raises_is_reported_when_asked_for(install):
+    install("gamma", "2.0", "raise OSError('no disk')", bad="Good")
+    with pytest.raises(BrokenSolver, match=r"gamma 2\.0.*OSError: no disk"):
+        get_solver("bad")
+
+
+def test_duplicates_name_both_distributions(install):
+    install("delta", "1.0", SOLVERS, twice="Good")
+    install("epsilon", "2.0", SOLVERS, twice="Good")
+    with pytest.raises(DuplicateSolver, match=r"(?s)(delta 1\.0.*epsilon|epsilon 2\.0.*delta)"):
+        get_solver("twice")
+    with pytest.raises(DuplicateSolver):
+        list_solvers()
+    assert get_solver("store-all").name == "store-all"
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        ("Failing", "RuntimeError: boom"),
+        ("Typeless", "returned a int"),
+        ("Illegal", "illegal"),
+        ("Boastful", "claims the bound"),
+        ("Empty", "claims 'optimal' with no schedule"),
+    ],
+)
+def test_answers_that_do_not_hold(install, chain, target, cause):
+    install("zeta", "3.1", SOLVERS, bad=target)
+    with pytest.raises(BrokenSolver, match=rf"zeta 3\.1.*{cause}"):
+        solve(chain, 100, solver="bad")
+
+
+def test_a_schedule_over_budget_is_not_believed(install, chain):
+    install("eta", "1.0", SOLVERS, bad="OverBudget")
+    with pytest.raises(BrokenSolver, match="peaks at 5 bytes, over the budget of 4"):
+        solve(chain, 4, solver="bad")
+
+
+def test_unsuitable_says_why(install, chain):
+    install("theta", "1.0", SOLVERS, choosy="Choosy", tree="Hierarchical")
+    with pytest.raises(UnsuitableSolver, match="it is Monday"):
+        solve(chain, 100, solver="choosy")
+    with pytest.raises(UnsuitableSolver, match="hierarchy"):
+        solve(chain, 100, solver="tree")
+    assert solve(chain, 100).schedule is not None
+
+
+def test_an_exception_of_the_receiver_of_progress_is_its_own(chain):
+    def fail(progress):
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        solve(chain, 100, progress=fail)

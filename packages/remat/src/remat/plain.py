@@ -1,0 +1,82 @@
+"""What plain autograd takes for the same step: the measure of a fractional budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from remat.budget import free_bytes
+from remat_exec import Peak, generators_restored, measure_peak, stand_in_gradients
+from remat_graph.torch import Capture, flatten, original_forward, tensor_at
+
+__all__ = ["measure_plain"]
+
+logger = logging.getLogger(__name__)
+
+_SAFE_SHARE = 0.7
+
+
+def measure_plain(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tensors: list[torch.Tensor],
+    capture: Capture,
+    expected_bytes: int,
+    device: torch.device,
+) -> Peak | None:
+    """Run one plain step for its peak; `None` if it would not, or does not, fit on the device.
+
+    Gradients go nowhere; buffers, inputs and generators are put back.
+    """
+    if expected_bytes > _SAFE_SHARE * free_bytes(device):
+        return None
+    program = capture.program
+    written = {write.target for write in program.writes.values()}
+    targets = [
+        tensor_at(module, tensors, item.kind, item.key)
+        for item in program.inputs
+        if item.variable in written
+    ]
+    before = [target.detach().clone() for target in targets]
+    sources = [
+        tensor_at(module, tensors, item.kind, item.key)
+        for item in program.inputs
+        if item.variable in program.gradients
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(generators_restored(device))
+        try:
+            with measure_peak(device) as peak:
+                _step(module, args, kwargs, capture, sources)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            with torch.no_grad():
+                for target, data in zip(targets, before, strict=True):
+                    target.copy_(data)
+    return peak
+
+
+def _step(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    capture: Capture,
+    sources: list[torch.Tensor],
+) -> None:
+    result = original_forward(module)(*args, **kwargs)
+    outputs, _ = flatten(result)
+    program = capture.program
+    wanted = {program.returned[position] for position in program.tangents.values()}
+    chosen = [
+        tensor
+        for tensor, output in zip(outputs, program.outputs, strict=True)
+        if (output.kind == "fresh" and output.variable in wanted)
+        or (output.kind == "view" and output.base in wanted)
+    ]
+    torch.autograd.grad(chosen, sources, stand_in_gradients(chosen), allow_unused=True)

@@ -1,0 +1,260 @@
+"""What a plan promises, and how one is made: capture, budget, solve."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from remat.budget import Budget, parse_budget
+from remat.errors import RematError
+from remat.plain import measure_plain
+from remat_exec import BudgetExceeded, Executable
+from remat_graph import Graph, Schedule, Solution, Stage, simulate
+from remat_graph.torch import Capture, Costs, capture, read_call
+from remat_solvers import Progress, get_solver, solve
+
+__all__ = ["Plan", "Planned", "Settings", "make_plan", "plan"]
+
+logger = logging.getLogger(__name__)
+
+_SCALAR_LOSS_BYTES = 64
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to plan: what `rematerialize` was asked for."""
+
+    budget: Budget
+    solver: str
+    costs: Costs
+    limit_seconds: float | None
+    progress: Callable[[Progress], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A schedule for one training graph, and what is known about it.
+
+    Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
+    autograd's measured peak, `None` if it was not asked for or did not fit. `measured_peak_bytes`
+    is the peak of one real run of the plan, `None` for a plan that was not run. `source` is the
+    generated code.
+    """
+
+    graph: Graph
+    solution: Solution
+    budget_bytes: int
+    plain_peak_bytes: int | None
+    store_all_peak_bytes: int
+    measured_peak_bytes: int | None
+    capture_seconds: float
+    source: str
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps of the plan."""
+        if self.solution.schedule is None:
+            raise RematError("the plan has no schedule")
+        return self.solution.schedule
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Peak by the simulator."""
+        return self.solution.peak_bytes
+
+    @property
+    def predicted_overhead(self) -> float:
+        """Time of recomputation as a fraction of computing everything once."""
+        return self.solution.time / self.graph.time - 1 if self.graph.time else 0.0
+
+    @property
+    def bound_overhead(self) -> float | None:
+        """The least overhead of any schedule in this order within the budget, if proved."""
+        if self.solution.lower_bound is None or not self.graph.time:
+            return None
+        return max(0.0, self.solution.lower_bound / self.graph.time - 1)
+
+    @property
+    def recomputations(self) -> int:
+        """Number of operations run a second time or more."""
+        computed = sum(1 for step in self.schedule.steps if hasattr(step, "op"))
+        return computed - len({s.op for s in self.schedule.steps if hasattr(s, "op")})
+
+    def __str__(self) -> str:
+        """Say it readably."""
+        forward = sum(op.stage is Stage.FORWARD for op in self.graph.ops)
+        mib = _mib
+        rows = [
+            ("operations", f"{forward} forward, {len(self.graph.ops) - forward} backward, "
+                           f"{self.recomputations} recomputed"),
+            ("budget", mib(self.budget_bytes)),
+            ("peak, predicted", mib(self.predicted_peak_bytes)),
+            ("peak, measured", _or_dash(self.measured_peak_bytes)),
+            ("plain autograd", _or_dash(self.plain_peak_bytes)),
+            ("storing everything", mib(self.store_all_peak_bytes)),
+            ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
+            ("overhead, at least", "unknown" if self.bound_overhead is None
+                                   else f"{100 * self.bound_overhead:.2f}%"),
+            ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
+                       f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "
+                       f"of capture"),
+        ]  # fmt: skip
+        return "\n".join(["remat plan", *(f"  {name:<20} {text}" for name, text in rows)])
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _or_dash(size: int | None) -> str:
+    return "not measured" if size is None else _mib(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan together with what runs it."""
+
+    plan: Plan
+    capture: Capture
+    executable: Executable
+
+
+def plan(
+    model: torch.nn.Module,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | float | str,
+    solver: str = "auto",
+    costs: Costs = "measure",
+    limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plan without running the plan: the same arguments as `rematerialize`.
+
+    With `costs="estimate"` or a `DeviceSpec` nothing is run at all, the model and its inputs may be
+    on the meta device, and a fractional budget is of the predicted peak of storing everything.
+
+    Raises:
+        BudgetError: if the budget cannot be read.
+        CaptureError: if the model cannot be captured as one static graph.
+        BudgetTooSmall: if no schedule within the budget was found.
+        SolverError: if the solver is unknown, broken or unsuitable.
+    """
+    settings = Settings(parse_budget(budget), solver, costs, limit_seconds, progress)
+    check_solver(solver)
+    return make_plan(model, as_args(args), dict(kwargs or {}), settings, run=False).plan
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """Accept one positional argument bare."""
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
+def check_solver(name: str) -> None:
+    """Fail early on a solver that does not exist or cannot be loaded."""
+    if name != "auto":
+        get_solver(name)
+
+
+def make_plan(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    *,
+    run: bool,
+    missing: frozenset[int] | None = None,
+) -> Planned:
+    """Capture, find the budget, solve; with `run`, run it once and plan again while it is over.
+
+    Raises:
+        BudgetExceeded: if the measured peak stays over the budget.
+    """
+    start = time.perf_counter()
+    captured = capture(module, args, kwargs, costs=settings.costs)
+    if missing is not None:
+        captured = _for_missing(captured, missing)
+    seconds = time.perf_counter() - start
+    tensors = read_call(args, kwargs).tensors
+    device = _device(captured)
+    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
+    plain: int | None = None
+    if settings.costs == "measure":
+        logger.info("measuring one plain step")
+        peak = measure_plain(module, args, kwargs, tensors, captured, everything, device)
+        plain = None if peak is None else peak.peak_bytes
+    budget = settings.budget.resolve(device, lambda: everything if plain is None else plain)
+    target = budget - _SCALAR_LOSS_BYTES
+    for attempt in range(_ATTEMPTS):
+        solution = _solve(captured.graph, target, budget, settings)
+        if solution.schedule is None:
+            raise RematError(f"solver {solution.solver} returned no schedule")
+        executable = Executable(captured, solution.schedule, budget)
+        plan = Plan(
+            captured.graph, solution, budget, plain, everything, None, seconds, executable.source
+        )
+        if not run:
+            return Planned(plan, captured, executable)
+        measured = executable.rehearse(module, tensors).peak_bytes
+        plan = replace(plan, measured_peak_bytes=measured)
+        if measured <= budget:
+            logger.info("planned: %s", str(plan).replace("\n", "; "))
+            return Planned(plan, captured, executable)
+        over = measured - budget
+        logger.warning(
+            "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
+            measured, over, budget, solution.peak_bytes,
+        )  # fmt: skip
+        target -= over * (attempt + 1)
+        if target <= 0:
+            break
+    raise BudgetExceeded(
+        f"the measured peak of {_mib(measured)} stays over the budget of {_mib(budget)} "
+        f"(predicted {_mib(solution.peak_bytes)}) after {_ATTEMPTS} plans; raise the budget",
+        budget,
+        measured,
+    )
+
+
+def _for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
+    """Expect the gradients that the last backward had, where this capture has such outputs."""
+    differentiable = {*captured.program.tangents.values(), *captured.missing}
+    expected = missing & differentiable
+    if expected in (captured.missing, differentiable):
+        return captured
+    return captured.variant(frozenset(expected))
+
+
+def _solve(graph: Graph, target: int, budget: int, settings: Settings) -> Solution:
+    """Solve for a target a little below the budget; errors speak of the budget."""
+    return solve(
+        graph,
+        max(1, target),
+        solver=settings.solver,
+        limit_seconds=settings.limit_seconds,
+        progress=settings.progress,
+    )
+
+
+def store_all(graph: Graph) -> Schedule:
+    """Make the schedule that computes everything once."""
+    size = sum(value.size_bytes for value in graph.values)
+    workspace = max((op.workspace_bytes for op in graph.ops), default=0)
+    solution = solve(graph, max(1, size + workspace), solver="store-all")
+    if solution.schedule is None:
+        raise RematError("storing everything found no schedule")
+    return solution.schedule
+
+
+def _device(captured: Capture) -> torch.device:
+    devices = {facts.device for facts in captured.program.facts.values()}
+    return next((d for d in sorted(devices, key=str) if d.type != "cpu"), torch.device("cpu"))

@@ -1,0 +1,190 @@
+"""The line: a model that trains within a budget, with the interface of the model it came from."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from remat.budget import parse_budget
+from remat.errors import RematError
+from remat.planning import Planned, Settings, as_args, check_solver, make_plan
+from remat_graph.torch import Costs, FlatCall, read_call
+from remat_solvers import Progress
+
+__all__ = ["NotPlanned", "RematForward", "rematerialize"]
+
+logger = logging.getLogger(__name__)
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+_MAX_PLANS = 8
+
+
+def rematerialize(
+    model: Module,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | float | str = "auto",
+    solver: str = "auto",
+    costs: Costs = "measure",
+    limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Module:
+    """Return a copy of a model whose training steps stay within a budget of memory.
+
+    The copy is of the same class and shares parameters, buffers and submodules with the original,
+    which stays as it is. Its training loop needs no change; in eval mode or without gradients it
+    runs the original. Its `plan` says what was planned and can be printed.
+
+    `args` and `kwargs` are an example call, with the shapes that training will have; a tensor may
+    stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
+    what one forward plus backward allocates on the device beyond what was there before: a whole
+    number of bytes, a string with a unit (`"8GiB"`), a fraction of plain autograd's peak (`0.5`
+    or `"50%"`), or `"auto"` for what is free when planning. `solver` is a name from
+    `remat_solvers.list_solvers()`; `limit_seconds` bounds its time, `progress` is told how far it
+    is. `costs` are measured on the device or estimated.
+
+    A call that differs from what was planned for (another batch size, a frozen parameter) is
+    planned anew; the last 8 plans are kept.
+
+    Raises:
+        BudgetError: if the budget cannot be read.
+        CaptureError: if the model cannot be captured as one static graph.
+        BudgetTooSmall: if no schedule within the budget was found.
+        BudgetExceeded: if the measured peak stays over the budget.
+        SolverError: if the solver is unknown, broken or unsuitable.
+        RematError: if the model is no module, is in eval mode, or is rematerialized already.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
+    if isinstance(model.__dict__.get("forward"), RematForward):
+        raise RematError("the model is rematerialized already; start from the original")
+    settings = Settings(parse_budget(budget), solver, costs, limit_seconds, progress)
+    check_solver(solver)
+    made = _shallow_copy(model)
+    forward = RematForward(made, settings, model.__dict__.get("forward"))
+    made.__dict__["forward"] = forward
+    made.__dict__["plan"] = NotPlanned()
+    if args is not None or kwargs:
+        if not model.training:
+            raise RematError("the model is in eval mode; call model.train() before planning")
+        with torch.enable_grad():
+            forward.prepare(as_args(args), dict(kwargs or {}))
+    return made
+
+
+class NotPlanned:
+    """Stands where the plan will be."""
+
+    def __str__(self) -> str:
+        return "remat plan: not made yet; it is made at the first training call"
+
+    __repr__ = __str__
+
+
+def _shallow_copy(model: Module) -> Module:
+    made = copy.copy(model)
+    for name, item in model.__dict__.items():
+        if isinstance(item, dict):  # parameters, buffers, submodules, hooks: own dict, same entries
+            made.__dict__[name] = copy.copy(item)
+    return made
+
+
+class RematForward:
+    """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
+
+    def __init__(
+        self, module: torch.nn.Module, settings: Settings, instance_forward: Any = None
+    ) -> None:
+        self._module = module
+        self._settings = settings
+        self._instance_forward = instance_forward
+        self._entries: list[tuple[Planned, Callable[[], str | None]]] = []
+        self._expected: frozenset[int] | None = None
+        self._dress()
+
+    def _dress(self) -> None:
+        unbound = self._instance_forward or type(self._module).forward
+        functools.update_wrapper(self, unbound, updated=())
+        signature = inspect.signature(unbound)
+        if self._instance_forward is None:
+            parameters = list(signature.parameters.values())[1:]
+            signature = signature.replace(parameters=parameters)
+        self.__signature__ = signature
+
+    @property
+    def original_forward(self) -> Callable[..., Any]:
+        """The forward of the module's class, or the one that was set on the original module."""
+        if self._instance_forward is not None:
+            return self._instance_forward  # type: ignore[no-any-return]
+        return type(self._module).forward.__get__(self._module)  # type: ignore[no-any-return]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of the module, by a plan if it is training."""
+        if not (self._module.training and torch.is_grad_enabled()):
+            return self.original_forward(*args, **kwargs)
+        call = read_call(args, kwargs)
+        planned = self._find(call) or self.prepare(args, kwargs)
+        outputs = planned.executable(self._module, call.tensors)
+        return planned.capture.output_structure.rebuild(iter(outputs))
+
+    def _find(self, call: FlatCall) -> Planned | None:
+        for position, (planned, check) in enumerate(self._entries):
+            reason = planned.capture.signature.difference(call.signature) or check()
+            if reason is None:
+                if position:
+                    self._entries.insert(0, self._entries.pop(position))
+                    self._module.__dict__["plan"] = planned.plan
+                return planned
+            logger.debug("plan %d is for another call: %s", position, reason)
+        return None
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
+        """Plan for a call and keep the plan."""
+        logger.info("planning for a call not seen before (%d plans kept)", len(self._entries))
+        planned = make_plan(
+            self._module, args, kwargs, self._settings, run=True, missing=self._expected
+        )
+        planned.executable.on_unplanned = self._expect
+        check = planned.capture.state.bind(self._module)
+        self._entries.insert(0, (planned, check))
+        del self._entries[_MAX_PLANS:]
+        self._module.__dict__["plan"] = planned.plan
+        return planned
+
+    def _expect(self, missing: frozenset[int]) -> None:
+        """Plan from now on for a backward that came, over other outputs, and did not fit."""
+        logger.info("backward over other outputs than planned for; the next forward is replanned")
+        self._expected = missing
+        self._entries.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
+        module = memo.get(id(self._module)) or copy.deepcopy(self._module, memo)
+        made = RematForward(module, self._settings, self._instance_forward)
+        made._expected = self._expected
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "module": self._module,
+            "settings": replace(self._settings, progress=None),
+            "instance_forward": self._instance_forward,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back without plans: they are made again at the first call."""
+        self._module = state["module"]
+        self._settings = state["settings"]
+        self._instance_forward = state["instance_forward"]
+        self._entries = []
+        self._expected = None
+        self._dress()
