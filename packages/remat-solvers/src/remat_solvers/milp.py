@@ -23,6 +23,8 @@ from remat_solvers.wiring import Floats
 
 __all__ = ["Answer", "Outcome", "Program", "solve_program"]
 
+_INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
+
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +118,7 @@ def _hand_over(problem: cp.Problem, start: Floats) -> bool:
 
 def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
     status = problem.status
-    if status == cp.INFEASIBLE:
+    if status in _INFEASIBLE:
         return Answer(Outcome.INFEASIBLE, None, math.inf, math.inf)
     stats = problem.solver_stats
     info = None if stats is None else stats.extra_stats

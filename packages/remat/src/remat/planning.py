@@ -17,6 +17,7 @@ from remat_exec import BudgetExceeded, Executable
 from remat_graph import Graph, Schedule, Solution, Stage, simulate
 from remat_graph.torch import Capture, Costs, capture, read_call
 from remat_solvers import Progress, get_solver, solve
+from remat_solvers.store_all import store_all
 
 __all__ = ["Plan", "Planned", "Settings", "make_plan", "plan"]
 
@@ -195,7 +196,7 @@ def make_plan(
     budget = settings.budget.resolve(device, lambda: everything if plain is None else plain)
     target = budget - _SCALAR_LOSS_BYTES
     for attempt in range(_ATTEMPTS):
-        solution = _solve(captured.graph, target, budget, settings)
+        solution = _solve(captured.graph, target, settings)
         if solution.schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
         executable = Executable(captured, solution.schedule, budget)
@@ -234,8 +235,7 @@ def _for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
     return captured.variant(frozenset(expected))
 
 
-def _solve(graph: Graph, target: int, budget: int, settings: Settings) -> Solution:
-    """Solve for a target a little below the budget; errors speak of the budget."""
+def _solve(graph: Graph, target: int, settings: Settings) -> Solution:
     return solve(
         graph,
         max(1, target),
@@ -243,16 +243,6 @@ def _solve(graph: Graph, target: int, budget: int, settings: Settings) -> Soluti
         limit_seconds=settings.limit_seconds,
         progress=settings.progress,
     )
-
-
-def store_all(graph: Graph) -> Schedule:
-    """Make the schedule that computes everything once."""
-    size = sum(value.size_bytes for value in graph.values)
-    workspace = max((op.workspace_bytes for op in graph.ops), default=0)
-    solution = solve(graph, max(1, size + workspace), solver="store-all")
-    if solution.schedule is None:
-        raise RematError("storing everything found no schedule")
-    return solution.schedule
 
 
 def _device(captured: Capture) -> torch.device:

@@ -27,6 +27,7 @@ from remat_graph.torch.rewrite import (
     drop_tangents,
     forward_first,
     merge_items,
+    merge_tangents,
     merge_tied,
     pin_mutated,
     propagate,
@@ -131,6 +132,7 @@ def capture(
     joint = merge_tied(
         copy_joint(traced.joint), lambda kind, key: tensor_at(module, traced.tensors, kind, key)
     )
+    joint = merge_tangents(joint)
     if not joint.gradients:
         raise CaptureError(
             "nothing that the forward returns depends on a tensor that requires a gradient; "

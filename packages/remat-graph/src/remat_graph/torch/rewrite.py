@@ -25,6 +25,7 @@ __all__ = [
     "is_backward",
     "is_random",
     "merge_items",
+    "merge_tangents",
     "merge_tied",
     "pin_mutated",
     "propagate",
@@ -137,6 +138,13 @@ def merge_tied(joint: Joint, tensor_of: Callable[[str, str | int], torch.Tensor]
             gradients[keep] = _sum(joint.graph, gradients[keep], own) if keep in gradients else own
         joint.graph.erase_node(node)
     return dataclasses.replace(joint, inputs=inputs, gradients=gradients)
+
+
+def merge_tangents(joint: Joint) -> Joint:
+    """Give an output that is returned several times one tangent; autograd sums its gradients."""
+    first: dict[Node, Node] = {}
+    again = {t for t, output in joint.tangents.items() if first.setdefault(output, t) is not t}
+    return drop_tangents(joint, again)
 
 
 def _sum(graph: Graph, a: Node, b: Node) -> Node:
@@ -290,17 +298,20 @@ def drop_tangents(joint: Joint, gone: set[Node]) -> Joint:
     A gradient that is zero because of it is left out, as autograd leaves it `None`.
     """
     zero: set[Node] = set(gone)
+    equal: dict[Node, Node] = {}
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and zero.intersection(node.all_input_nodes):
-            _without_zeros(joint.graph, node, zero)
+            _without_zeros(joint.graph, node, zero, equal)
+    gradients = {node: equal.get(g, g) for node, g in joint.gradients.items()}
     return dataclasses.replace(
         joint,
         tangents={node: output for node, output in joint.tangents.items() if node not in gone},
-        gradients={node: g for node, g in joint.gradients.items() if g not in zero},
+        gradients={node: g for node, g in gradients.items() if g not in zero},
     )
 
 
-def _without_zeros(graph: Graph, node: Node, zero: set[Node]) -> None:
+def _without_zeros(graph: Graph, node: Node, zero: set[Node], equal: dict[Node, Node]) -> None:
+    """Add a node that is zero to `zero`, and one that is another now to `equal`."""
     args = node.args
     if node.target is operator.getitem:
         zero.add(node)
@@ -314,6 +325,7 @@ def _without_zeros(graph: Graph, node: Node, zero: set[Node]) -> None:
         exchangeable = node.target is aten.add.Tensor or known is b
         if isinstance(other, Node) and exchangeable and _same_kind(other, node):
             node.replace_all_uses_with(other)
+            equal[node] = other
             return
     positions = _ZERO_IF_ANY.get(node.target)
     if positions is None and _name(node.target) in _LINEAR_IN_FIRST:

@@ -23,8 +23,8 @@ point of no greater cost (`embed`), so the optimum is a lower bound on its recom
 What nothing after c_k can need is left out: dropping it costs nothing. An op recomputed twice in a
 segment is paid once, and one first computed in the segment may be computed again for nothing: both
 only lower the bound. Given whole `kept` and `redo`, the least `held` and `ever` are whole, so
-they are not declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and
-(e) are its memory rows at chosen moments.
+they are not declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2
+and 7; (d) and (e) are its memory rows at chosen moments, (f) is ours.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from remat_solvers.evict import Taste, evict
+from remat_solvers.exhaust import exhaust
 from remat_solvers.least import least
 from remat_solvers.milp import Answer, Outcome, solve_program
 from remat_solvers.problem import Limit, Progress, Report
@@ -29,6 +30,7 @@ _EXACT_OPS = 200
 _EXACT_COLUMNS = 3000
 _RESERVES = (0.02, 0.05, 0.08)
 _ROUGH_GAP = 3e-3
+_AT_ONCE = 2
 _TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
@@ -73,6 +75,8 @@ class Rounds:
                 break
         self._say("repaired storing everything")
         self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
+        if not self.infeasible and not self.closed(0.0):
+            self._exhaust()
         if not self.infeasible:
             self._polish(self._left())
         return None
@@ -97,10 +101,9 @@ class Rounds:
     def _left(self) -> float:
         return self.deadline - time.perf_counter()
 
-    def _refine(self, first: Refinement) -> None:
-        """Solve, look where the schedule is over budget, refine there; take back what stalls."""
-        base, tried, step = first, first, 2
-        base_solved, wanted, pending = False, [first], [first]
+    def _refine(self, tried: Refinement) -> None:
+        """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
+        pending: list[Refinement] = []
         seconds = max(1.0, self._left() / 8)
         while not self._enough():
             relaxation, answer = self._solve(tried, min(self._left(), seconds))
@@ -108,27 +111,33 @@ class Rounds:
                 self.infeasible = self.best is None
                 return self._say("the program is infeasible")
             improved = self._learn(answer)
-            solved = answer.outcome is Outcome.SOLVED
             built = self._build(relaxation, answer)
             if self._round == 1:
                 self._reserve(tried)
             self._polish(min(self._left(), 0.3 * seconds))
             self._say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
-            if solved or improved:
-                base, base_solved, step = tried, solved, 2
-                wanted = [] if built is None else self._where(built, tried)
-                pending = list(wanted)
-            else:
-                step = 1
-            if not pending:
-                if base_solved and not wanted:
-                    break
-                seconds, pending = 2 * seconds, list(wanted)
-            tried = base
-            for refinement in pending[:step]:
+            seen = [] if built is None else self._where(built, tried)
+            pending = [r for r in seen or pending if not tried >= r]
+            if answer.outcome is not Outcome.SOLVED and not (improved and pending):
+                seconds *= 1.5
+            elif not pending:
+                break
+            for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
-            pending = pending[step:]
+            pending = pending[_AT_ONCE:]
         return None
+
+    def _exhaust(self) -> None:
+        """Close what the program leaves open on a small graph."""
+        found = exhaust(self.wiring, self.budget_bytes, self.deadline)
+        if found is None:
+            return
+        if found.sequence is None:
+            self.infeasible = self.best is None
+            return
+        self.offer(trace(self.wiring, found.sequence))
+        self.bound = max(self.bound, sequence_time(self.wiring, found.sequence) * (1 - 1e-9))
+        self._say("searched all states")
 
     def _solve(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
         relaxation = relax(
@@ -179,7 +188,7 @@ class Rounds:
         return built
 
     def _where(self, built: Trace, tried: Refinement) -> list[Refinement]:
-        return refinements(self.wiring, built, self.budget_bytes, tried, 4)
+        return refinements(self.wiring, built, self.budget_bytes, tried, 3 * _AT_ONCE)
 
     def _repair(self, start: Trace, taste: Taste) -> None:
         fitting = evict(

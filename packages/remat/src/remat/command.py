@@ -1,0 +1,139 @@
+"""The `remat` command: plans for graphs saved as JSON, without a model at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from remat.__about__ import __version__
+from remat.budget import parse_budget
+from remat.errors import BudgetError
+from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
+from remat_solvers import Progress, SolverError, list_solvers, solve
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Plan the re-materialization of training graphs saved with remat_graph.save().",
+)
+_out = Console()
+_err = Console(stderr=True)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        _out.print(f"remat {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def solvers() -> None:
+    """List the installed solvers and the distributions they come from."""
+    table = Table("solver", "distribution")
+    for name, info in list_solvers().items():
+        table.add_row(name, str(info.distribution))
+    _out.print(table)
+
+
+@app.command()
+def plan(
+    graph: Annotated[Path, typer.Argument(help="A graph, as JSON.")],
+    budget: Annotated[
+        str,
+        typer.Option(help="Bytes with a unit ('8GiB'), or a share of store-all's peak ('50%')."),
+    ],
+    solver: Annotated[str, typer.Option(help="A name from `remat solvers`.")] = "auto",
+    limit_seconds: Annotated[
+        float | None, typer.Option(help="Stop the solver after this long.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the solution here, as JSON.")] = None,
+) -> None:
+    """Find a schedule within a budget, and say how far from the best it can be."""
+    loaded = _load_graph(graph)
+    wanted = parse_budget(budget)
+    if wanted.size_bytes is None and wanted.fraction is None:
+        raise BudgetError("budget='auto' needs a device; give bytes or a share")
+    everything = _store_all_peak(loaded)
+    size = wanted.size_bytes or max(1, int((wanted.fraction or 0) * everything))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=_err, transient=True) as bar:
+        task = bar.add_task("planning")
+
+        def report(progress: Progress) -> None:
+            best = progress.incumbent_time
+            found = "nothing yet" if best is None else f"{_overhead(loaded, best)}"
+            bar.update(task, description=f"planning: {found}; {progress.message}")
+
+        solution = solve(loaded, size, solver=solver, limit_seconds=limit_seconds, progress=report)
+    _out.print(_summary(loaded, solution, size, everything))
+    if output is not None:
+        save(solution, output)
+        _out.print(f"written to {output}")
+
+
+@app.command()
+def check(
+    graph: Annotated[Path, typer.Argument(help="A graph, as JSON.")],
+    schedule: Annotated[Path, typer.Argument(help="A schedule or a solution, as JSON.")],
+) -> None:
+    """Simulate a schedule on a graph: whether it is legal, its peak and its time."""
+    loaded = _load_graph(graph)
+    document = load(schedule)
+    found = document.schedule if isinstance(document, Solution) else document
+    if not isinstance(found, Schedule):
+        raise GraphError(f"{schedule} holds no schedule")
+    timeline = simulate(loaded, found)
+    _out.print(
+        f"legal: peak {timeline.peak_bytes:,} bytes at step {timeline.peak_step} of {len(found)}, "
+        f"time {timeline.time:.6g} s, {_overhead(loaded, timeline.time)}"
+    )
+
+
+def _load_graph(path: Path) -> Graph:
+    found = load(path)
+    if not isinstance(found, Graph):
+        raise GraphError(f"{path} holds a {type(found).__name__.lower()}; a graph is needed")
+    return found
+
+
+def _store_all_peak(graph: Graph) -> int:
+    most = sum(v.size_bytes for v in graph.values)
+    most += max((op.workspace_bytes for op in graph.ops), default=0)
+    return solve(graph, max(1, most), solver="store-all").peak_bytes
+
+
+def _overhead(graph: Graph, time: float) -> str:
+    return f"overhead {100 * (time / graph.time - 1 if graph.time else 0):.2f}%"
+
+
+def _summary(graph: Graph, solution: Solution, budget: int, everything: int) -> Table:
+    table = Table(show_header=False)
+    table.add_row("operations", f"{len(graph.ops):,}")
+    table.add_row("budget", f"{budget:,} bytes")
+    table.add_row("peak", f"{solution.peak_bytes:,} bytes of {everything:,} storing everything")
+    table.add_row("time", f"{solution.time:.6g} s, {_overhead(graph, solution.time)}")
+    bound = solution.lower_bound
+    table.add_row("no plan is below", "unknown" if bound is None else _overhead(graph, bound))
+    table.add_row("status", f"{solution.status.value}, by {solution.solver}")
+    table.add_row("solved in", f"{solution.solve_seconds:.1f} s")
+    return table
+
+
+def main() -> None:
+    """Run the command; errors are one line on stderr and exit code 1."""
+    try:
+        app()
+    except (GraphError, SolverError, BudgetError, OSError) as error:
+        _err.print(f"remat: {error}", style="red", highlight=False)
+        raise SystemExit(1) from None
