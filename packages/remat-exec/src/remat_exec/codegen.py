@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from remat_exec.errors import ExecutionError
-from remat_graph import Compute, Graph, Schedule, Step, simulate
+from remat_graph import Compute, Free, Graph, Schedule, Step, simulate
 from remat_graph.torch import Call, Program, Variable
 
 __all__ = ["Code", "Group", "generate"]
@@ -28,6 +28,13 @@ __all__ = ["Code", "Group", "generate"]
 _GROUPS = 16
 _GROUP_BYTES = 1 << 20
 _numbers = itertools.count()
+
+aten = torch.ops.aten
+_PARTS = {  # what gives the part of a tensor that one of these assigns to
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     replayed = _replayed_draws(program, schedule)
     forward = _Writer(program, replayed, {})
     forward.receive(forward.inputs)
-    forward_steps = schedule.steps[:loss]
-    for step in forward_steps:
-        forward.step(step)
+    forward.run(schedule.steps[:loss])
     kept = [name for name in forward.live if name not in forward.inputs_and_views]
 
     forward.make(program.returned)
@@ -182,8 +187,13 @@ class _Writer:
         self.live.update(dict.fromkeys(names))
         self._bound.update(names)
 
-    def step(self, step: Step) -> None:
-        """Write one step of the schedule."""
+    def run(self, steps: tuple[Step, ...]) -> None:
+        """Write steps of the schedule."""
+        for position, step in enumerate(steps):
+            self.step(step, _freed_next(steps, position))
+
+    def step(self, step: Step, dying: set[str]) -> None:
+        """Write one step; the values `dying` are freed before the next computation."""
         if not isinstance(step, Compute):
             self._delete(v for v in self._of_value[step.value])
             return
@@ -192,7 +202,7 @@ class _Writer:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
-        else:
+        elif not self._assign_in_place(step.op, dying):
             self._call(step.op)
         self.computed.add(step.op)
 
@@ -208,7 +218,7 @@ class _Writer:
         for group in due.get(-1, ()):
             groups.append(self._give_out(group))
         for position, step in enumerate(steps):
-            self.step(step)
+            self.step(step, _freed_next(steps, position))
             for group in due.get(position, ()):
                 groups.append(self._give_out(group))
         return tuple(groups)
@@ -246,6 +256,39 @@ class _Writer:
             self._require(source)
         self.lines.append(self._statement(call, list(call.results)))
 
+    def _assign_in_place(self, op: str, dying: set[str]) -> bool:
+        """Write an assignment to a part of a tensor without copying a tensor that ends here.
+
+        Takes less memory than the schedule says, never more. Returns whether it could.
+        """
+        call = self.program.calls[op]
+        part = _PARTS.get(call.target)
+        if part is None or not all(isinstance(item, Variable) for item in call.args[:2]):
+            return False
+        target, source = call.args[0].name, call.args[1].name
+        (result,) = call.results
+        value = self.program.storage[target]
+        if (
+            result is None
+            or value not in dying
+            or value == self.program.storage[source]
+            or target in self.program.views
+            or self.program.facts[target] != self.program.facts[result]
+        ):
+            return False
+        self._require(target)
+        self._require(source)
+        where = ", ".join(self._argument(item) for item in (*call.args[2:], *call.kwargs.values()))
+        self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
+        self.lines.append(f"{result} = {target}")
+        self._define(result)
+        return True
+
+    def _define(self, name: str) -> None:
+        self.live[name] = None
+        self._bound.add(name)
+        self._entry.discard(name)
+
     def _call(self, op: str) -> None:
         call = self.program.calls[op]
         again = op in self.computed
@@ -276,9 +319,7 @@ class _Writer:
     def _statement(self, call: Call, results: list[str | None]) -> str:
         named = [name for name in results if name is not None]
         for name in named:
-            self.live[name] = None
-            self._bound.add(name)
-            self._entry.discard(name)
+            self._define(name)
         expression = self._expression(call)
         if not call.sequence:
             return f"{named[0]} = {expression}" if named else expression
@@ -319,6 +360,11 @@ class _Writer:
         if isinstance(item, float) and math.isfinite(item):
             return repr(item)
         return self._bind("constant", item)
+
+
+def _freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
+    freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[position + 1 :])
+    return {step.value for step in freed if isinstance(step, Free)}
 
 
 def _generator(device: torch.device) -> torch.Generator:

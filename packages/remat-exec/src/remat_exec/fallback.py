@@ -60,7 +60,8 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
     computed = {op.name for op in graph.ops[: graph.boundary_index]}
     for step in planned:
         if isinstance(step, Free):
-            alive.pop(step.value, None)
+            if _can_come_back(graph, step.value):
+                alive.pop(step.value, None)
         elif step.op in graph.op_index:
             compute(step.op)
     for op in graph.ops[graph.boundary_index :]:
@@ -70,6 +71,13 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
         if value not in alive:
             compute(graph.ops[graph.producer[value]].name)
     return order
+
+
+def _can_come_back(graph: Graph, value: str) -> bool:
+    """Whether a value may go where the plan freed it; the last use frees the others."""
+    if value in graph.results or value not in graph.producer:
+        return False
+    return graph.ops[graph.producer[value]].replayable
 
 
 def _with_frees(graph: Graph, kept: dict[str, None], order: list[str]) -> list[Step]:

@@ -1,8 +1,8 @@
 """Small graphs exactly: the fastest schedule by Dijkstra over all states.
 
 A state is how many ops have been computed a first time and which values are alive. Guarantee: the
-optimum over all schedules in the order of the graph, or a proof that nothing fits; unless the limits
-are hit. Complexity: up to ops x 2^values states, so for graphs of about a dozen ops.
+optimum over all schedules in the order of the graph, or a proof that nothing fits, unless a limit
+is hit. Complexity: up to ops x 2^values states, so for graphs of about a dozen ops.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from remat_graph.torch.guards import ModuleState, Signature
 from remat_graph.torch.program import Program, build_program, returned_nodes
 from remat_graph.torch.rewrite import (
     copy_joint,
+    drop_copies,
     drop_dead,
     drop_tangents,
     forward_first,
@@ -188,6 +189,9 @@ def _finish(
     drop_dead(joint)
     forward_first(joint)
     propagate(joint)
+    if drop_copies(joint):
+        drop_dead(joint)
+        propagate(joint)
     pinned = pin_mutated(joint)
     joint, copied = separate_gradients(joint)
     if pinned or copied:

@@ -19,6 +19,7 @@ from remat_graph.torch.errors import CaptureError
 
 __all__ = [
     "copy_joint",
+    "drop_copies",
     "drop_dead",
     "drop_tangents",
     "forward_first",
@@ -157,15 +158,12 @@ def _sum(graph: Graph, a: Node, b: Node) -> Node:
 
 def merge_items(joint: Joint) -> None:
     """Take each item of an operator's tuple once."""
-    first: dict[tuple[Node, int], Node] = {}
+    first: dict[Any, Node] = {}
+    roots = _roots(joint)
     for node in joint.graph.find_nodes(op="call_function", target=operator.getitem):
         keep = first.setdefault(node.args, node)
-        if keep is not node and not _is_root(joint, node):
+        if keep is not node and node not in roots:
             node.replace_all_uses_with(keep)
-
-
-def _is_root(joint: Joint, node: Node) -> bool:
-    return node in joint.graph.output_node().all_input_nodes
 
 
 def set_batch_norm_apart(joint: Joint) -> None:
@@ -247,6 +245,41 @@ def drop_dead(joint: Joint) -> None:
             joint.graph.erase_node(node)
 
 
+def drop_copies(joint: Joint) -> bool:
+    """Use the source of a copy that only feeds assignments to slices, in place of the copy.
+
+    Functionalisation turns `a[i] = b` into a copy of `b`, laid out as `a[i]`, scattered into a copy
+    of `a`. Returns whether any copy went.
+    """
+    dropped = False
+    for node in joint.graph.find_nodes(op="call_function", target=aten.copy.default):
+        target, source = node.args[:2]
+        if not (isinstance(target, Node) and isinstance(source, Node)):
+            continue
+        a, b = source.meta["fake"], node.meta["fake"]
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            continue
+        closure = _view_closure(node)
+        if closure & _roots(joint):
+            continue
+        readers = {user for view in closure for user in view.users} - closure
+        if not all(user.target in _ASSIGNMENTS for user in readers):
+            continue
+        if a.stride() == b.stride() or (len(closure) == 1 and _only_source(node, readers)):
+            node.replace_all_uses_with(source)
+            dropped = True
+    return dropped
+
+
+def _only_source(node: Node, readers: set[Node]) -> bool:
+    """Whether a node is only what is assigned, never what is assigned to: then strides are free."""
+    return all(user.args[0] is not node for user in readers)
+
+
+def _roots(joint: Joint) -> set[Node]:
+    return set(joint.graph.output_node().all_input_nodes)
+
+
 def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
     """Give each gradient a storage of its own, so that no two `.grad` share their memory.
 
@@ -269,6 +302,15 @@ def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
     return separate, gradients != joint.gradients
 
 
+# Assignments to a part of a tensor, as functionalisation writes them: (target, source, where...).
+_ASSIGNMENTS = {
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+    aten.copy.default,
+}
+
 # Operators that give zero if an argument at one of these positions is zero.
 _ZERO_IF_ANY: dict[Any, tuple[int, ...]] = {
     aten.mul.Tensor: (0, 1),
@@ -276,7 +318,7 @@ _ZERO_IF_ANY: dict[Any, tuple[int, ...]] = {
     aten.bmm.default: (0, 1),
 }
 _LINEAR_IN_FIRST = {
-    "alias", "as_strided", "as_strided_scatter", "clone", "conj", "_conj", "convolution_backward",
+    "alias", "as_strided", "clone", "conj", "_conj", "convolution_backward",
     "detach", "diagonal", "diagonal_backward", "div", "embedding_dense_backward", "expand", "flip",
     "gather_backward", "gelu_backward", "leaky_relu_backward", "mul", "native_batch_norm_backward",
     "native_dropout_backward", "native_group_norm_backward", "native_layer_norm_backward", "neg",

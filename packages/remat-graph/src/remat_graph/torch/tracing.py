@@ -56,7 +56,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     leaves, structure = flatten((args, kwargs))
     tensors, slots = distinct(leaves)
     flat = _FlatModule(module, structure, slots)
-    with _no_hidden_draws(), _attributes_restored(module):
+    with _no_hidden_draws(), _attributes_restored(module), _rnn_in_steps():
         joint = flat.name_inputs(trace_joint(flat, tensors))
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
@@ -112,11 +112,30 @@ class _FlatModule(torch.nn.Module):
         inputs = {node: named(*role) for node, role in joint.inputs.items()}
         return dataclasses.replace(joint, inputs=inputs)
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Name each parameter once for each module that has it.
+
+        A module that stands at two places is one module: swapping its parameters once for each
+        place, as `remove_duplicate=False` has it, would leave the first swap in the user's model.
+        """
+        for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
+            yield from owner.named_parameters(name, recurse=False, remove_duplicate=False)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name each buffer once for each module that has it."""
+        yield from super().named_buffers(prefix, recurse=False, remove_duplicate=False)
+        for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
+            yield from owner.named_buffers(name, recurse=False, remove_duplicate=False)
+
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._structure.rebuild(iter([tensors[slot] for slot in self._slots]))
         for index, (_, owner, key) in enumerate(self._lifted):
             owner.__dict__[key] = getattr(self, f"lifted_{index}")
-        with _replaced_buffers_written_in_place(self.module):
+        with _replaced_buffers_written_in_place(self.module), _not_seeded():
             result = original_forward(self.module)(*args, **kwargs)
         for index, (_, owner, key) in enumerate(self._lifted):
             if owner.__dict__.get(key) is not getattr(self, f"lifted_{index}"):
@@ -175,13 +194,15 @@ def _attributes_restored(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _refuse_stored(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    parameters = [p for p in before["_parameters"].values() if p is not None]
     for key, value in after.items():
         if key.startswith("_") and key in torch.nn.Module().__dict__:
             continue
         if isinstance(before.get(key), torch.Tensor):  # lifted, and checked where it was
             continue
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        parts = list(value.values()) if isinstance(value, dict) else parts
+        parts = _parts(value)
+        if _all_in(_parts(before.get(key)), parameters):  # other names for them, as nn.LSTM has
+            continue
         if any(is_traced_tensor(part) for part in parts):
             raise CaptureError(
                 f"forward stores a tensor in {name}.{key}, where a replay would leave it stale; "
@@ -193,6 +214,42 @@ def _refuse_stored(name: str, before: dict[str, Any], after: dict[str, Any]) -> 
                 f"forward changes {name}.{key} from {old!r} to {value!r}, which a captured graph "
                 f"cannot repeat; keep it in a registered buffer, or change it outside forward"
             )
+
+
+def _all_in(parts: list[Any], tensors: list[torch.Tensor]) -> bool:
+    return bool(parts) and all(any(part is tensor for tensor in tensors) for part in parts)
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+@contextmanager
+def _not_seeded() -> Iterator[None]:
+    before = torch.default_generator.get_state().numpy().tobytes()
+    yield
+    if torch.default_generator.get_state().numpy().tobytes() != before:
+        raise CaptureError(
+            "forward seeds torch's global random generator, which a captured graph would not "
+            "repeat; seed it outside forward"
+        )
+
+
+@contextmanager
+def _rnn_in_steps() -> Iterator[None]:
+    """Trace an LSTM on the CPU as the operators of its steps.
+
+    oneDNN's fused layer keeps what its backward needs only where gradients are on, in a workspace
+    of no declared type.
+    """
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 @contextmanager
