@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ def main() -> int:
     return int(bool(failed))
 
 
-def plan_once(name: str, example: zoo.Example, fraction: float, limit: float) -> dict[str, object]:
+def plan_once(name: str, example: zoo.Example, fraction: float, limit: float) -> dict[str, Any]:
     """Plan a model once, from capture to schedule; times in seconds, gaps in points."""
     start = time.perf_counter()
     plan = remat.plan(
@@ -83,7 +84,7 @@ def plan_once(name: str, example: zoo.Example, fraction: float, limit: float) ->
     }
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> None:
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the rows; a reader sees the old file or the new."""
     temporary = path.with_name(f".{path.name}.part")
     content = {"torch": torch.__version__, "threads": torch.get_num_threads(), "plans": rows}

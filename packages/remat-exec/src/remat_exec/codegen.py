@@ -273,6 +273,7 @@ class _Writer:
             or value not in dying
             or value == self.program.storage[source]
             or target in self.program.views
+            or target in self.program.tangents  # autograd's, and read by others too
             or self.program.facts[target] != self.program.facts[result]
         ):
             return False
@@ -292,7 +293,7 @@ class _Writer:
     def _call(self, op: str) -> None:
         call = self.program.calls[op]
         again = op in self.computed
-        if again and call.replay is not None:
+        if again and call.replay is not None and self._is_written(call):
             call = call.replay
         for source in call.reads:
             self._require(source)
@@ -315,6 +316,14 @@ class _Writer:
                 self.lines.append(f"states[{slot}] = tobytes__({generator}.get_state())")
                 self.lines.append(statement)
         self._delete(stale)
+
+    def _is_written(self, call: Call) -> bool:
+        """Whether what only the first run makes has gone where it is written."""
+        return all(
+            write in self.computed
+            for write, into in self.program.writes.items()
+            if into.variable in call.results
+        )
 
     def _statement(self, call: Call, results: list[str | None]) -> str:
         named = [name for name in results if name is not None]

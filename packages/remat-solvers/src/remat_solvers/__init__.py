@@ -15,7 +15,7 @@ from remat_solvers.errors import (
     UnsuitableSolver,
 )
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver
-from remat_solvers.registry import SolverInfo, get_solver, list_solvers
+from remat_solvers.registry import get_solver, list_solvers
 from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 
@@ -31,7 +31,6 @@ __all__ = [
     "SmallestBudget",
     "Solver",
     "SolverError",
-    "SolverInfo",
     "UnknownSolver",
     "UnsuitableSolver",
     "__version__",

@@ -12,7 +12,7 @@ import logging
 from remat_graph import Graph, Hierarchy, InvalidSchedule, Solution, Status, simulate
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
-from remat_solvers.registry import get_solver, origin
+from remat_solvers.registry import find, get_solver
 from remat_solvers.smallest import smallest_budget
 
 __all__ = ["AUTO", "solve"]
@@ -83,7 +83,7 @@ def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
         if error is relay.raised:
             raise
         cause = f"it raised {type(error).__name__}: {error}"
-        raise BrokenSolver(name, origin(name), cause) from error
+        raise BrokenSolver(name, find(name).origin, cause) from error
     return _checked(name, problem, answer)
 
 
@@ -102,28 +102,28 @@ def _checked(name: str, problem: Problem, answer: object) -> Solution:
     """
     if not isinstance(answer, Solution):
         raise BrokenSolver(
-            name, origin(name), f"it returned a {type(answer).__name__}, no Solution"
+            name, find(name).origin, f"it returned a {type(answer).__name__}, no Solution"
         )
     found = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
     if found != (answer.schedule is not None):
         has = "no schedule" if answer.schedule is None else "a schedule"
-        raise BrokenSolver(name, origin(name), f"it claims {answer.status.value!r} with {has}")
+        raise BrokenSolver(name, find(name).origin, f"it claims {answer.status.value!r} with {has}")
     if answer.schedule is None:
         return answer
     try:
         timeline = simulate(problem.graph, answer.schedule)
     except InvalidSchedule as error:
-        raise BrokenSolver(name, origin(name), f"its schedule is illegal ({error})") from error
+        raise BrokenSolver(name, find(name).origin, f"its schedule is illegal ({error})") from error
     if timeline.peak_bytes > problem.budget_bytes:
         cause = (
             f"its schedule peaks at {timeline.peak_bytes} bytes, "
             f"over the budget of {problem.budget_bytes}"
         )
-        raise BrokenSolver(name, origin(name), cause)
+        raise BrokenSolver(name, find(name).origin, cause)
     bound = answer.lower_bound
     if bound is not None and bound > timeline.time * (1 + 1e-9):
         cause = f"it claims the bound {bound}, but its own schedule takes {timeline.time}"
-        raise BrokenSolver(name, origin(name), cause)
+        raise BrokenSolver(name, find(name).origin, cause)
     return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
 
 

@@ -52,7 +52,9 @@ def measure_plain(
         stack.enter_context(generators_restored(device))
         try:
             with measure_peak(device) as peak:
-                _step(module, args, kwargs, capture, sources)
+                outputs = _forward(module, args, kwargs, capture)
+                gradients = stand_in_gradients(outputs)
+                torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
         except torch.OutOfMemoryError:
             return None
         finally:
@@ -62,21 +64,16 @@ def measure_plain(
     return peak
 
 
-def _step(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    capture: Capture,
-    sources: list[torch.Tensor],
-) -> None:
-    result = original_forward(module)(*args, **kwargs)
-    outputs, _ = flatten(result)
+def _forward(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], capture: Capture
+) -> list[torch.Tensor]:
+    """Run the forward and keep only the outputs that get a gradient."""
+    outputs, _ = flatten(original_forward(module)(*args, **kwargs))
     program = capture.program
     wanted = {program.returned[position] for position in program.tangents.values()}
-    chosen = [
+    return [
         tensor
         for tensor, output in zip(outputs, program.outputs, strict=True)
         if (output.kind == "fresh" and output.variable in wanted)
         or (output.kind == "view" and output.base in wanted)
     ]
-    torch.autograd.grad(chosen, sources, stand_in_gradients(chosen), allow_unused=True)

@@ -16,7 +16,7 @@ from remat.plain import measure_plain
 from remat_exec import BudgetExceeded, Executable
 from remat_graph import Graph, Schedule, Solution, Stage, simulate
 from remat_graph.torch import Capture, Costs, capture, read_call
-from remat_solvers import Progress, get_solver, solve
+from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
 
 __all__ = ["Plan", "Planned", "Settings", "make_plan", "plan"]
@@ -178,6 +178,7 @@ def make_plan(
     """Capture, find the budget, solve; with `run`, run it once and plan again while it is over.
 
     Raises:
+        BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
     """
     start = time.perf_counter()
@@ -196,7 +197,7 @@ def make_plan(
     budget = settings.budget.resolve(device, lambda: everything if plain is None else plain)
     target = budget - _SCALAR_LOSS_BYTES
     for attempt in range(_ATTEMPTS):
-        solution = _solve(captured.graph, target, settings)
+        solution = _solve(captured.graph, budget, target, settings)
         if solution.schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
         executable = Executable(captured, solution.schedule, budget)
@@ -211,7 +212,7 @@ def make_plan(
             logger.info("planned: %s", str(plan).replace("\n", "; "))
             return Planned(plan, captured, executable)
         over = measured - budget
-        logger.warning(
+        logger.info(
             "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
             measured, over, budget, solution.peak_bytes,
         )  # fmt: skip
@@ -219,8 +220,8 @@ def make_plan(
         if target <= 0:
             break
     raise BudgetExceeded(
-        f"the measured peak of {_mib(measured)} stays over the budget of {_mib(budget)} "
-        f"(predicted {_mib(solution.peak_bytes)}) after {_ATTEMPTS} plans; raise the budget",
+        f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
+        f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget",
         budget,
         measured,
     )
@@ -235,14 +236,28 @@ def _for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
     return captured.variant(frozenset(expected))
 
 
-def _solve(graph: Graph, target: int, settings: Settings) -> Solution:
-    return solve(
-        graph,
-        max(1, target),
-        solver=settings.solver,
-        limit_seconds=settings.limit_seconds,
-        progress=settings.progress,
-    )
+def _solve(graph: Graph, budget: int, target: int, settings: Settings) -> Solution:
+    """Solve for a target below the budget; what is raised speaks of the budget.
+
+    Raises:
+        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
+    """
+    try:
+        return solve(
+            graph,
+            max(1, target),
+            solver=settings.solver,
+            limit_seconds=settings.limit_seconds,
+            progress=settings.progress,
+        )
+    except BudgetTooSmall as error:
+        raise BudgetTooSmall(
+            budget,
+            error.smallest_bytes + budget - target,
+            error.least_bytes,
+            error.least_at,
+            error.status,
+        ) from None
 
 
 def _device(captured: Capture) -> torch.device:

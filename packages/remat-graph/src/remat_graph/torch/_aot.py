@@ -177,6 +177,11 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
     for value, role in zip(values, module.graph.output_node().meta["desc"], strict=True):
         if value is None:  # an input without a gradient
             continue
+        if value.meta["val"].layout != torch.strided:
+            raise CaptureError(
+                f"{value.name} is a sparse tensor, which cannot be planned; "
+                f"make embeddings with sparse=False"
+            )
         returned[role] = value
         if isinstance(role, roles.InputMutationAOTOutput):
             mutations.append((by_role[role.mutated_input], value))

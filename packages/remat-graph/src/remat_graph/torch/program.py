@@ -416,7 +416,9 @@ def _replay(node: Node, names: list[str | None]) -> Call | None:
     if node.target is not aten._native_batch_norm_legit_functional.default:
         return None
     x, weight, bias, _mean, _var, training, momentum, eps = node.args
-    if training is not True:
+    statistics = [user for user in node.users if user.args[1] in (3, 4)]
+    read = any(user.op == "call_function" for item in statistics for user in item.users)
+    if training is not True or read:
         return None
     args = torch.fx.map_arg((x, weight, bias, True, momentum, eps), _variable)
     target = aten._native_batch_norm_legit.no_stats

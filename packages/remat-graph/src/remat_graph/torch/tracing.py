@@ -23,6 +23,7 @@ from remat_graph.torch.structure import Structure, flatten
 __all__ = ["Traced", "trace"]
 
 _SCALARS = (bool, int, float, complex, str)
+_TRACING_SEED = 0x5EED_0F_72ACE  # one that no forward sets
 
 
 class Traced:
@@ -53,6 +54,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises:
         CaptureError: if the forward cannot be one static graph, or stores something on the module.
     """
+    _refuse_lost_dropout(module)
     leaves, structure = flatten((args, kwargs))
     tensors, slots = distinct(leaves)
     flat = _FlatModule(module, structure, slots)
@@ -228,13 +230,24 @@ def _parts(value: Any) -> list[Any]:
 
 @contextmanager
 def _not_seeded() -> Iterator[None]:
-    before = torch.default_generator.get_state().numpy().tobytes()
     yield
-    if torch.default_generator.get_state().numpy().tobytes() != before:
+    if torch.default_generator.initial_seed() != _TRACING_SEED:
         raise CaptureError(
             "forward seeds torch's global random generator, which a captured graph would not "
             "repeat; seed it outside forward"
         )
+
+
+def _refuse_lost_dropout(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if not (isinstance(part, torch.nn.RNNBase) and part.training):
+            continue
+        if part.dropout and part.num_layers > 1:
+            raise CaptureError(
+                f"{name or type(part).__name__} has dropout={part.dropout} between its layers, "
+                f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
+                f"nn.Dropout between them"
+            )
 
 
 @contextmanager
@@ -244,12 +257,13 @@ def _rnn_in_steps() -> Iterator[None]:
     oneDNN's fused layer keeps what its backward needs only where gradients are on, in a workspace
     of no declared type.
     """
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    flags: Any = torch.backends.mkldnn
+    before = flags.enabled
+    flags.enabled = False
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        flags.enabled = before
 
 
 @contextmanager
@@ -257,11 +271,14 @@ def _no_hidden_draws() -> Iterator[None]:
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else _numpy_state(numpy)
-    cpu_state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(cpu_state)
-    changed = random.getstate() != python_state
-    random.setstate(python_state)
+    torch_state = torch.get_rng_state()
+    torch.default_generator.manual_seed(_TRACING_SEED)
+    try:
+        yield
+        changed = random.getstate() != python_state
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
     if changed or (numpy is not None and _numpy_state(numpy) != numpy_state):
         raise CaptureError(
             "forward draws random numbers from Python's random or numpy, which a captured graph "

@@ -1,0 +1,131 @@
+"""Tiny models, each with a call and a loss, and what executes them by a schedule."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_exec import RematModule
+from remat_graph.torch import capture
+from remat_solvers.store_all import store_all
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the arguments of a call, and the loss of what it returns; equal for each use."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    make_args: Callable[[], tuple[Any, ...]]
+    loss: Callable[[Any], torch.Tensor]
+
+    def model(self):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.make().train()
+
+    def args(self):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return self.make_args()
+
+    @functools.cached_property
+    def captured(self):
+        return capture(self.model(), self.args())
+
+    @property
+    def store_all(self):
+        return store_all(self.captured.graph)
+
+    def remat(self, schedule=None, model=None):
+        """Execute by a schedule; store everything by default."""
+        model = self.model() if model is None else model
+        return RematModule(model, self.captured, schedule or self.store_all)
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        return self.name
+
+
+class Shared(nn.Module):
+    """One layer used three times, with dropout between."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.leave = nn.Linear(12, 12, bias=False)
+        self.leave.weight = self.layer.weight
+
+    def forward(self, x):
+        for _ in range(3):
+            x = nn.functional.dropout(torch.tanh(self.layer(x)), 0.3, self.training)
+        return self.leave(x)
+
+
+class Heads(nn.Module):
+    """Two outputs over one trunk, and a third without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.Tanh())
+        self.left, self.right = nn.Linear(16, 4), nn.Linear(16, 6)
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return {"left": self.left(x), "right": self.right(x), "index": x.argmax(dim=1)}
+
+
+class Attention(nn.Module):
+    """Causal attention, as operators, with a dropout of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 2, 24).transpose(1, 2).chunk(3, -1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = nn.functional.dropout(y, 0.2, self.training)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+def _normed():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5),
+    )  # fmt: skip
+
+
+def _squares(output):
+    return output.square().mean()
+
+
+def _both(output):
+    return output["left"].square().mean() + output["right"].exp().mean()
+
+
+MLP = Case(
+    "mlp",
+    lambda: nn.Sequential(
+        nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16),
+        nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, 4),
+    ),
+    lambda: (torch.randn(32, 8),),
+    _squares,
+)  # fmt: skip
+SHARED = Case("shared", Shared, lambda: (torch.randn(16, 12),), _squares)
+NORMED = Case("normed", _normed, lambda: (torch.randn(4, 2, 6, 6),), _squares)
+ATTENTION = Case(
+    "attention",
+    lambda: nn.Sequential(Attention(), Attention()),
+    lambda: (torch.randn(2, 6, 16),),
+    _squares,
+)
+HEADS = Case("heads", Heads, lambda: (torch.randn(32, 8),), _both)
+CASES = (MLP, SHARED, NORMED, ATTENTION, HEADS)
