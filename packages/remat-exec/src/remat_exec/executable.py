@@ -319,8 +319,12 @@ class _ForwardFunction(torch.autograd.Function):
         return tuple(returned)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the graph that create_graph asks for would miss this part
+            raise BackwardError(
+                "create_graph=True asks for a gradient of a gradient, which a plan does not give; "
+                "run the original module for it"
+            )
         step: _Step = ctx.step
         if step.started:
             raise BackwardError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -139,12 +139,7 @@ def capture(
             "nothing that the forward returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    signature = Signature(
-        flat.signature.tensors,
-        flat.signature.slots,
-        flat.signature.structure.without_templates(),
-        flat.signature.autocast,
-    )
+    signature = replace(flat.signature, structure=flat.signature.structure.without_templates())
     return _finish(
         joint,
         _all_but_loss(joint, traced.output_structure),

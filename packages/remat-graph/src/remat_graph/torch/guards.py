@@ -2,8 +2,9 @@
 
 A signature holds the shapes, strides, dtypes, devices and `requires_grad` of the input tensors, the
 arguments that are no tensors, which tensors are the same object, and autocast. A module's state
-holds its submodules, their plain attributes (`training` among them), and the shape, dtype, device,
-`requires_grad` and sharing of parameters, buffers and tensor attributes.
+holds its submodules, their plain attributes (`training` among them) and settings (a `config`), and
+the shape, stride, dtype, device, `requires_grad` and sharing of parameters, buffers and tensor
+attributes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["ModuleState", "Signature", "TensorSignature"]
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _SKIPPED = {"_is_full_backward_hook", "_non_persistent_buffers_set", "_is_replica"}
+_OWN_ATTRIBUTES = frozenset(torch.nn.Module().__dict__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Signature:
     slots: tuple[int, ...]
     structure: Structure
     autocast: tuple[tuple[str, torch.dtype], ...]
+    default_dtype: torch.dtype
 
     @classmethod
     def of(
@@ -64,12 +67,15 @@ class Signature:
             for device in sorted(devices)
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         )
-        return cls(tuple(TensorSignature.of(t) for t in tensors), slots, structure, autocast)
+        described = tuple(TensorSignature.of(t) for t in tensors)
+        return cls(described, slots, structure, autocast, torch.get_default_dtype())
 
     def difference(self, other: Signature) -> str | None:
         """Say in which way another call differs from this one; `None` if it does not."""
         if self.autocast != other.autocast:
             return f"autocast was {self.autocast or 'off'} and is {other.autocast or 'off'}"
+        if self.default_dtype != other.default_dtype:
+            return f"the default dtype was {self.default_dtype} and is {other.default_dtype}"
         try:
             same = self.structure == other.structure
         except Exception:  # an argument whose == does not give a truth value
@@ -106,35 +112,91 @@ class ModuleState:
         self._facts: dict[str, tuple[Any, ...]] = {
             name: _module_facts(owner) for name, owner in module.named_modules()
         }
-        self._sharing = _sharing(module)
+        self._settings = {
+            name: _setting_facts(owner.__dict__.get(key))
+            for name, owner, key in _settings_of(module)
+        }
+        self._sharing = _sharing(list(module.modules()))
 
     def bind(self, module: torch.nn.Module) -> Callable[[], str | None]:
         """Make a check of a module of the same tree: it returns what differs, or `None`."""
-        owners = [(name, owner, self._facts.get(name)) for name, owner in module.named_modules()]
-        children = [tuple(owner._modules.values()) for _, owner, _ in owners]
-        sharing = _sharing(module)
+        owners = [
+            (
+                name,
+                owner,
+                self._facts.get(name),
+                _plain_getter(owner),
+                tuple(owner._modules.values()),
+            )
+            for name, owner in module.named_modules()
+        ]
+        settings = _settings_of(module)
+        modules = [owner for _, owner, *_ in owners]
 
         def check() -> str | None:
-            for (name, owner, facts), below in zip(owners, children, strict=True):
-                if tuple(owner._modules.values()) != below:
+            for name, owner, facts, plain, children in owners:
+                if tuple(owner._modules.values()) != children:
                     return f"submodules of {name or 'the module'} were replaced"
-                if facts is None or (now := _module_facts(owner)) != facts:
-                    return _fact_difference(name, owner, facts, now if facts else None)
-            if sharing != self._sharing:
+                if facts is None or plain(owner.__dict__) != facts[0] or _rest(owner) != facts[1]:
+                    return _fact_difference(name, owner, facts)
+            for name, owner, key in settings:
+                if _setting_facts(owner.__dict__.get(key)) != self._settings.get(name):
+                    return f"{name} was changed"
+            if _sharing(modules) != self._sharing:
                 return "other parameters or buffers share their memory"
             return None
 
         return check
 
 
-def _module_facts(owner: torch.nn.Module) -> tuple[Any, ...]:
+def _settings_of(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
+    """Find the attributes that hold settings, such as a `config` or a list, once each."""
+    found = []
+    seen: set[int] = set()
+    for name, owner in module.named_modules():
+        for key, value in owner.__dict__.items():
+            if key in _OWN_ATTRIBUTES or id(value) in seen or _setting_facts(value) is None:
+                continue
+            seen.add(id(value))
+            found.append((f"{name}.{key}".removeprefix("."), owner, key))
+    return found
+
+
+def _setting_facts(value: object) -> list[tuple[Any, Any]] | None:
+    """List the plain entries of a container or an object; `None` for anything else."""
+    if isinstance(value, (list, tuple)):
+        entries: Any = enumerate(value)
+    elif isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, (torch.nn.Module, torch.Tensor, type)) or callable(value):
+        return None
+    else:
+        entries = getattr(value, "__dict__", {}).items()
+    facts = [(key, item) for key, item in entries if isinstance(item, _PLAIN)]
+    return facts or None
+
+
+def _module_facts(owner: torch.nn.Module) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return _plain_getter(owner)(owner.__dict__), _rest(owner)
+
+
+def _plain_getter(owner: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Make a function that reads the plain attributes, and how many attributes there are."""
+    keys = [
+        key
+        for key, value in owner.__dict__.items()
+        if isinstance(value, _PLAIN) and key not in _SKIPPED
+    ]
+
+    def read(attributes: dict[str, Any]) -> tuple[Any, ...]:
+        return (keys, [attributes.get(key) for key in keys])
+
+    return read
+
+
+def _rest(owner: torch.nn.Module) -> tuple[Any, ...]:
     attributes = owner.__dict__
     return (
-        [
-            (key, value)
-            for key, value in attributes.items()
-            if isinstance(value, _PLAIN) and key not in _SKIPPED
-        ],
         [_tensor_facts(p) for p in owner._parameters.values()],
         [_tensor_facts(b) for b in owner._buffers.values()],
         [_tensor_facts(t) for t in attributes.values() if isinstance(t, torch.Tensor)],
@@ -145,30 +207,31 @@ def _module_facts(owner: torch.nn.Module) -> tuple[Any, ...]:
 def _tensor_facts(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     if tensor is None:
         return None
-    return (tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape)
+    return (tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
 
 def _fact_difference(
-    name: str, owner: torch.nn.Module, facts: tuple[Any, ...] | None, now: tuple[Any, ...] | None
+    name: str, owner: torch.nn.Module, facts: tuple[tuple[Any, ...], tuple[Any, ...]] | None
 ) -> str:
     where = name or type(owner).__name__
-    if facts is None or now is None:
+    if facts is None:
         return f"the submodule {where} is new"
-    before = dict(facts[0])
-    for key, value in now[0]:
-        if key not in before or before[key] != value:
-            return f"{where}.{key} was {before.get(key)!r} and is {value!r}"
-    if facts[4] != now[4]:
+    (keys, values), rest = facts
+    for key, value in zip(keys, values, strict=True):
+        if (now := owner.__dict__.get(key)) != value:
+            return f"{where}.{key} was {value!r} and is {now!r}"
+    if rest[3] != _rest(owner)[3]:
         return f"{where} has other hooks"
-    return f"a parameter, buffer or attribute of {where} has another shape, type or requires_grad"
+    if rest != _rest(owner):
+        return f"a parameter, buffer or tensor of {where} has another shape, type or requires_grad"
+    return f"{where} has other plain attributes"
 
 
-def _sharing(module: torch.nn.Module) -> tuple[int, ...]:
+def _sharing(modules: list[torch.nn.Module]) -> tuple[int, ...]:
     """Give parameters and buffers numbers that are equal for the same tensor."""
     number: dict[int, int] = {}
-    tensors = [
-        tensor
-        for owner in module.modules()
+    return tuple(
+        number.setdefault(id(tensor), len(number))
+        for owner in modules
         for tensor in (*owner._parameters.values(), *owner._buffers.values())
-    ]
-    return tuple(number.setdefault(id(tensor), len(number)) for tensor in tensors)
+    )

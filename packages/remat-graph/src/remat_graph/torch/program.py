@@ -322,6 +322,11 @@ class _Reader:
         for name, part in zip(names, parts, strict=True):
             if name is not None and isinstance(part, torch.Tensor):
                 self._add(name, part)
+        if is_random(node) and _has_generator(node):
+            raise CaptureError(
+                f"the operator {node.target} draws from a generator of its own, whose draws could "
+                f"not be repeated; leave the argument generator out, and seed torch instead"
+            )
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _variable)
         random = tensors[0].device if is_random(node) and tensors else None
         call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
@@ -409,6 +414,13 @@ def _variable(node: Node) -> Any:
 def _output(output: OutputRole) -> Output:
     base = output.node if output.base is None else output.base
     return Output(output.kind, output.node.name, base.name, output.requires_grad)
+
+
+def _has_generator(node: Node) -> bool:
+    sources = [source.meta["fake"] for source in node.all_input_nodes]
+    given = [*node.args, *node.kwargs.values(), *sources]
+    opaque = [item for item in sources if not isinstance(item, (torch.Tensor, tuple, list))]
+    return bool(opaque) or any(isinstance(item, torch.Generator) for item in given)
 
 
 def _replay(node: Node, names: list[str | None]) -> Call | None:

@@ -1,0 +1,168 @@
+"""Generated code does what its schedule says, and computes what storing everything computes."""
+
+import inspect
+import random
+
+import pytest
+import torch
+from exec_cases.models import ATTENTION, CASES, HEADS, MLP, NORMED, SHARED
+from exec_cases.schedules import random_schedule
+from exec_cases.training import assert_bitwise_equal, assert_close, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_exec import Executable
+from remat_graph import Compute, Free, InvalidSchedule, Schedule, simulate
+
+# A replay of a drawing op on the CPU holds two copies of the generator's state while it runs.
+GENERATOR_BYTES = 2 * 5056
+STREAM = {SHARED, ATTENTION}
+SLACK_BYTES = 256
+
+
+def record(case, model, steps=2):
+    return train(model, lambda module, _: module(*case.args()), case.loss, steps)
+
+
+def rehearsed(case, schedule):
+    return Executable(case.captured, schedule).rehearse(case.model(), list(case.args())).peak_bytes
+
+
+def saved_in_place(case):
+    """Assigning to a part of a tensor in place saves a copy of it."""
+    if not any("slice_scatter" in str(call.target) for call in case.captured.program.calls.values()):
+        return SLACK_BYTES
+    return max(value.size_bytes for value in case.captured.graph.values)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_storing_everything_computes_what_eager_computes(case):
+    assert_close(record(case, case.remat()), record(case, case.model()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6))
+def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_the_simulator_says(
+    case, seed
+):
+    schedule = random_schedule(case.captured.graph, random.Random(seed))
+    assert_bitwise_equal(record(case, case.remat(schedule)), record(case, case.remat()))
+    predicted = simulate(case.captured.graph, schedule).peak_bytes
+    measured = rehearsed(case, schedule)
+    assert measured <= predicted + (GENERATOR_BYTES if case in STREAM else SLACK_BYTES)
+    assert measured >= predicted - saved_in_place(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_peak_of_storing_everything_is_the_predicted_one(case):
+    predicted = simulate(case.captured.graph, case.store_all).peak_bytes
+    measured = rehearsed(case, case.store_all)
+    assert predicted - saved_in_place(case) <= measured <= predicted + SLACK_BYTES
+
+
+def replay_of(case, target):
+    """Store everything, but compute the ops of this operator a second time before the backward."""
+    graph, calls = case.captured.graph, case.captured.program.calls
+    again = [op for op in graph.ops if op.name in calls and target in str(calls[op.name].target)]
+    again = [op for op in again if op.replayable and op.stage == "forward"]
+    assert again
+    steps = []
+    for step in case.store_all:
+        if step == Compute("loss"):
+            steps += [Compute(op.name) for op in again]
+        steps.append(step)
+    return Schedule(_legal(graph, steps, again))
+
+
+def _legal(graph, steps, again):
+    """Keep what the second run reads and makes alive until then."""
+    last = max(i for i, step in enumerate(steps) if step == Compute(again[-1].name))
+    held = {v for op in again for v in (*op.inputs, *op.outputs)} - graph.resident
+    late = [Free(v) for v in held if Free(v) in steps[:last]]
+    early = [s for s in steps[: last + 1] if s not in late]
+    return (*early, *late, *steps[last + 1 :])
+
+
+@pytest.mark.parametrize("case", [SHARED, ATTENTION], ids=str)
+def test_a_replayed_dropout_draws_the_same_mask_and_leaves_the_stream_where_eager_does(case):
+    schedule = replay_of(case, "native_dropout")
+    model = case.remat(schedule)
+    assert "set_state" in model.executable.source
+    got = record(case, model)
+    assert_bitwise_equal(got, record(case, case.remat()))
+    eager = record(case, case.model())
+    assert torch.equal(got.tensors["random state"], eager.tensors["random state"])
+
+
+def test_a_user_who_draws_between_forward_and_backward_gets_the_numbers_of_eager():
+    drawn = []
+    for model in (SHARED.remat(replay_of(SHARED, "native_dropout")), SHARED.model()):
+        torch.manual_seed(3)
+        output = model(*SHARED.args())
+        between = torch.rand(4)
+        SHARED.loss(output).backward()
+        drawn.append((between, torch.rand(4), model.state_dict(), torch.randn(2)))
+    assert all(torch.equal(a, b) for a, b in zip(drawn[0][:2], drawn[1][:2], strict=True))
+    assert torch.equal(drawn[0][3], drawn[1][3])
+
+
+def test_a_replayed_batch_norm_updates_its_statistics_once():
+    model = NORMED.remat(replay_of(NORMED, "batch_norm"))
+    record(NORMED, model, steps=3)
+    eager = NORMED.model()
+    record(NORMED, eager, steps=3)
+    for got, expected in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert int(model.module[1].num_batches_tracked) == 3
+
+
+def test_an_illegal_schedule_is_refused():
+    steps = MLP.store_all.steps
+    with pytest.raises(InvalidSchedule):
+        Executable(MLP.captured, Schedule(steps[1:]))
+
+
+def test_the_source_is_there_for_tracebacks():
+    executable = Executable(MLP.captured, MLP.store_all)
+    assert "def backward(saved, tangents, states):" in executable.source
+    assert inspect.getsource(executable.code.forward) in executable.source
+
+
+def test_the_code_deletes_where_the_schedule_frees():
+    graph = MLP.captured.graph
+    executable = Executable(MLP.captured, MLP.store_all)
+    before_loss = MLP.store_all.steps[: MLP.store_all.steps.index(Compute("loss"))]
+    freed = [step.value for step in before_loss if isinstance(step, Free)]
+    forward = executable.source.partition("def backward")[0]
+    for value in freed:
+        assert any(
+            line.strip().startswith("del ") and value in line for line in forward.splitlines()
+        )
+    assert executable.code.states == 0
+    assert len(freed) < len(graph.values)
+
+
+def test_what_backward_does_not_read_is_not_saved():
+    saved = Executable(MLP.captured, MLP.store_all).code.saved
+    program = MLP.captured.program
+    read = {v for name in program.backward_ops if name in program.calls
+            for v in program.calls[name].reads}  # fmt: skip
+    values = {program.storage[name] for name in read}
+    assert {program.storage[name] for name in saved} <= values
+
+
+def test_plans_with_several_outputs_keep_all_that_another_backward_may_read():
+    executable = Executable(HEADS.captured, HEADS.store_all)
+    assert executable.may_vary
+    assert not Executable(MLP.captured, MLP.store_all).may_vary
+
+
+def test_rehearsing_changes_nothing():
+    model, args = NORMED.model(), NORMED.args()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    Executable(NORMED.captured, NORMED.store_all).rehearse(model, list(args))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,176 @@
+"""Memory: given back as soon as it can be, nothing kept between steps, and measured truly."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from exec_cases.models import CASES, MLP, Case
+from torch import nn
+
+from remat_exec import measure_peak, profile_step
+from remat_graph import simulate
+
+
+def live_tensors():
+    gc.collect()
+    return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+
+
+def step(case, model):
+    case.loss(model(*case.args())).backward()
+
+
+def wide(layers=6, width=320):
+    """Layers of 400 KB, so that gradients come in several groups."""
+    return Case(
+        "wide",
+        lambda: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))),
+        lambda: (torch.randn(2, width),),
+        lambda y: y.square().mean(),
+    )
+
+
+def test_gradients_are_handed_over_while_the_rest_is_computed():
+    case = wide()
+    model = case.remat()
+    assert len(model.executable.code.groups) > 1
+    step(case, model)
+    with measure_peak() as accumulating:
+        step(case, model)
+    held = sum(p.grad.nbytes for p in model.parameters())
+    model.zero_grad()
+    with measure_peak() as fresh:
+        step(case, model)
+    assert fresh.peak_bytes >= held
+    assert accumulating.peak_bytes < 0.75 * held
+
+
+def test_each_gradient_is_there_as_soon_as_its_group_is():
+    model = wide().remat()
+    seen = []
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: seen.append(sum(p.grad is not None for p in parameters))
+        )
+    step(wide(), model)
+    assert len(seen) == len(parameters)
+    assert min(seen) < len(parameters)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_after_a_step_only_the_gradients_are_left(case):
+    model = case.remat()
+    step(case, model)
+    model.zero_grad()
+    args = case.args()
+    with measure_peak() as peak:
+        case.loss(model(*args)).backward()
+    gradients = sum(p.grad.nbytes for p in model.parameters())
+    assert peak.kept_bytes == gradients
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_steps_leave_no_tensors_behind(case):
+    model = case.remat()
+    for _ in range(2):
+        step(case, model)
+    before = live_tensors()
+    for _ in range(4):
+        step(case, model)
+    assert live_tensors() <= before
+
+
+def test_a_forward_that_is_never_differentiated_leaves_nothing_behind():
+    model = MLP.remat()
+    step(MLP, model)
+    before = live_tensors()
+    for _ in range(4):
+        model(*MLP.args())
+    assert live_tensors() <= before
+
+
+def test_a_backward_that_fails_leaves_nothing_behind():
+    model = MLP.remat()
+    step(MLP, model)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    handle = model.module[0].weight.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        step(MLP, model)
+    handle.remove()
+    model.zero_grad()
+    before = live_tensors()
+    step(MLP, model)
+    eager = MLP.model()
+    step(MLP, eager)
+    for got, expected in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+    assert live_tensors() <= before + 2 * len(list(model.parameters())) + len(
+        list(eager.buffers())
+    )
+
+
+def test_a_module_goes_when_it_is_let_go_of():
+    model = MLP.remat()
+    step(MLP, model)
+    watched = [weakref.ref(model), weakref.ref(model.module), weakref.ref(model.module[0].weight)]
+    del model
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_real_step_takes_no_more_than_was_predicted(case):
+    model = case.remat()
+    args = case.args()
+    with measure_peak() as peak:
+        case.loss(model(*args)).backward()
+    predicted = simulate(case.captured.graph, case.store_all).peak_bytes
+    assert peak.peak_bytes <= predicted + 256
+
+
+def test_measure_peak_counts_what_is_held_at_once():
+    with measure_peak("cpu") as peak:
+        first = torch.empty(1000)
+        second = torch.empty(500)
+        del first
+        third = torch.empty(700)
+        del third
+    assert peak.peak_bytes == 6000
+    assert peak.kept_bytes == second.nbytes == 2000
+    assert peak.reserved_bytes == 0
+    assert max(held for _, held in peak.curve) == 6000
+    assert [held for _, held in peak.curve] == [4000, 6000, 2000, 4800, 2000]
+    moments = [moment for moment, _ in peak.curve]
+    assert moments == sorted(moments)
+    assert moments[0] == 0
+
+
+def test_measure_peak_of_nothing_is_zero():
+    with measure_peak() as peak:
+        pass
+    assert (peak.peak_bytes, peak.kept_bytes, peak.curve) == (0, 0, ())
+
+
+def test_measure_peak_ends_with_an_error():
+    with pytest.raises(ZeroDivisionError), measure_peak():
+        _ = 1 / 0
+    with measure_peak() as peak:
+        torch.empty(10)
+    assert peak.peak_bytes == 40
+
+
+def test_profile_step_warms_up_times_and_measures():
+    runs = []
+
+    def run():
+        runs.append(torch.empty(250).sum())
+
+    profile = profile_step(run, device="cpu", repeats=5)
+    assert len(runs) == 7
+    assert profile.seconds > 0
+    assert profile.peak.peak_bytes >= 1000
