@@ -10,7 +10,7 @@ from zoo.example import Example, Size, distance_to
 __all__ = ["FNO", "SpectralConvolution", "build"]
 
 # layers, width, modes, batch, side of the grid
-_SIZES = {"tiny": (2, 6, 3, 2, 12), "medium": (4, 32, 12, 16, 64)}
+_SIZES = {"tiny": (4, 6, 3, 2, 16), "medium": (4, 32, 12, 16, 64)}
 
 
 class SpectralConvolution(nn.Module):

@@ -11,7 +11,7 @@ __all__ = ["build", "build_without_dropout"]
 
 # layers, width, heads, vocabulary, batch, sequence
 _SIZES = {
-    "tiny": (2, 32, 2, 64, 2, 16),
+    "tiny": (2, 32, 2, 64, 4, 24),
     "peers": (12, 192, 6, 2000, 4, 128),
     "medium": (12, 192, 6, 2000, 4, 128),
 }

@@ -13,7 +13,7 @@ from zoo.example import Example, Size, distance_to
 __all__ = ["Mixer", "build"]
 
 # blocks, width, length, batch
-_SIZES = {"tiny": (2, 8, 6, 2), "medium": (6, 256, 128, 32)}
+_SIZES = {"tiny": (3, 16, 16, 4), "medium": (6, 256, 128, 32)}
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from zoo.example import Example, Size
 __all__ = ["build"]
 
 # layers of each half, width, heads, vocabulary, batch, sequence
-_SIZES = {"tiny": (2, 32, 2, 64, 2, 12), "medium": (6, 192, 6, 2000, 8, 96)}
+_SIZES = {"tiny": (2, 32, 2, 64, 6, 24), "medium": (6, 192, 6, 2000, 8, 96)}
 
 
 def build(size: Size) -> Example:

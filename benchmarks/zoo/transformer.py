@@ -10,7 +10,7 @@ from zoo.example import Example, Size, distance_to
 __all__ = ["build", "build_without_dropout"]
 
 # layers of each half, width, heads, batch, length
-_SIZES = {"tiny": (2, 32, 2, 2, 8), "peers": (6, 128, 4, 4, 64), "medium": (6, 192, 6, 12, 64)}
+_SIZES = {"tiny": (2, 32, 2, 6, 16), "peers": (6, 128, 4, 4, 64), "medium": (6, 192, 6, 12, 64)}
 
 
 def build(size: Size, dropout: float = 0.1) -> Example:

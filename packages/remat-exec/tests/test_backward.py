@@ -223,7 +223,7 @@ def test_a_parameter_changed_between_forward_and_backward_is_an_error():
     loss = MLP.loss(model(*MLP.args()))
     with torch.no_grad():
         model.module[2].weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation|changed in place"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
         loss.backward()
 
 
@@ -232,7 +232,7 @@ def test_a_parameter_changed_before_an_unplanned_backward_is_an_error():
     output = model(*HEADS.args())
     with torch.no_grad():
         model.module.trunk[2].weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation|changed in place"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
         output["left"].sum().backward()
 
 
@@ -241,7 +241,7 @@ def test_an_input_changed_between_forward_and_backward_is_an_error():
     (x,) = MLP.args()
     loss = MLP.loss(model(x))
     x.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation|changed in place"):
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
         loss.backward()
 
 

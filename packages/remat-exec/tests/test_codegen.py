@@ -28,13 +28,6 @@ def rehearsed(case, schedule):
     return Executable(case.captured, schedule).rehearse(case.model(), list(case.args())).peak_bytes
 
 
-def saved_in_place(case):
-    """Assigning to a part of a tensor in place saves a copy of it."""
-    if not any("slice_scatter" in str(call.target) for call in case.captured.program.calls.values()):
-        return SLACK_BYTES
-    return max(value.size_bytes for value in case.captured.graph.values)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_storing_everything_computes_what_eager_computes(case):
     assert_close(record(case, case.remat()), record(case, case.model()))
@@ -51,14 +44,14 @@ def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_the_simula
     predicted = simulate(case.captured.graph, schedule).peak_bytes
     measured = rehearsed(case, schedule)
     assert measured <= predicted + (GENERATOR_BYTES if case in STREAM else SLACK_BYTES)
-    assert measured >= predicted - saved_in_place(case)
+    assert measured >= 0.9 * predicted
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_peak_of_storing_everything_is_the_predicted_one(case):
     predicted = simulate(case.captured.graph, case.store_all).peak_bytes
     measured = rehearsed(case, case.store_all)
-    assert predicted - saved_in_place(case) <= measured <= predicted + SLACK_BYTES
+    assert 0.9 * predicted <= measured <= predicted + SLACK_BYTES
 
 
 def replay_of(case, target):

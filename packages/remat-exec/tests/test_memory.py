@@ -10,11 +10,12 @@ from torch import nn
 
 from remat_exec import measure_peak, profile_step
 from remat_graph import simulate
+from remat_graph.torch import flatten
 
 
 def live_tensors():
     gc.collect()
-    return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+    return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
 
 
 def step(case, model):
@@ -105,13 +106,11 @@ def test_a_backward_that_fails_leaves_nothing_behind():
     model.zero_grad()
     before = live_tensors()
     step(MLP, model)
+    assert live_tensors() <= before + len(list(model.parameters()))
     eager = MLP.model()
     step(MLP, eager)
     for got, expected in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got.grad, expected.grad)
-    assert live_tensors() <= before + 2 * len(list(model.parameters())) + len(
-        list(eager.buffers())
-    )
 
 
 def test_a_module_goes_when_it_is_let_go_of():
@@ -128,7 +127,9 @@ def test_a_real_step_takes_no_more_than_was_predicted(case):
     model = case.remat()
     args = case.args()
     with measure_peak() as peak:
-        case.loss(model(*args)).backward()
+        outputs, _ = flatten(model(*args))
+        sum(output.sum() for output in outputs if output.requires_grad).backward()
+        del outputs
     predicted = simulate(case.captured.graph, case.store_all).peak_bytes
     assert peak.peak_bytes <= predicted + 256
 

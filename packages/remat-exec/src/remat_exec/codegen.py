@@ -66,7 +66,8 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     """Generate the code of a schedule.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
-    this schedule reads, so that another backward can be run instead.
+    this schedule reads, so that another backward can be run instead. What the user is handed is
+    not: it is for the user to keep or let go.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -86,7 +87,12 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     backward.receive(program.tangents)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
-    saved += [name for name in kept if save_all or name in backward.read_at_entry]
+    handed = {program.storage[name] for name in program.returned}
+    saved += [
+        name
+        for name in kept
+        if name in backward.read_at_entry or (save_all and program.storage[name] not in handed)
+    ]
 
     source = "\n".join(
         [

@@ -30,6 +30,7 @@ __all__ = ["Executable", "Variant", "stand_in_gradients"]
 class Variant:
     """A backward for another set of missing gradients, over the forward of the planned one."""
 
+    missing: frozenset[int]
     code: Code
     program: Program
     peak_bytes: int
@@ -61,9 +62,9 @@ class Executable:
         returned = self.capture.program.returned
         differentiable = {*self.capture.program.tangents.values(), *self.capture.missing}
         self.not_differentiable = tuple(set(range(len(returned))) - differentiable)
-        self._variants[self.capture.missing] = Variant(
-            self.code, self.capture.program, simulate(self.capture.graph, self.schedule).peak_bytes
-        )
+        peak = simulate(self.capture.graph, self.schedule).peak_bytes
+        missing = self.capture.missing
+        self._variants[missing] = Variant(missing, self.code, self.capture.program, peak)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -144,6 +145,11 @@ class Executable:
             outputs.append(tensor)
         return outputs
 
+    def replan(self, missing: frozenset[int]) -> None:
+        """Tell whoever plans that a backward without these gradients could not be run."""
+        if self.on_unplanned is not None:
+            self.on_unplanned(missing)
+
     def variant(self, missing: frozenset[int]) -> Variant:
         """Find the backward for when the gradients at these positions do not come.
 
@@ -161,11 +167,10 @@ class Executable:
             schedule = backward_from(other.graph, self.schedule)
             peak = simulate(other.graph, schedule).peak_bytes
             code = generate(other.program, other.graph, schedule, save_all=True)
-            self._variants[missing] = Variant(code, other.program, peak)
+            self._variants[missing] = Variant(missing, code, other.program, peak)
         variant = self._variants[missing]
         if self.budget_bytes is not None and variant.peak_bytes > self.budget_bytes:
-            if self.on_unplanned is not None:
-                self.on_unplanned(missing)
+            self.replan(missing)
             raise BudgetExceeded(
                 f"this backward, over other outputs than the plan was made for, would take "
                 f"{variant.peak_bytes} bytes of a budget of {self.budget_bytes}; "
@@ -270,6 +275,13 @@ class _Step:
                         f"backward; run backward before changing it"
                     )
                 kept[name] = item
+        lacking = [name for name in variant.code.saved if name not in kept]
+        if lacking:
+            self.executable.replan(variant.missing)
+            raise BackwardError(
+                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
+                f"the plan does not keep; run forward again, it will be planned anew"
+            )
         return [kept[name] for name in variant.code.saved]
 
     def take(self, index: int) -> tuple[torch.Tensor | None, ...]:

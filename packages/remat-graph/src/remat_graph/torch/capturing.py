@@ -23,19 +23,18 @@ from remat_graph.torch.guards import ModuleState, Signature
 from remat_graph.torch.program import Program, build_program, returned_nodes
 from remat_graph.torch.rewrite import (
     copy_joint,
-    drop_copies,
     drop_dead,
-    drop_tangents,
     forward_first,
     merge_items,
-    merge_tangents,
     merge_tied,
     pin_mutated,
     propagate,
     separate_gradients,
     set_batch_norm_apart,
 )
+from remat_graph.torch.simplify import drop_copies, merge_equal
 from remat_graph.torch.structure import Structure, flatten
+from remat_graph.torch.tangents import drop_tangents, merge_tangents
 from remat_graph.torch.tracing import distinct, trace
 
 __all__ = ["Capture", "Costs", "FlatCall", "capture", "read_call", "tensor_at"]
@@ -184,7 +183,7 @@ def _finish(
     drop_dead(joint)
     forward_first(joint)
     propagate(joint)
-    if drop_copies(joint):
+    if any([drop_copies(joint), merge_equal(joint)]):
         drop_dead(joint)
         propagate(joint)
     pinned = pin_mutated(joint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,20 +19,18 @@ from remat_graph.torch.errors import CaptureError
 
 __all__ = [
     "copy_joint",
-    "drop_copies",
     "drop_dead",
-    "drop_tangents",
     "forward_first",
     "is_backward",
     "is_random",
     "merge_items",
-    "merge_tangents",
     "merge_tied",
     "pin_mutated",
     "propagate",
     "separate_gradients",
     "set_batch_norm_apart",
     "storage_key",
+    "view_closure",
 ]
 
 aten = torch.ops.aten
@@ -141,13 +139,6 @@ def merge_tied(joint: Joint, tensor_of: Callable[[str, str | int], torch.Tensor]
     return dataclasses.replace(joint, inputs=inputs, gradients=gradients)
 
 
-def merge_tangents(joint: Joint) -> Joint:
-    """Give an output that is returned several times one tangent; autograd sums its gradients."""
-    first: dict[Node, Node] = {}
-    again = {t for t, output in joint.tangents.items() if first.setdefault(output, t) is not t}
-    return drop_tangents(joint, again)
-
-
 def _sum(graph: Graph, a: Node, b: Node) -> Node:
     later = max(a, b)  # nodes of a graph compare by their position
     with graph.inserting_after(later):
@@ -159,10 +150,10 @@ def _sum(graph: Graph, a: Node, b: Node) -> Node:
 def merge_items(joint: Joint) -> None:
     """Take each item of an operator's tuple once."""
     first: dict[Any, Node] = {}
-    roots = _roots(joint)
+    returned = set(joint.graph.output_node().all_input_nodes)
     for node in joint.graph.find_nodes(op="call_function", target=operator.getitem):
         keep = first.setdefault(node.args, node)
-        if keep is not node and node not in roots:
+        if keep is not node and node not in returned:
             node.replace_all_uses_with(keep)
 
 
@@ -183,7 +174,7 @@ def pin_mutated(joint: Joint) -> bool:
     """
     pinned = False
     for node, _ in joint.mutations:
-        views = _view_closure(node)
+        views = view_closure(node)
         readers = {user for view in views for user in view.users}
         if not any(is_backward(user) for user in readers):
             continue
@@ -203,7 +194,8 @@ def _first_call(graph: Graph) -> Node:
     return first
 
 
-def _view_closure(node: Node) -> set[Node]:
+def view_closure(node: Node) -> set[Node]:
+    """Find a node with all views of it."""
     storage = storage_key(node.meta["fake"])
     closure, pending = {node}, [node]
     while pending:
@@ -245,41 +237,6 @@ def drop_dead(joint: Joint) -> None:
             joint.graph.erase_node(node)
 
 
-def drop_copies(joint: Joint) -> bool:
-    """Use the source of a copy that only feeds assignments to slices, in place of the copy.
-
-    Functionalisation turns `a[i] = b` into a copy of `b`, laid out as `a[i]`, scattered into a copy
-    of `a`. Returns whether any copy went.
-    """
-    dropped = False
-    for node in joint.graph.find_nodes(op="call_function", target=aten.copy.default):
-        target, source = node.args[:2]
-        if not (isinstance(target, Node) and isinstance(source, Node)):
-            continue
-        a, b = source.meta["fake"], node.meta["fake"]
-        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            continue
-        closure = _view_closure(node)
-        if closure & _roots(joint):
-            continue
-        readers = {user for view in closure for user in view.users} - closure
-        if not all(user.target in _ASSIGNMENTS for user in readers):
-            continue
-        if a.stride() == b.stride() or (len(closure) == 1 and _only_source(node, readers)):
-            node.replace_all_uses_with(source)
-            dropped = True
-    return dropped
-
-
-def _only_source(node: Node, readers: set[Node]) -> bool:
-    """Whether a node is only what is assigned, never what is assigned to: then strides are free."""
-    return all(user.args[0] is not node for user in readers)
-
-
-def _roots(joint: Joint) -> set[Node]:
-    return set(joint.graph.output_node().all_input_nodes)
-
-
 def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
     """Give each gradient a storage of its own, so that no two `.grad` share their memory.
 
@@ -300,111 +257,3 @@ def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
             gradients[node] = gradient
     separate = dataclasses.replace(joint, gradients=gradients)
     return separate, gradients != joint.gradients
-
-
-# Assignments to a part of a tensor, as functionalisation writes them: (target, source, where...).
-_ASSIGNMENTS = {
-    aten.slice_scatter.default,
-    aten.select_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
-    aten.copy.default,
-}
-
-# Operators that give zero if an argument at one of these positions is zero.
-_ZERO_IF_ANY: dict[Any, tuple[int, ...]] = {
-    aten.mul.Tensor: (0, 1),
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-}
-_LINEAR_IN_FIRST = {
-    "alias", "as_strided", "clone", "conj", "_conj", "convolution_backward",
-    "detach", "diagonal", "diagonal_backward", "div", "embedding_dense_backward", "expand", "flip",
-    "gather_backward", "gelu_backward", "leaky_relu_backward", "mul", "native_batch_norm_backward",
-    "native_dropout_backward", "native_group_norm_backward", "native_layer_norm_backward", "neg",
-    "permute", "repeat", "reshape", "roll", "select", "select_backward", "sigmoid_backward",
-    "silu_backward", "slice", "slice_backward", "split", "squeeze", "sum", "t", "tanh_backward",
-    "threshold_backward", "_to_copy", "transpose", "unsqueeze", "view", "_unsafe_view", "unbind",
-    "constant_pad_nd", "max_pool2d_with_indices_backward", "avg_pool2d_backward", "real", "imag",
-    "_log_softmax_backward_data", "_softmax_backward_data", "nll_loss_backward",
-    "_scaled_dot_product_flash_attention_for_cpu_backward", "view_as_real", "view_as_complex",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward", "unsafe_split", "split_with_sizes",
-    "mean", "upsample_nearest2d_backward", "upsample_bilinear2d_backward",
-}  # fmt: skip
-
-
-def drop_tangents(joint: Joint, gone: set[Node]) -> Joint:
-    """Take out the tangents `gone` and all that is zero with them.
-
-    A gradient that is zero because of it is left out, as autograd leaves it `None`.
-    """
-    zero: set[Node] = set(gone)
-    equal: dict[Node, Node] = {}
-    for node in list(joint.graph.nodes):
-        if node.op == "call_function" and zero.intersection(node.all_input_nodes):
-            _without_zeros(joint.graph, node, zero, equal)
-    gradients = {node: equal.get(g, g) for node, g in joint.gradients.items()}
-    return dataclasses.replace(
-        joint,
-        tangents={node: output for node, output in joint.tangents.items() if node not in gone},
-        gradients={node: g for node, g in gradients.items() if g not in zero},
-    )
-
-
-def _without_zeros(graph: Graph, node: Node, zero: set[Node], equal: dict[Node, Node]) -> None:
-    """Add a node that is zero to `zero`, and one that is another now to `equal`."""
-    args = node.args
-    if node.target is operator.getitem:
-        zero.add(node)
-        return
-    if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
-        a, b = args
-        if a in zero and b in zero:
-            zero.add(node)
-            return
-        other, known = (a, b) if b in zero else (b, a)
-        exchangeable = node.target is aten.add.Tensor or known is b
-        if isinstance(other, Node) and exchangeable and _same_kind(other, node):
-            node.replace_all_uses_with(other)
-            equal[node] = other
-            return
-    positions = _ZERO_IF_ANY.get(node.target)
-    if positions is None and _name(node.target) in _LINEAR_IN_FIRST:
-        positions = (0,)
-    if positions is not None and any(args[position] in zero for position in positions):
-        zero.add(node)
-        return
-    if node.target is aten.cat.default and _all_in(args[0], zero):
-        zero.add(node)
-        return
-    for source in node.all_input_nodes:
-        if source in zero:
-            node.replace_input_with(source, _zeros(graph, source, node))
-
-
-def _all_in(nodes: Any, zero: set[Node]) -> bool:
-    return isinstance(nodes, Iterable) and all(node in zero for node in nodes)
-
-
-def _name(target: Any) -> str:
-    return (
-        str(getattr(target, "_schema", target)).split("(")[0].split(".")[0].removeprefix("aten::")
-    )
-
-
-def _same_kind(a: Node, b: Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    return bool(x.shape == y.shape and x.dtype == y.dtype and x.stride() == y.stride())
-
-
-def _zeros(graph: Graph, like: Node, before: Node) -> Node:
-    value = like.meta["val"]
-    with graph.inserting_before(before):
-        zeros = graph.call_function(
-            aten.full.default,
-            (list(value.shape), 0),
-            {"dtype": value.dtype, "device": value.device, "pin_memory": False},
-        )
-    zeros.meta = {"partitioner_tag": "is_backward", "val": value}
-    return zeros

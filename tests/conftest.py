@@ -1,0 +1,8 @@
+import sys
+from pathlib import Path
+
+import torch
+
+# Steps and their comparison are those of the tests of remat-exec.
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "remat-exec" / "tests"))
+torch.set_num_threads(1)

@@ -1,0 +1,413 @@
+"""The result stands in for the model everywhere: what a user can do with one, works with it."""
+
+import copy
+import inspect
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+import transformers
+from exec_cases.training import assert_bitwise_equal, assert_close, train
+from torch import nn
+
+import remat
+import zoo
+from remat_exec import RematModule
+from remat_graph.torch import capture
+from remat_solvers.store_all import store_all
+
+LIMIT_SECONDS = 0.5
+
+
+class Net(nn.Module):
+    """Two layers tied to one another, a buffer, dropout, and arguments of every kind."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.config = {"width": width}
+        self.enter, self.leave = nn.Linear(8, width), nn.Linear(width, 8)
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.2)
+        self.again = nn.Linear(8, width)
+        self.again.weight = self.enter.weight
+
+    def forward(self, x, /, scale=1.0, *, shift=None, deep=False):
+        h = self.drop(torch.tanh(self.norm(self.enter(x)))) * scale
+        if shift is not None:
+            h = h + shift
+        if deep:
+            h = torch.tanh(self.again(self.leave(h)))
+        return self.leave(torch.exp(torch.sin(h)))
+
+    def describe(self):
+        """A method that is no forward."""
+        return f"{type(self).__name__} {self.config['width']}"
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def batch(size=64, seed=1):
+    return torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def loss(output):
+    return output.square().mean()
+
+
+def planned(model=None, args=(), **kwargs):
+    kwargs.setdefault("budget", 0.7)
+    return remat.rematerialize(
+        model or net(), args or (batch(),), limit_seconds=LIMIT_SECONDS, **kwargs
+    )
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A planned model for tests that leave it as it is."""
+    return planned()
+
+
+def step(model, x=None, **kwargs):
+    return train(model, lambda m, _: m(batch() if x is None else x, **kwargs), loss)
+
+
+def test_the_class_and_everything_on_it_are_those_of_the_model(shared):
+    original = net()
+    assert type(shared) is Net
+    assert isinstance(shared, Net)
+    assert shared.describe() == "Net 24"
+    assert shared.config == original.config
+    assert inspect.signature(shared.forward) == inspect.signature(original.forward)
+    assert shared.forward.__name__ == "forward"
+    assert list(shared.state_dict()) == list(original.state_dict())
+    assert [name for name, _ in shared.named_parameters()] == [
+        name for name, _ in original.named_parameters()
+    ]
+    assert [name for name, _ in shared.named_modules()] == [
+        name for name, _ in original.named_modules()
+    ]
+    assert repr(shared) == repr(original)
+
+
+def test_parameters_buffers_and_submodules_are_shared():
+    original = net()
+    model = planned(original)
+    for ours, theirs in (
+        (model.parameters(), original.parameters()),
+        (model.buffers(), original.buffers()),
+        (model.children(), original.children()),
+    ):
+        assert all(a is b for a, b in zip(ours, theirs, strict=True))
+    with torch.no_grad():
+        model.enter.weight.fill_(0.5)
+    assert float(original.again.weight.detach().mean()) == 0.5
+
+
+def test_the_original_is_left_as_it_was():
+    original, fresh = net(), net()
+    state = torch.get_rng_state()
+    attributes = set(vars(original))
+    planned(original)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert set(vars(original)) == attributes
+    assert "forward" not in vars(original)
+    assert all(parameter.grad is None for parameter in original.parameters())
+    for ours, theirs in zip(original.buffers(), fresh.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert_bitwise_equal(step(original), step(fresh))
+
+
+def test_what_is_set_on_the_result_is_not_set_on_the_original():
+    original = net()
+    model = planned(original)
+    model.note = "ours"
+    model.extra = nn.Linear(2, 2)
+    model.register_buffer("more", torch.zeros(1))
+    assert not hasattr(original, "note")
+    assert not hasattr(original, "extra")
+    assert not hasattr(original, "more")
+
+
+def test_eval_and_no_grad_run_the_original():
+    original = net()
+    model = planned(original)
+    plan = model.plan
+    with torch.no_grad():
+        torch.manual_seed(2)
+        got = model(batch(3))
+        torch.manual_seed(2)
+        assert not got.requires_grad
+    reference = net()
+    model.eval()
+    reference.eval()
+    reference.load_state_dict(model.state_dict())
+    assert torch.equal(model(batch(5)), reference(batch(5)))
+    with torch.inference_mode():
+        assert torch.equal(model(batch(5)), reference(batch(5)))
+    assert model.plan is plan
+    model.train()
+    assert_close(step(model), step(reference.train()))
+
+
+def test_arguments_of_every_kind_are_bound_as_by_the_forward():
+    model, eager = planned(), net()
+    shift = torch.full((24,), 0.25)
+    for kwargs in ({"scale": 2.0}, {"shift": shift}, {"deep": True, "shift": shift}, {}):
+        assert_close(step(model, **kwargs), step(eager, **kwargs))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sacle'"):
+        model(batch(), sacle=1.0)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        model()
+
+
+def test_hooks_of_the_root_and_of_submodules_run():
+    def doubled(module, args, output):
+        return 2 * output
+
+    def hooked(model):
+        calls = []
+        model.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
+        model.register_forward_hook(doubled)
+        model.register_full_backward_hook(lambda m, g, h: calls.append("backward"))
+        model.register_forward_hook(lambda *_: calls.append("forward"))
+        return calls
+
+    inner, eager_inner = net(), net()
+    for each in (inner, eager_inner):
+        each.leave.register_forward_hook(doubled)
+        each.enter.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))
+    model = planned(inner)
+    calls, eager_calls = hooked(model), hooked(eager_inner)
+    assert_close(step(model), step(eager_inner))
+    assert calls == eager_calls == ["forward", "backward"] * 2
+
+
+def test_hooks_of_the_original_come_along_and_later_ones_stay_apart():
+    original = net()
+    original.register_forward_hook(lambda m, a, output: output + 100)
+    model = planned(original)
+    assert float(model(batch()).mean()) > 50
+    original.register_forward_hook(lambda m, a, output: output + 10_000)
+    assert float(model(batch()).mean()) < 5_000
+
+
+def test_a_deepcopy_trains_alone_and_is_planned_anew():
+    model = planned()
+    other = copy.deepcopy(model)
+    assert type(other) is Net
+    assert "not made yet" in str(other.plan)
+    assert other.enter.weight is other.again.weight
+    assert other.enter.weight is not model.enter.weight
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert_bitwise_equal(step(other), step(planned()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert other.plan.budget_bytes == model.plan.budget_bytes
+
+
+def test_pickling_keeps_the_settings_and_plans_anew():
+    model = planned()
+    other = pickle.loads(pickle.dumps(model))
+    assert type(other) is Net
+    assert "not made yet" in str(other.plan)
+    assert_bitwise_equal(step(other), step(model))
+    assert other.plan.budget_bytes == model.plan.budget_bytes
+
+
+def test_saving_and_loading_the_whole_model():
+    model = planned()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    assert_bitwise_equal(step(other), step(model))
+
+
+def test_a_checkpoint_goes_from_one_to_the_other():
+    model, eager = planned(), net()
+    step(model)
+    eager.load_state_dict(model.state_dict())
+    assert_close(step(model), step(eager))
+    model.load_state_dict(net().state_dict())
+    assert_close(step(model), step(net()))
+
+
+def test_without_an_example_the_plan_is_made_at_the_first_training_call():
+    model = remat.rematerialize(net(), budget=0.7, limit_seconds=LIMIT_SECONDS)
+    assert str(model.plan) == "remat plan: not made yet; it is made at the first training call"
+    model.eval()(batch())
+    assert "not made yet" in str(model.plan)
+    model.train()
+    assert_close(step(model), step(net()))
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+
+
+def test_one_tensor_stands_for_its_tuple():
+    model = remat.rematerialize(net(), batch(), budget=0.7, limit_seconds=LIMIT_SECONDS)
+    plan = model.plan
+    model(batch())
+    assert model.plan is plan
+
+
+def test_the_plan_says_what_it_is(shared):
+    plan = shared.plan
+    text = str(plan)
+    for part in (
+        "remat plan", "operations", "budget", "peak, predicted", "peak, measured",
+        "plain autograd", "storing everything", "overhead, predicted", "overhead, at least",
+        "solver", "MiB", plan.solution.solver, f"{plan.recomputations} recomputed",
+    ):  # fmt: skip
+        assert part in text
+    assert plan.budget_bytes == int(0.7 * plan.plain_peak_bytes)
+    assert plan.predicted_peak_bytes <= plan.budget_bytes
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    assert plan.store_all_peak_bytes > plan.budget_bytes
+    assert plan.recomputations > 0
+    assert plan.bound_overhead is None or plan.bound_overhead <= plan.predicted_overhead
+    assert "def backward(" in plan.source
+    assert len(plan.schedule) > len(plan.graph.ops)
+
+
+def test_planning_dry_runs_nothing_and_says_the_same():
+    original = net()
+    plan = remat.plan(original, batch(), budget=0.7, limit_seconds=LIMIT_SECONDS)
+    assert plan.measured_peak_bytes is None
+    assert "not measured" in str(plan)
+    assert plan.predicted_peak_bytes <= plan.budget_bytes
+    assert_bitwise_equal(step(original), step(net()))
+
+
+def test_planning_on_the_meta_device_for_another_machine():
+    model = net().to("meta")
+    spec = remat.DeviceSpec("a pocket calculator", 1e3, 1e3, 1e3, 1e-3)
+    plan = remat.plan(
+        model, batch().to("meta"), budget="50%", costs=spec, limit_seconds=LIMIT_SECONDS
+    )
+    assert plan.plain_peak_bytes is None
+    assert plan.budget_bytes == plan.store_all_peak_bytes // 2
+    assert plan.graph.time > 1
+
+
+def test_auto_takes_what_is_free_and_logs_it(caplog):
+    with caplog.at_level(logging.INFO, "remat"):
+        model = planned(budget="auto")
+    assert "budget 'auto' takes" in caplog.text
+    assert f"{model.plan.budget_bytes} bytes" in caplog.text
+    assert model.plan.recomputations == 0
+
+
+def test_progress_is_told(shared):
+    told = []
+    planned(progress=told.append)
+    assert told
+    assert told[-1].solver
+
+
+def test_nothing_is_printed(capfd):
+    model = planned()
+    step(model)
+    step(model, batch(5))
+    str(model.plan)
+    with pytest.raises(remat.BudgetTooSmall):
+        planned(budget=100)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_fixed_solver_is_the_one_that_plans():
+    assert planned(solver="refine").plan.solution.solver == "refine"
+    assert planned(solver="store-all", budget=1.0).plan.solution.solver == "store-all"
+
+
+def test_autocast_is_part_of_the_plan():
+    def under_autocast(model, _):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(batch())
+
+    original = net()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        captured = capture(original, (batch(),), costs="estimate")
+        model = planned()
+    stored = RematModule(original, captured, store_all(captured.graph))
+    got = train(model, under_autocast, loss)
+    assert_bitwise_equal(got, train(stored, under_autocast, loss))
+    assert_close(got, train(net(), under_autocast, loss), rtol=0.02)
+    assert got.tensors["output 0 of step 0"].dtype == torch.bfloat16
+
+
+def test_data_parallel_over_the_result(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        parallel = nn.parallel.DistributedDataParallel(planned())
+        got = step(parallel)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_bitwise_equal(got, step(planned()))
+
+
+def test_what_torch_compile_is_told_it_leaves_alone():
+    compiled = torch.compile(nn.Sequential(planned(), nn.Linear(8, 2)), backend="eager")
+    compiled(batch()).sum().backward()
+    assert all(p.grad is not None for n, p in compiled.named_parameters() if "again" not in n)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0,
+        eos_token_id=63, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    return model.train()
+
+
+def test_a_hugging_face_model_stays_one(gpt2, tmp_path):
+    tokens = torch.randint(1, 60, (4, 16), generator=torch.Generator().manual_seed(0))
+    model = remat.rematerialize(
+        copy.deepcopy(gpt2), (), {"input_ids": tokens, "labels": tokens}, budget=0.6,
+        limit_seconds=LIMIT_SECONDS,
+    )  # fmt: skip
+    assert isinstance(model, transformers.PreTrainedModel)
+    assert model.config.n_layer == 2
+    results = []
+    for each in (model, copy.deepcopy(gpt2)):
+        torch.manual_seed(3)
+        output = each(input_ids=tokens, labels=tokens)
+        output.loss.backward()
+        results.append((output, [p.grad for p in each.parameters()]))
+    (output, gradients), (expected, expected_gradients) = results
+    assert type(output) is type(expected)
+    assert list(output) == list(expected) == ["loss", "logits", "past_key_values"]
+    assert type(output.past_key_values) is type(expected.past_key_values)
+    torch.testing.assert_close(output.logits, expected.logits)
+    assert output[0] is output.loss
+    for ours, theirs in zip(
+        output.past_key_values.layers, expected.past_key_values.layers, strict=True
+    ):
+        torch.testing.assert_close(ours.keys, theirs.keys)
+        torch.testing.assert_close(ours.values, theirs.values)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    model.eval()
+    generated = model.generate(tokens[:1, :4], max_new_tokens=3, do_sample=False)
+    assert generated.shape == (1, 7)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert torch.equal(loaded.transformer.wte.weight, model.transformer.wte.weight)
+
+
+def test_a_zoo_model_of_every_output_structure_gives_it_back():
+    example = zoo.build("inplace")
+    model = remat.rematerialize(
+        example.model, example.args, example.kwargs, budget=1.0, limit_seconds=LIMIT_SECONDS
+    )
+    output = model(*example.args, **example.kwargs)
+    assert list(output) == ["features", "halves", "spread"]
+    assert isinstance(output["halves"], list)
+    assert not output["spread"].requires_grad

@@ -1,0 +1,178 @@
+"""A call that differs from what was planned for is planned anew, never run by the stale plan."""
+
+import pytest
+import torch
+from exec_cases.training import assert_close, train
+from torch import nn
+
+import remat
+
+LIMIT_SECONDS = 0.5
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Tanh(), nn.Dropout(0.2), nn.Linear(24, 24),
+        nn.Sigmoid(), nn.Linear(24, 4),
+    )  # fmt: skip
+
+
+def batch(size=32, **options):
+    return torch.randn(size, 8, generator=torch.Generator().manual_seed(size), **options)
+
+
+def planned(model=None, budget=0.8):
+    return remat.rematerialize(model or net(), batch(), budget=budget, limit_seconds=LIMIT_SECONDS)
+
+
+def loss(output):
+    return output.square().mean()
+
+
+def run(model, *calls, change=None):
+    """Train once for each batch; `change(model, step)` comes first."""
+
+    def call(m, step):
+        if change is not None:
+            change(m, step)
+        return m(calls[step])
+
+    return train(model, call, loss, steps=len(calls))
+
+
+def test_batches_of_several_shapes_have_their_plans():
+    model = planned()
+    plans = {32: model.plan}
+    for size in (5, 17):
+        model(batch(size))
+        plans[size] = model.plan
+    assert len({id(plan) for plan in plans.values()}) == 3
+    for size in (17, 32, 5):
+        model(batch(size))
+        assert model.plan is plans[size]
+    sizes = [batch(size) for size in (32, 32, 5, 32, 17)]
+    assert_close(run(model := planned(), *sizes), run(net(), *sizes))
+
+
+def test_the_last_eight_plans_are_kept():
+    model = planned()
+    plans = [model.plan]
+    for size in range(2, 10):
+        model(batch(size))
+        plans.append(model.plan)
+    model(batch(2))
+    assert model.plan is plans[1]
+    model(batch(32))
+    assert model.plan is not plans[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m[0].requires_grad_(False),
+        lambda m: m[4].weight.requires_grad_(False),
+        lambda m: m[3].eval(),
+        lambda m: m[1].eval(),
+        lambda m: setattr(m[3], "p", 0.7),
+        lambda m: m.__setitem__(5, nn.ReLU()),
+        lambda m: setattr(m[6], "bias", None),
+        lambda m: setattr(m[0], "weight", nn.Parameter(torch.ones(24, 8))),
+        lambda m: m[4].register_forward_hook(lambda *args: 2 * args[2]),
+        lambda m: m.double(),
+        lambda m: setattr(m[1], "momentum", 0.5),
+    ],
+    ids=[
+        "frozen layer", "frozen weight", "dropout off", "batch norm in eval", "dropout.p",
+        "replaced layer", "bias removed", "other parameter", "hook", "double", "momentum",
+    ],
+)  # fmt: skip
+def test_a_changed_model_is_planned_anew(change):
+    """The second step runs the changed model."""
+
+    def at_step_one(model, step):
+        if step == 1:
+            change(model)
+
+    dtype = torch.float64 if "double" in str(change.__code__.co_names) else torch.float32
+    calls = (batch(), batch().to(dtype))
+    assert_close(
+        run(planned(), *calls, change=at_step_one), run(net(), *calls, change=at_step_one)
+    )
+
+
+def test_an_input_that_requires_a_gradient_where_the_example_did_not():
+    model, eager = planned(), net()
+    found = []
+    for each in (model, eager):
+        torch.manual_seed(1)
+        x = batch().requires_grad_()
+        loss(each(x)).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_autocast_switched_on_later():
+    model, eager = planned(), net()
+    for each in (model, eager):
+        loss(each(batch())).backward()
+    outputs = []
+    for each in (model, eager):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs.append(each(batch()))
+    assert outputs[0].dtype == torch.bfloat16
+    torch.testing.assert_close(*outputs)
+
+
+def test_other_memory_formats_and_types():
+    convolution = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    image = torch.randn(2, 2, 8, 8)
+    model = remat.rematerialize(convolution, image, budget=1.0, limit_seconds=LIMIT_SECONDS)
+    first = model.plan
+    expected = torch.autograd.grad(convolution(image).sum(), list(convolution.parameters()))
+    other = image.to(memory_format=torch.channels_last)
+    got = torch.autograd.grad(model(other).sum(), list(model.parameters()))
+    assert model.plan is not first
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_another_budget_is_had_by_starting_from_the_original():
+    original = net()
+    model, other = planned(original, 1.0), planned(original, 0.7)
+    assert other.plan.budget_bytes < model.plan.budget_bytes
+    with pytest.raises(remat.RematError, match="rematerialized already; start from the original"):
+        remat.rematerialize(model, batch(), budget=0.5)
+
+
+def test_a_backward_over_other_outputs_is_run_within_the_budget_or_replanned():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Tanh())
+            self.left, self.right = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.trunk(x)
+            return self.left(x), self.right(x)
+
+    torch.manual_seed(0)
+    original = Heads()
+    model = remat.rematerialize(original, batch(), budget=0.8, limit_seconds=LIMIT_SECONDS)
+    for attempt in range(3):
+        model.zero_grad()
+        try:
+            model(batch())[0].square().mean().backward()
+        except remat.BudgetExceeded:
+            assert attempt == 0
+            continue
+        break
+    got = [p.grad for p in model.parameters()]
+    expected = torch.autograd.grad(
+        original(batch())[0].square().mean(), list(original.parameters()), allow_unused=True
+    )
+    for ours, theirs in zip(got, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
