@@ -160,7 +160,7 @@ def test_arguments_of_every_kind_are_bound_as_by_the_forward():
         assert_close(step(model, **kwargs), step(eager, **kwargs))
     with pytest.raises(TypeError, match="unexpected keyword argument 'sacle'"):
         model(batch(), sacle=1.0)
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         model()
 
 
@@ -182,7 +182,8 @@ def test_hooks_of_the_root_and_of_submodules_run():
         each.enter.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))
     model = planned(inner)
     calls, eager_calls = hooked(model), hooked(eager_inner)
-    assert_close(step(model), step(eager_inner))
+    x = batch().requires_grad_()
+    assert_close(step(model, x), step(eager_inner, x))
     assert calls == eager_calls == ["forward", "backward"] * 2
 
 
@@ -190,21 +191,21 @@ def test_hooks_of_the_original_come_along_and_later_ones_stay_apart():
     original = net()
     original.register_forward_hook(lambda m, a, output: output + 100)
     model = planned(original)
-    assert float(model(batch()).mean()) > 50
+    assert model(batch()).detach().mean() > 50
     original.register_forward_hook(lambda m, a, output: output + 10_000)
-    assert float(model(batch()).mean()) < 5_000
+    assert model(batch()).detach().mean() < 5_000
 
 
 def test_a_deepcopy_trains_alone_and_is_planned_anew():
     model = planned()
     other = copy.deepcopy(model)
     assert type(other) is Net
-    assert "not made yet" in str(other.plan)
     assert other.enter.weight is other.again.weight
     assert other.enter.weight is not model.enter.weight
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert_bitwise_equal(step(other), step(planned()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert other.plan is not model.plan
     assert other.plan.budget_bytes == model.plan.budget_bytes
 
 
@@ -212,8 +213,9 @@ def test_pickling_keeps_the_settings_and_plans_anew():
     model = planned()
     other = pickle.loads(pickle.dumps(model))
     assert type(other) is Net
-    assert "not made yet" in str(other.plan)
+    stale = other.plan
     assert_bitwise_equal(step(other), step(model))
+    assert other.plan is not stale
     assert other.plan.budget_bytes == model.plan.budget_bytes
 
 
@@ -284,10 +286,10 @@ def test_planning_on_the_meta_device_for_another_machine():
     model = net().to("meta")
     spec = remat.DeviceSpec("a pocket calculator", 1e3, 1e3, 1e3, 1e-3)
     plan = remat.plan(
-        model, batch().to("meta"), budget="50%", costs=spec, limit_seconds=LIMIT_SECONDS
+        model, batch().to("meta"), budget="80%", costs=spec, limit_seconds=LIMIT_SECONDS
     )
     assert plan.plain_peak_bytes is None
-    assert plan.budget_bytes == plan.store_all_peak_bytes // 2
+    assert plan.budget_bytes == pytest.approx(0.8 * plan.store_all_peak_bytes, rel=0.01)
     assert plan.graph.time > 1
 
 
@@ -343,10 +345,10 @@ def test_data_parallel_over_the_result(tmp_path):
     )
     try:
         parallel = nn.parallel.DistributedDataParallel(planned())
-        got = step(parallel)
+        got = step(parallel, deep=True)
     finally:
         torch.distributed.destroy_process_group()
-    assert_bitwise_equal(got, step(planned()))
+    assert_bitwise_equal(got, step(planned(), deep=True))
 
 
 def test_what_torch_compile_is_told_it_leaves_alone():

@@ -52,6 +52,7 @@ class Code:
     returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. `states` is a list for generator states.
+    `peak_bytes` is the schedule's peak, less what assignments in place save.
     """
 
     forward: Callable[[list[Any], list[Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -59,6 +60,7 @@ class Code:
     saved: tuple[str, ...]
     groups: tuple[Group, ...]
     states: int
+    peak_bytes: int
     source: str
 
 
@@ -114,12 +116,14 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         ]
     )
     functions = _compile(source, forward.bindings)
+    backward.in_place = [loss + 1 + position for position in backward.in_place]
     return Code(
         functions["forward"],
         functions["backward"],
         tuple(saved),
         groups,
         len(replayed),
+        _executed_peak(graph, schedule, (*forward.in_place, *backward.in_place)),
         source,
     )
 
@@ -172,6 +176,7 @@ class _Writer:
         self.bindings = bindings
         self.live: dict[str, None] = {}
         self.read_at_entry: set[str] = set()
+        self.in_place: list[int] = []
         self._entry: set[str] = set()
         self._bound: set[str] = set()
         self._of_value: dict[str, list[str]] = {}
@@ -195,11 +200,12 @@ class _Writer:
 
     def run(self, steps: tuple[Step, ...]) -> None:
         """Write steps of the schedule."""
-        for position, step in enumerate(steps):
-            self.step(step, _freed_next(steps, position))
+        for position in range(len(steps)):
+            self.step(steps, position)
 
-    def step(self, step: Step, dying: set[str]) -> None:
-        """Write one step; the values `dying` are freed before the next computation."""
+    def step(self, steps: tuple[Step, ...], position: int) -> None:
+        """Write one step."""
+        step = steps[position]
         if not isinstance(step, Compute):
             self._delete(v for v in self._of_value[step.value])
             return
@@ -208,7 +214,9 @@ class _Writer:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
-        elif not self._assign_in_place(step.op, dying):
+        elif self._assign_in_place(step.op, _freed_next(steps, position)):
+            self.in_place.append(position)
+        else:
             self._call(step.op)
         self.computed.add(step.op)
 
@@ -223,8 +231,8 @@ class _Writer:
         groups = []
         for group in due.get(-1, ()):
             groups.append(self._give_out(group))
-        for position, step in enumerate(steps):
-            self.step(step, _freed_next(steps, position))
+        for position in range(len(steps)):
+            self.step(steps, position)
             for group in due.get(position, ()):
                 groups.append(self._give_out(group))
         return tuple(groups)
@@ -263,7 +271,7 @@ class _Writer:
         self.lines.append(self._statement(call, list(call.results)))
 
     def _assign_in_place(self, op: str, dying: set[str]) -> bool:
-        """Write an assignment to a part of a tensor without copying a tensor that ends here.
+        """Write an assignment to a part of a tensor without copying one that ends here (`dying`).
 
         Takes less memory than the schedule says, never more. Returns whether it could.
         """
@@ -380,6 +388,18 @@ class _Writer:
 def _freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
     freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[position + 1 :])
     return {step.value for step in freed if isinstance(step, Free)}
+
+
+def _executed_peak(graph: Graph, schedule: Schedule, in_place: tuple[int, ...]) -> int:
+    """Peak of a schedule some of whose steps make their output in the buffer of their target."""
+    held = list(simulate(graph, schedule).during_bytes)
+    for position in in_place:
+        step = schedule.steps[position]
+        made = graph.ops[graph.op_index[step.op]].outputs if isinstance(step, Compute) else ()
+        saved = sum(graph.value_by_name[value].size_bytes for value in made)
+        for affected in range(position, position + 1 + len(_freed_next(schedule.steps, position))):
+            held[affected] -= saved
+    return max(held, default=0)
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -20,7 +20,7 @@ from remat_exec.codegen import Code, Group, generate
 from remat_exec.errors import BackwardError, BudgetExceeded
 from remat_exec.fallback import backward_from
 from remat_exec.measure import Peak, generators_restored, measure_peak
-from remat_graph import Schedule, simulate
+from remat_graph import Schedule
 from remat_graph.torch import Capture, Program, TensorFacts, Variable, tensor_at
 
 __all__ = ["Executable", "Variant", "stand_in_gradients"]
@@ -33,7 +33,6 @@ class Variant:
     missing: frozenset[int]
     code: Code
     program: Program
-    peak_bytes: int
 
 
 @dataclass
@@ -62,9 +61,8 @@ class Executable:
         returned = self.capture.program.returned
         differentiable = {*self.capture.program.tangents.values(), *self.capture.missing}
         self.not_differentiable = tuple(set(range(len(returned))) - differentiable)
-        peak = simulate(self.capture.graph, self.schedule).peak_bytes
         missing = self.capture.missing
-        self._variants[missing] = Variant(missing, self.code, self.capture.program, peak)
+        self._variants[missing] = Variant(missing, self.code, self.capture.program)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -165,18 +163,17 @@ class Executable:
                     "run forward again, it will be planned anew"
                 )
             schedule = backward_from(other.graph, self.schedule)
-            peak = simulate(other.graph, schedule).peak_bytes
             code = generate(other.program, other.graph, schedule, save_all=True)
-            self._variants[missing] = Variant(missing, code, other.program, peak)
+            self._variants[missing] = Variant(missing, code, other.program)
         variant = self._variants[missing]
-        if self.budget_bytes is not None and variant.peak_bytes > self.budget_bytes:
+        if self.budget_bytes is not None and variant.code.peak_bytes > self.budget_bytes:
             self.replan(missing)
             raise BudgetExceeded(
                 f"this backward, over other outputs than the plan was made for, would take "
-                f"{variant.peak_bytes} bytes of a budget of {self.budget_bytes}; "
+                f"{variant.code.peak_bytes} bytes of a budget of {self.budget_bytes}; "
                 f"run forward again, it will be planned anew",
                 self.budget_bytes,
-                variant.peak_bytes,
+                variant.code.peak_bytes,
             )
         return variant
 

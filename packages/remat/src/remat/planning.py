@@ -43,9 +43,10 @@ class Plan:
     """A schedule for one training graph, and what is known about it.
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
-    autograd's measured peak, `None` if it was not asked for or did not fit. `measured_peak_bytes`
-    is the peak of one real run of the plan, `None` for a plan that was not run. `source` is the
-    generated code.
+    autograd's measured peak, `None` if it was not asked for or did not fit. `predicted_peak_bytes`
+    is of the generated code, and may be a little below the schedule's. `measured_peak_bytes` is the
+    peak of one real run of the plan, `None` for a plan that was not run. `source` is the generated
+    code.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Plan:
     store_all_peak_bytes: int
     measured_peak_bytes: int | None
     capture_seconds: float
+    predicted_peak_bytes: int
     source: str
 
     @property
@@ -63,11 +65,6 @@ class Plan:
         if self.solution.schedule is None:
             raise RematError("the plan has no schedule")
         return self.solution.schedule
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """Peak by the simulator."""
-        return self.solution.peak_bytes
 
     @property
     def predicted_overhead(self) -> float:
@@ -174,8 +171,12 @@ def make_plan(
     *,
     run: bool,
     missing: frozenset[int] | None = None,
+    granted_bytes: int = 0,
 ) -> Planned:
     """Capture, find the budget, solve; with `run`, run it once and plan again while it is over.
+
+    `missing` are the gradients that will not come. `granted_bytes` is what an earlier call was
+    given: a fraction of a smaller call's plain peak does not go below it.
 
     Raises:
         BudgetTooSmall: if no schedule within the budget was found.
@@ -193,8 +194,11 @@ def make_plan(
     if settings.costs == "measure":
         logger.info("measuring one plain step")
         peak = measure_plain(module, args, kwargs, tensors, captured, everything, device)
-        plain = None if peak is None else peak.peak_bytes
-    budget = settings.budget.resolve(device, lambda: everything if plain is None else plain)
+        plain = None if peak is None else peak.peak_bytes + _SCALAR_LOSS_BYTES
+    stored = everything + _SCALAR_LOSS_BYTES
+    budget = settings.budget.resolve(device, lambda: stored if plain is None else plain)
+    if settings.budget.fraction is not None:
+        budget = max(budget, granted_bytes)
     target = budget - _SCALAR_LOSS_BYTES
     for attempt in range(_ATTEMPTS):
         solution = _solve(captured.graph, budget, target, settings)
@@ -202,7 +206,15 @@ def make_plan(
             raise RematError(f"solver {solution.solver} returned no schedule")
         executable = Executable(captured, solution.schedule, budget)
         plan = Plan(
-            captured.graph, solution, budget, plain, everything, None, seconds, executable.source
+            captured.graph,
+            solution,
+            budget,
+            plain,
+            everything,
+            None,
+            seconds,
+            executable.code.peak_bytes,
+            executable.source,
         )
         if not run:
             return Planned(plan, captured, executable)

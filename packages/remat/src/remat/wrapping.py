@@ -53,7 +53,8 @@ def rematerialize(
     is. `costs` are measured on the device or estimated.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
-    planned anew; the last 8 plans are kept.
+    planned anew; the last 8 plans are kept. A fraction never gives a smaller call, such as the last
+    batch, less than an earlier one was given.
 
     Raises:
         BudgetError: if the budget cannot be read.
@@ -109,6 +110,7 @@ class RematForward:
         self._instance_forward = instance_forward
         self._entries: list[tuple[Planned, Callable[[], str | None]]] = []
         self._expected: frozenset[int] | None = None
+        self._granted_bytes = 0
         self._dress()
 
     def _dress(self) -> None:
@@ -151,9 +153,17 @@ class RematForward:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """Plan for a call and keep the plan."""
         logger.info("planning for a call not seen before (%d plans kept)", len(self._entries))
+        self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         planned = make_plan(
-            self._module, args, kwargs, self._settings, run=True, missing=self._expected
+            self._module,
+            args,
+            kwargs,
+            self._settings,
+            run=True,
+            missing=self._expected,
+            granted_bytes=self._granted_bytes,
         )
+        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
         planned.executable.on_unplanned = self._expect
         check = planned.capture.state.bind(self._module)
         self._entries.insert(0, (planned, check))
@@ -171,6 +181,7 @@ class RematForward:
         module = memo.get(id(self._module)) or copy.deepcopy(self._module, memo)
         made = RematForward(module, self._settings, self._instance_forward)
         made._expected = self._expected
+        made._granted_bytes = self._granted_bytes
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,4 +198,5 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self._entries = []
         self._expected = None
+        self._granted_bytes = 0
         self._dress()

@@ -65,7 +65,9 @@ def propagate(joint: Joint) -> None:
         for node in joint.graph.nodes:
             if node.op == "placeholder":
                 value = node.meta["val"]
-                if isinstance(value, torch.Tensor):
+                if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
+                    value = torch.empty_like(value)
+                elif isinstance(value, torch.Tensor):
                     value = torch.empty_strided(
                         value.shape, value.stride(), dtype=value.dtype, device=value.device
                     )

@@ -59,10 +59,15 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     tensors, slots = distinct(leaves)
     flat = _FlatModule(module, structure, slots)
     with _no_hidden_draws(), _attributes_restored(module), _rnn_in_steps():
-        joint = flat.name_inputs(trace_joint(flat, tensors))
+        joint = flat.name_inputs(trace_joint(flat, [_as_leaf(tensor) for tensor in tensors]))
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
     return Traced(joint, tensors, slots, structure, flat.output_structure)
+
+
+def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """Cut a tensor off from what made it: torch warns where it reads `.grad` of one that is not."""
+    return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def distinct(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
