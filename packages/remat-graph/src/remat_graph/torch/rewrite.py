@@ -83,7 +83,26 @@ def propagate(joint: Joint) -> None:
                 node.meta["fake"] = mode.from_tensor(constant) if is_tensor else constant
             elif node.op == "call_function":
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-                node.meta["fake"] = node.target(*args, **kwargs)
+                made = node.target(*args, **kwargs)
+                node.meta["fake"] = _with_types_of_statistics(node, args, made)
+
+
+# Where these have their weight, in whose type the CPU keeps mean and deviation.
+_NORMS = {
+    aten._native_batch_norm_legit_functional.default: 1,
+    aten.native_layer_norm.default: 2,
+    aten.native_group_norm.default: 1,
+}
+
+
+def _with_types_of_statistics(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+    """Correct torch's fake tensors: on the CPU they give 16-bit input 16-bit statistics always."""
+    if node.target not in _NORMS or made[0].device.type != "cpu":
+        return made
+    weight = args[_NORMS[node.target]]
+    if not isinstance(weight, torch.Tensor) or weight.dtype == made[1].dtype:
+        return made
+    return (made[0], made[1].to(weight.dtype), made[2].to(weight.dtype), *made[3:])
 
 
 def copy_joint(joint: Joint) -> Joint:
