@@ -1,12 +1,12 @@
-"""What holds on the CPU holds on CUDA: `hatch run test tests/test_gpu.py` on a machine with a GPU."""
+"""What holds on the CPU holds on CUDA: `hatch run test tests/test_gpu.py` with a GPU."""
 
 import copy
 
 import pytest
 import torch
-import zoo
 
 import remat
+import zoo
 from remat_exec import RematModule, measure_peak
 from remat_graph.torch import capture
 from remat_solvers.store_all import store_all

@@ -30,6 +30,18 @@ _GROUP_BYTES = 1 << 20
 _numbers = itertools.count()
 
 aten = torch.ops.aten
+_IN_PLACE = {
+    aten.relu.default: aten.relu_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.neg.default: aten.neg_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Scalar: aten.div_.Scalar,
+}
 _PARTS = {  # what gives the part of a tensor that one of these assigns to
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -52,7 +64,7 @@ class Code:
     returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. `states` is a list for generator states.
-    `peak_bytes` is the schedule's peak, less what assignments in place save.
+    `peak_bytes` is the schedule's peak, less what ops in place save.
     """
 
     forward: Callable[[list[Any], list[Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -214,7 +226,7 @@ class _Writer:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
-        elif self._assign_in_place(step.op, _freed_next(steps, position)):
+        elif self._in_place(step.op, _freed_next(steps, position)):
             self.in_place.append(position)
         else:
             self._call(step.op)
@@ -270,31 +282,38 @@ class _Writer:
             self._require(source)
         self.lines.append(self._statement(call, list(call.results)))
 
-    def _assign_in_place(self, op: str, dying: set[str]) -> bool:
-        """Write an assignment to a part of a tensor without copying one that ends here (`dying`).
+    def _in_place(self, op: str, dying: set[str]) -> bool:
+        """Write an op into the buffer of its first input, if that ends here (`dying`).
 
-        Takes less memory than the schedule says, never more. Returns whether it could.
+        Takes less memory than the schedule says, never more, and gives the same bits. A gradient
+        that came from outside is not written to: others may hold it. Returns whether it could.
         """
         call = self.program.calls[op]
+        own = _IN_PLACE.get(call.target)
         part = _PARTS.get(call.target)
-        if part is None or not all(isinstance(item, Variable) for item in call.args[:2]):
+        if (own is None and part is None) or not isinstance(call.args[0], Variable):
             return False
-        target, source = call.args[0].name, call.args[1].name
+        target = call.args[0].name
         (result,) = call.results
-        value = self.program.storage[target]
+        storage, facts = self.program.storage, self.program.facts
+        others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
         if (
             result is None
-            or value not in dying
-            or value == self.program.storage[source]
+            or storage[target] not in dying
+            or storage[target] in {storage[name] for name in (*others, *self.program.tangents)}
             or target in self.program.views
-            or target in self.program.tangents  # autograd's, and read by others too
-            or self.program.facts[target] != self.program.facts[result]
+            or facts[target] != facts[result]
         ):
             return False
-        self._require(target)
-        self._require(source)
-        where = ", ".join(self._argument(item) for item in (*call.args[2:], *call.kwargs.values()))
-        self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
+        for name in (target, *others):
+            self._require(name)
+        rest = ", ".join(self._argument(item) for item in call.args[1:])
+        rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
+        if own is not None:
+            self.lines.append(f"{self._bind_target(own)}({target}, {rest})")
+        else:
+            source, _, where = rest.partition(", ")
+            self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
         self.lines.append(f"{result} = {target}")
         self._define(result)
         return True

@@ -127,6 +127,7 @@ class ModuleState:
                 self._facts.get(name),
                 _plain_getter(owner),
                 tuple(owner._modules.values()),
+                _hooks(owner),
             )
             for name, owner in module.named_modules()
         ]
@@ -134,11 +135,13 @@ class ModuleState:
         modules = [owner for _, owner, *_ in owners]
 
         def check() -> str | None:
-            for name, owner, facts, plain, children in owners:
+            for name, owner, facts, plain, children, hooks in owners:
                 if tuple(owner._modules.values()) != children:
                     return f"submodules of {name or 'the module'} were replaced"
                 if facts is None or plain(owner.__dict__) != facts[0] or _rest(owner) != facts[1]:
                     return _fact_difference(name, owner, facts)
+                if _hooks(owner) != hooks:
+                    return f"{name or type(owner).__name__} has other hooks"
             for name, owner, key in settings:
                 if _setting_facts(owner.__dict__.get(key)) != self._settings.get(name):
                     return f"{name} was changed"
@@ -189,7 +192,7 @@ def _plain_getter(owner: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[An
     ]
 
     def read(attributes: dict[str, Any]) -> tuple[Any, ...]:
-        return (keys, [attributes.get(key) for key in keys])
+        return (keys, [attributes.get(key) for key in keys], len(attributes))
 
     return read
 
@@ -200,8 +203,18 @@ def _rest(owner: torch.nn.Module) -> tuple[Any, ...]:
         [_tensor_facts(p) for p in owner._parameters.values()],
         [_tensor_facts(b) for b in owner._buffers.values()],
         [_tensor_facts(t) for t in attributes.values() if isinstance(t, torch.Tensor)],
-        len(owner._forward_hooks) + len(owner._forward_pre_hooks) + len(owner._backward_hooks),
+        len(_hooks(owner)),
     )
+
+
+def _hooks(owner: torch.nn.Module) -> list[int]:
+    """List the ids of a module's hooks, which torch gives out once each."""
+    return [
+        *owner._forward_hooks,
+        *owner._forward_pre_hooks,
+        *owner._backward_hooks,
+        *owner._backward_pre_hooks,
+    ]
 
 
 def _tensor_facts(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
@@ -216,7 +229,7 @@ def _fact_difference(
     where = name or type(owner).__name__
     if facts is None:
         return f"the submodule {where} is new"
-    (keys, values), rest = facts
+    (keys, values, _), rest = facts
     for key, value in zip(keys, values, strict=True):
         if (now := owner.__dict__.get(key)) != value:
             return f"{where}.{key} was {value!r} and is {now!r}"
