@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from remat_exec import Executable
 from remat_graph import Compute, Free, InvalidSchedule, Schedule, simulate
+from remat_graph.torch import GENERATOR_STATE_BYTES
 
-# A replay of a drawing op on the CPU holds two copies of the generator's state while it runs.
-GENERATOR_BYTES = 2 * 5056
 SLACK_BYTES = 256
 
 
@@ -28,8 +27,8 @@ def assert_takes_what_was_predicted(case, schedule):
     predicted = executable.code.peak_bytes
     assert predicted <= simulate(case.captured.graph, schedule).peak_bytes
     measured = executable.rehearse(case.model(), list(case.args())).peak_bytes
-    assert measured >= predicted - SLACK_BYTES
-    assert measured <= predicted + (GENERATOR_BYTES if executable.code.states else SLACK_BYTES)
+    assert measured <= predicted + SLACK_BYTES
+    assert measured >= 0.9 * predicted - (GENERATOR_STATE_BYTES if executable.code.states else 0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 
 from remat_exec.errors import ExecutionError
 from remat_graph import Compute, Free, Graph, Schedule, Step, simulate
-from remat_graph.torch import Call, Program, Variable
+from remat_graph.torch import GENERATOR_STATE_BYTES, Call, Program, Variable
 
 __all__ = ["Code", "Group", "generate"]
 
@@ -135,7 +135,9 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         tuple(saved),
         groups,
         len(replayed),
-        _executed_peak(graph, schedule, (*forward.in_place, *backward.in_place)),
+        _executed_peak(
+            program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)
+        ),
         source,
     )
 
@@ -409,9 +411,24 @@ def _freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
     return {step.value for step in freed if isinstance(step, Free)}
 
 
-def _executed_peak(graph: Graph, schedule: Schedule, in_place: tuple[int, ...]) -> int:
-    """Peak of a schedule some of whose steps make their output in the buffer of their target."""
+def _executed_peak(
+    program: Program,
+    graph: Graph,
+    schedule: Schedule,
+    replayed: Mapping[str, int],
+    in_place: tuple[int, ...],
+) -> int:
+    """Peak of a schedule, less what the code saves.
+
+    The steps `in_place` make their output in the buffer of their target; drawing operators that are
+    not `replayed` save no state of their generator.
+    """
     held = list(simulate(graph, schedule).during_bytes)
+    for position, step in enumerate(schedule.steps):
+        if isinstance(step, Compute) and step.op in program.calls and step.op not in replayed:
+            device = program.calls[step.op].random
+            if device is not None and device.type == "cpu":
+                held[position] -= GENERATOR_STATE_BYTES
     for position in in_place:
         step = schedule.steps[position]
         made = graph.ops[graph.op_index[step.op]].outputs if isinstance(step, Compute) else ()

@@ -5,11 +5,21 @@ from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, GuardMiss
 from remat_graph.torch.guards import ModuleState, Signature
 from remat_graph.torch.memory import AllocationRecorder
-from remat_graph.torch.program import Call, Input, Output, Program, TensorFacts, Variable, Write
+from remat_graph.torch.program import (
+    GENERATOR_STATE_BYTES,
+    Call,
+    Input,
+    Output,
+    Program,
+    TensorFacts,
+    Variable,
+    Write,
+)
 from remat_graph.torch.structure import Structure, flatten
 from remat_graph.torch.tracing import original_forward
 
 __all__ = [
+    "GENERATOR_STATE_BYTES",
     "AllocationRecorder",
     "Call",
     "Capture",

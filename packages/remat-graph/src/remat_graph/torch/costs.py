@@ -1,16 +1,16 @@
 """What each operation costs: measured on the device once per equivalence class, or estimated.
 
 Measured: inputs of the right shape, stride and type are made up, the call is warmed up and the
-median of its times is taken; workspace is what the allocator held at most during the call beyond
-what the call keeps. Nothing of the model, and no generator, is touched. Estimated, without running
-anything: the roofline max(flops / rate, bytes / bandwidth) plus a launch time for a `DeviceSpec`.
-Both count what a call returns but nothing reads as workspace.
+least of its times is taken, which other work on the machine disturbs least; workspace is what the
+allocator held at most during the call beyond what the call keeps. Nothing of the model, and no
+generator, is touched. Estimated, without running anything: the roofline max(flops / rate, bytes /
+bandwidth) plus a launch time for a `DeviceSpec`. Both count what a call returns but nothing reads
+as workspace.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -177,7 +177,7 @@ def _measure(program: Program, call: Call) -> Cost:
     times: list[float] = []
     while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
         times.append(_time_once(device, call.target, args, kwargs))
-    return Cost(statistics.median(times), max(0, workspace))
+    return Cost(min(times), max(0, workspace))
 
 
 def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> float:

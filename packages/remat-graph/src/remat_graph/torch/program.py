@@ -24,6 +24,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.rewrite import is_backward, is_random, storage_key
 
 __all__ = [
+    "GENERATOR_STATE_BYTES",
     "Call",
     "Input",
     "Output",
@@ -37,6 +38,7 @@ __all__ = [
 
 aten = torch.ops.aten
 LOSS = "loss"
+GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,9 @@ class Program:
                     inputs,
                     outputs,
                     times.get(name, 0.0),
-                    self._loss_bytes() if name == LOSS else workspaces.get(name, 0),
+                    self._loss_bytes()
+                    if name == LOSS
+                    else workspaces.get(name, 0) + _state_bytes(call),
                     Stage.BACKWARD if name in self.backward_ops else Stage.FORWARD,
                     self.twins.get(name),
                     self.equivalence.get(name),
@@ -247,6 +251,12 @@ class Program:
             tuple(dict.fromkeys(storage[v] for v in read)),
             tuple(dict.fromkeys(storage[v] for v in made)),
         )
+
+
+def _state_bytes(call: Call | None) -> int:
+    """Memory that a replay takes to put the generator back: on CUDA it is not on the device."""
+    drawing = call is not None and call.random is not None and call.random.type == "cpu"
+    return GENERATOR_STATE_BYTES if drawing else 0
 
 
 def _allocated(size: int, device: torch.device) -> int:

@@ -43,8 +43,15 @@ def is_backward(node: Node) -> bool:
 
 def is_random(node: Node) -> bool:
     """Whether the node draws from the generator of its device."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and node.op == "call_function"
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":  # attention draws nothing without dropout
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given))
+    return True
 
 
 def storage_key(tensor: torch.Tensor) -> int:
