@@ -202,7 +202,7 @@ def test_a_second_backward(original):
 
 def test_a_batch_of_another_shape_that_the_model_cannot_take(original):
     model = rematerialize(copy.deepcopy(original))
-    with pytest.raises(remat.CaptureError, match="cannot be traced.*same reduction dim"):
+    with pytest.raises(remat.CaptureError, match=r"cannot be traced.*same reduction dim"):
         model(torch.randn(4, 9, generator=torch.Generator()))
 
 

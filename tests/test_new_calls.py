@@ -96,9 +96,7 @@ def test_a_changed_model_is_planned_anew(change):
 
     dtype = torch.float64 if "double" in str(change.__code__.co_names) else torch.float32
     calls = (batch(), batch().to(dtype))
-    assert_close(
-        run(planned(), *calls, change=at_step_one), run(net(), *calls, change=at_step_one)
-    )
+    assert_close(run(planned(), *calls, change=at_step_one), run(net(), *calls, change=at_step_one))
 
 
 def test_an_input_that_requires_a_gradient_where_the_example_did_not():

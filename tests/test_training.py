@@ -1,4 +1,4 @@
-"""The promise: the same bits as storing everything, within the budget, for every model of the zoo."""
+"""The promise, for every model of the zoo: the bits of storing everything, within the budget."""
 
 import copy
 from dataclasses import dataclass

@@ -39,9 +39,7 @@ def test_storing_everything_computes_what_eager_computes(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6))
-def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_was_predicted(
-    case, seed
-):
+def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_was_predicted(case, seed):
     schedule = random_schedule(case.captured.graph, random.Random(seed))
     assert_bitwise_equal(record(case, case.remat(schedule)), record(case, case.remat()))
     assert_takes_what_was_predicted(case, schedule)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,9 +136,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         tuple(saved),
         groups,
         len(replayed),
-        _executed_peak(
-            program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)
-        ),
+        _executed_peak(program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)),
         source,
     )
 
@@ -147,6 +146,7 @@ def _compile(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = {**bindings, "tobytes__": _to_bytes, "frombytes__": _from_bytes}
     exec(compile(source, filename, "exec"), namespace)
+    weakref.finalize(namespace["forward"], linecache.cache.pop, filename, None)
     return namespace
 
 

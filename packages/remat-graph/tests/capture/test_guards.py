@@ -41,7 +41,10 @@ X = torch.rand(3, 4)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (call(torch.rand(5, 4), 1, flag=True), r"tensor argument \[0\]\[0\] was \[3, 4\].*\[5, 4\]"),
+        (
+            call(torch.rand(5, 4), 1, flag=True),
+            r"tensor argument \[0\]\[0\] was \[3, 4\].*\[5, 4\]",
+        ),
         (call(X.double(), 1, flag=True), "float32.*float64"),
         (call(torch.rand(4, 3).t(), 1, flag=True), r"strides \[4, 1\].*strides \[1, 3\]"),
         (call(X.clone().requires_grad_(), 1, flag=True), "requires_grad"),

@@ -129,7 +129,9 @@ def test_objects_without_a_dict_and_callables_are_constants():
         assert structure.rebuild(iter(()))[0] is item
 
 
-@pytest.mark.parametrize("make", [list, dict, lambda: Plain(tensor())], ids=["list", "dict", "object"])
+@pytest.mark.parametrize(
+    "make", [list, dict, lambda: Plain(tensor())], ids=["list", "dict", "object"]
+)
 def test_a_cycle_is_refused(make):
     item = make()
     if isinstance(item, list):

@@ -123,6 +123,11 @@ def _trace(module: torch.nn.Module, tensors: list[torch.Tensor], *, exporting: b
             cause = _data_dependent_cause(error)
             if cause is not None:
                 raise cause from error
+            if "convert all Tensors to FakeTensors" in str(error):
+                raise CaptureError(
+                    f"forward reads a tensor that is neither an argument nor on the module"
+                    f"{_user_line(error)}; make it a buffer, or pass it in"
+                ) from error
             raise CaptureError(
                 f"the forward pass cannot be traced{_user_line(error)}: "
                 f"{type(error).__name__}: {error}"

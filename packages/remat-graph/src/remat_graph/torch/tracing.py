@@ -273,24 +273,30 @@ def _rnn_in_steps() -> Iterator[None]:
 
 @contextmanager
 def _no_hidden_draws() -> Iterator[None]:
-    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else _numpy_state(numpy)
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
     torch_state = torch.get_rng_state()
     torch.default_generator.manual_seed(_TRACING_SEED)
     try:
         yield
         changed = random.getstate() != python_state
+        if numpy is not None:
+            changed = changed or _digest(numpy.random.get_state(legacy=False)) != _digest(
+                numpy_state
+            )
     finally:
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
-    if changed or (numpy is not None and _numpy_state(numpy) != numpy_state):
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+    if changed:
         raise CaptureError(
             "forward draws random numbers from Python's random or numpy, which a captured graph "
             "would freeze; draw them with torch, or pass them in as arguments"
         )
 
 
-def _numpy_state(numpy: Any) -> tuple[bytes, int]:
-    state = numpy.random.get_state(legacy=False)["state"]
-    return state["key"].tobytes(), state["pos"]
+def _digest(numpy_state: Any) -> tuple[bytes, int]:
+    inner = numpy_state["state"]
+    return inner["key"].tobytes(), inner["pos"]

@@ -1,0 +1,457 @@
+"""What a captured graph says of a module: roles, sharing, order; and what capture leaves alone."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from remat_graph import Stage
+from remat_graph.torch import CaptureError, DeviceSpec, capture, read_call
+
+
+class Block(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.layer(self.norm(x)))
+
+
+class Made(nn.Module):
+    """A module with the given forward and parts."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self.made = forward
+
+    def forward(self, *args, **kwargs):
+        return self.made(self, *args, **kwargs)
+
+
+def captured(forward, *args, costs="estimate", kwargs=None, **parts):
+    parts.setdefault("layer", nn.Linear(4, 4))
+    return capture(Made(forward, **parts), args, kwargs, costs=costs)
+
+
+def batch():
+    return torch.rand(3, 4)
+
+
+def targets(captured):
+    return [str(call.target) for call in captured.program.calls.values()]
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return capture(nn.Sequential(*(Block() for _ in range(4))), (torch.rand(5, 8),))
+
+
+def test_forward_ops_come_before_the_loss_and_backward_ops_after(blocks):
+    graph = blocks.graph
+    assert graph.boundary == "loss"
+    stages = [op.stage for op in graph.ops]
+    assert stages == sorted(stages, key=lambda stage: stage is Stage.BACKWARD)
+    assert graph.ops[graph.boundary_index].inputs
+    assert Stage.FORWARD in stages
+
+
+def test_backward_ops_have_the_forward_op_that_they_differentiate_as_twin(blocks):
+    graph, calls = blocks.graph, blocks.program.calls
+    pairs = {
+        (str(calls[op.twin].target), str(calls[op.name].target))
+        for op in graph.ops
+        if op.twin is not None
+    }
+    assert ("aten.tanh.default", "aten.tanh_backward.default") in pairs
+    assert ("aten.native_layer_norm.default", "aten.native_layer_norm_backward.default") in pairs
+    for op in graph.ops:
+        if op.twin is not None:
+            assert op.stage is Stage.BACKWARD
+
+
+def test_equal_layers_are_equivalent_op_for_op(blocks):
+    by_target = {}
+    for op in blocks.graph.ops:
+        call = blocks.program.calls.get(op.name)
+        if call is not None and op.stage is Stage.FORWARD:
+            by_target.setdefault(str(call.target), []).append(op.equivalence)
+    for target in ("aten.tanh.default", "aten.addmm.default", "aten.native_layer_norm.default"):
+        assert len(by_target[target]) == 4
+        assert len(set(by_target[target])) == 1
+    assert len({equivalences[0] for equivalences in by_target.values()}) == len(by_target)
+
+
+def test_layers_of_another_size_are_not_equivalent():
+    found = capture(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), (batch(),), costs="estimate")
+    forward = [op for op in found.graph.ops if op.stage is Stage.FORWARD]
+    assert len({op.equivalence for op in forward}) == 2
+
+
+def test_roles_of_the_inputs():
+    found = captured(
+        lambda m, x, *, scale: m.layer(x) * scale + m.shift,
+        batch(), kwargs={"scale": torch.rand(4)}, shift=torch.rand(4),
+    )  # fmt: skip
+    roles = {(item.kind, item.key) for item in found.program.inputs}
+    assert ("parameter", "layer.weight") in roles
+    assert ("parameter", "layer.bias") in roles
+    assert ("buffer", "shift") in roles
+    assert {("input", 0), ("input", 1)} <= roles
+
+
+def test_a_tensor_attribute_of_the_instance_is_an_input():
+    module = Made(lambda m, x: m.layer(x) * m.mask, layer=nn.Linear(4, 4))
+    module.__dict__["mask"] = torch.rand(4)
+    found = capture(module, (batch(),), costs="estimate")
+    assert ("attribute", "mask") in {(i.kind, i.key) for i in found.program.inputs}
+
+
+def test_what_is_there_before_the_step_weighs_nothing(blocks):
+    graph = blocks.graph
+    inputs = {blocks.program.storage[item.variable] for item in blocks.program.inputs}
+    assert graph.resident <= inputs
+    assert graph.resident
+    assert not graph.resident & {v for op in graph.ops for v in op.outputs}
+
+
+def test_results_are_what_the_user_keeps_outputs_and_gradients(blocks):
+    program = blocks.program
+    kept = {program.storage[v] for v in (*program.returned, *program.gradients.values())}
+    assert blocks.graph.results == kept - blocks.graph.resident
+    assert len(program.gradients) == 16
+
+
+def test_tied_parameters_are_one_input_with_one_gradient():
+    tied = nn.Linear(4, 4, bias=False)
+    other = nn.Linear(4, 4, bias=False)
+    other.weight = tied.weight
+    found = captured(lambda m, x: m.other(torch.tanh(m.layer(x))), batch(), layer=tied, other=other)
+    assert len([i for i in found.program.inputs if i.kind == "parameter"]) == 1
+    (gradient,) = found.program.gradients.values()
+    assert "add" in str(found.program.calls[gradient].target)
+
+
+def test_a_layer_used_at_two_places_of_the_tree_is_one_layer():
+    layer = nn.Linear(4, 4)
+    module = nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer))
+    before = layer.weight
+    found = capture(module, (batch(),), costs="estimate")
+    assert len(found.program.gradients) == 2
+    assert layer.weight is before
+    assert module(batch()).shape == (3, 4)
+
+
+def test_one_tensor_given_twice_is_one_input():
+    x = batch()
+    found = captured(lambda m, a, b: m.layer(a) * b, x, x)
+    assert len([i for i in found.program.inputs if i.kind == "input"]) == 1
+    assert found.signature.slots == (0, 0)
+
+
+def test_views_share_the_buffer_of_their_base():
+    found = captured(lambda m, x: torch.tanh(m.layer(x)).view(2, 6).t().relu(), batch())
+    program = found.program
+    assert program.views
+    made = {v for op in found.graph.ops for v in op.outputs}
+    for view, call in program.views.items():
+        assert program.storage[view] in {program.storage[v] for v in call.reads}
+        assert view not in made
+
+
+def test_sizes_are_those_of_the_buffers(blocks):
+    values = blocks.graph.value_by_name
+    assert all(
+        values[program_value].size_bytes == blocks.program.facts[program_value].storage_bytes
+        for program_value in values
+        if program_value in blocks.program.facts
+    )
+    tanh = next(n for n, c in blocks.program.calls.items() if "tanh.default" in str(c.target))
+    assert values[tanh].size_bytes == 5 * 8 * 4
+
+
+def test_an_operator_with_several_results_is_one_op_with_several_values(blocks):
+    norms = [op for op in blocks.graph.ops if op.name.startswith("native_layer_norm")]
+    assert len(norms[0].outputs) == 3
+
+
+def test_random_operators_keep_their_order():
+    module = nn.Sequential(
+        nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout(), nn.Dropout()
+    )
+    found = capture(module, (batch(),), costs="estimate")
+    drawing = [name for name, call in found.program.calls.items() if call.random is not None]
+    assert len(drawing) == 3
+    ops = {op.name: op for op in found.graph.ops}
+    assert [ops[name].order_after for name in drawing] == [(), (drawing[0],), (drawing[1],)]
+    assert all(found.program.calls[name].random == torch.device("cpu") for name in drawing)
+
+
+def test_attention_without_dropout_draws_nothing():
+    def attend(m, x):
+        q = m.layer(x).view(1, 1, 3, 4)
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    found = captured(attend, batch())
+    assert any("scaled_dot_product" in target for target in targets(found))
+    assert all(call.random is None for call in found.program.calls.values())
+
+
+def test_dropout_that_nothing_reads_still_draws():
+    def draws(m, x):
+        nn.functional.dropout(x, 0.5)
+        return m.layer(x)
+
+    found = captured(draws, batch())
+    assert sum(call.random is not None for call in found.program.calls.values()) == 1
+
+
+def test_parts_without_gradients_have_no_backward():
+    def forward(m, x):
+        with torch.no_grad():
+            still = torch.exp(m.layer(x))
+        return torch.sin(m.layer(x)) * still
+
+    found = captured(forward, batch())
+    backward = [op for op in found.graph.ops if op.stage is Stage.BACKWARD]
+    names = [str(found.program.calls[op.name].target) for op in backward if op.name != "loss"]
+    assert any("cos" in name for name in names)
+    assert not any("exp" in name for name in names)
+
+
+def test_in_place_operators_become_pure_ones():
+    def forward(m, x):
+        y = m.layer(x)
+        y.mul_(2)
+        y[:, 0] = 1.0
+        return y.relu_()
+
+    found = captured(forward, batch())
+    for call in found.program.calls.values():
+        assert not str(call.target._schema.name).endswith("_")
+
+
+def test_a_buffer_is_written_once_at_the_end_of_the_forward():
+    def forward(m, x):
+        m.mean.add_(x.mean(0))
+        y = m.layer(x) + m.mean
+        m.mean.mul_(0.5)
+        return y
+
+    found = captured(forward, batch(), mean=torch.zeros(4))
+    ((name, write),) = found.program.writes.items()
+    role = {i.variable: (i.kind, i.key) for i in found.program.inputs}
+    assert role[write.target] == ("buffer", "mean")
+    graph = found.graph
+    op = graph.ops[graph.op_index[name]]
+    assert op.stage is Stage.FORWARD
+    assert not op.replayable
+    reads = [n for n, c in found.program.calls.items() if write.target in c.reads]
+    assert set(op.order_after) >= {n for n in reads if n not in found.program.backward_ops}
+
+
+def test_a_replaced_buffer_is_written_in_place():
+    def forward(m, x):
+        m.mean = 0.9 * m.mean + x.mean(0).detach()
+        return m.layer(x)
+
+    module = Made(forward, layer=nn.Linear(4, 4), mean=torch.zeros(4))
+    before = module.mean
+    found = capture(module, (batch(),), costs="estimate")
+    assert len(found.program.writes) == 1
+    assert module.mean is before
+    assert not before.any()
+
+
+def test_batch_norm_is_replayed_without_its_statistics():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    found = capture(module, (batch(),), costs="estimate")
+    (norm,) = (c for c in found.program.calls.values() if "batch_norm_legit" in str(c.target))
+    assert "no_stats" in str(norm.replay.target)
+    assert len(norm.replay.results) == 3
+    assert len(found.program.writes) == 3
+    (op,) = (op for op in found.graph.ops if "batch_norm_legit" in op.name)
+    assert op.replayable
+
+
+def test_batch_norm_whose_statistics_are_read_is_not_replayed():
+    def forward(m, x):
+        return torch.tanh(m.norm(m.layer(x)) * m.norm.running_var)
+
+    found = captured(forward, batch(), norm=nn.BatchNorm1d(4))
+    (op,) = (op for op in found.graph.ops if "batch_norm_legit" in op.name)
+    assert not op.replayable
+
+
+def test_a_changed_input_that_backward_reads_is_copied_first():
+    def forward(m, x, state):
+        y = m.layer(x) * state.clone()
+        state.add_(1)
+        return y
+
+    found = captured(forward, batch(), torch.rand(3, 4))
+    assert "aten.clone.default" in targets(found)
+    (write,) = found.program.writes.values()
+    backward = [found.program.calls[n] for n in found.program.backward_ops if n != "loss"]
+    assert not any(write.target in call.reads for call in backward)
+
+
+def test_gradients_never_share_a_buffer():
+    found = captured(
+        lambda m, x: x + m.a + m.b, batch(),
+        a=nn.Parameter(torch.zeros(3, 4)), b=nn.Parameter(torch.zeros(3, 4)),
+    )  # fmt: skip
+    storages = [found.program.storage[g] for g in found.program.gradients.values()]
+    assert len(set(storages)) == len(storages) == 2
+    assert not set(storages) & {found.program.storage[t] for t in found.program.tangents}
+
+
+def test_a_loss_in_the_output_is_taken_to_be_differentiated():
+    def forward(m, x):
+        y = m.layer(x)
+        return {"loss": y.square().mean(), "logits": y}
+
+    found = captured(forward, batch())
+    assert len(found.program.tangents) == 1
+    assert len(found.missing) == 1
+    both = captured(lambda m, x: {"cost": m.layer(x).mean(), "logits": m.layer(x)}, batch())
+    assert both.missing == frozenset()
+
+
+def heads(m, x):
+    h = torch.tanh(m.layer(x))
+    return m.left(h), m.right(h)
+
+
+def test_a_variant_leaves_out_what_autograd_leaves_none():
+    module = Made(heads, layer=nn.Linear(4, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 3))
+    found = capture(module, (batch(),), costs="estimate")
+    names = {item.variable: item.key for item in found.program.inputs}
+    everything = {names[v] for v in found.program.gradients}
+    assert {"left.weight", "right.weight", "layer.weight"} <= everything
+    for missing, unused in ((0, "left"), (1, "right")):
+        variant = found.variant(frozenset({missing}))
+        assert variant.missing == {missing}
+        given = {names[v] for v in variant.program.gradients}
+        assert given == everything - {f"{unused}.weight", f"{unused}.bias"}
+        assert len(variant.graph.ops) < len(found.graph.ops)
+        outputs = torch.autograd.grad(
+            module(batch())[1 - missing].sum(), list(module.parameters()), allow_unused=True
+        )
+        autograd = {n for (n, _), g in zip(module.named_parameters(), outputs, strict=True)
+                    if g is not None}  # fmt: skip
+        assert given == autograd
+
+
+def test_a_variant_keeps_the_forward():
+    found = captured(heads, batch(), left=nn.Linear(4, 2), right=nn.Linear(4, 3))
+    variant = found.variant(frozenset({0}))
+    boundary = found.graph.boundary_index
+    assert [op.name for op in found.graph.ops[:boundary]] == [
+        op.name for op in variant.graph.ops[: variant.graph.boundary_index]
+    ]
+    with pytest.raises(CaptureError, match="none of the module's outputs gets a gradient"):
+        found.variant(frozenset({0, 1}))
+
+
+@pytest.mark.parametrize("costs", ["measure", "estimate"])
+def test_costs_are_there_for_every_op_and_not_negative(costs):
+    module = nn.Sequential(Block(), nn.Dropout(), nn.BatchNorm1d(8))
+    graph = capture(module, (torch.rand(5, 8),), costs=costs).graph
+    assert graph.time > 0
+    for op in graph.ops:
+        assert op.time >= 0
+        assert op.workspace_bytes >= 0
+        if op.name not in ("loss",) and not op.name.startswith("write_"):
+            assert op.time > 0
+
+
+def test_equivalent_ops_cost_the_same(blocks):
+    costs = {}
+    for op in blocks.graph.ops:
+        if op.equivalence is not None:
+            costs.setdefault(op.equivalence, set()).add((op.time, op.workspace_bytes))
+    assert all(len(found) == 1 for found in costs.values())
+
+
+def test_a_faster_device_is_estimated_to_take_less_time():
+    def time_on(factor):
+        spec = DeviceSpec("x", factor * 1e9, factor * 2e9, factor * 1e9, 1e-6 / factor)
+        return captured(lambda m, x: torch.tanh(m.layer(x)), batch(), costs=spec).graph.time
+
+    assert time_on(10) < time_on(1) < time_on(0.1)
+
+
+def test_halves_are_faster_where_the_device_is():
+    def time_of(dtype):
+        spec = DeviceSpec("x", 1.0, 100.0, 1e12, 0.0)
+        layer = nn.Linear(4, 4).to(dtype)
+        return captured(
+            lambda m, x: m.layer(x), batch().to(dtype), layer=layer, costs=spec
+        ).graph.time
+
+    assert time_of(torch.bfloat16) == pytest.approx(time_of(torch.float32) / 100, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", ["flops_per_second", "bytes_per_second"])
+def test_a_device_without_speed_is_refused(rate):
+    rates = dict.fromkeys(("flops_per_second", "half_flops_per_second", "bytes_per_second"), 1.0)
+    with pytest.raises(CaptureError, match=f"{rate}=0"):
+        DeviceSpec("x", **(rates | {rate: 0}), launch_seconds=0.0)
+
+
+def test_estimating_takes_a_model_on_the_meta_device():
+    with torch.device("meta"):
+        module, x = nn.Sequential(Block(1024), nn.Linear(1024, 10)), torch.rand(64, 1024)
+    graph = capture(module, (x,), costs="estimate").graph
+    real = capture(
+        nn.Sequential(Block(8), nn.Linear(8, 10)), (torch.rand(64, 8),), costs="estimate"
+    )
+    assert [op.name for op in graph.ops] == [op.name for op in real.graph.ops]
+    assert max(value.size_bytes for value in graph.values) == 4 * 1024 * 1024
+
+
+def test_measuring_leaves_everything_as_it_was():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    x = batch()
+    kept = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    x_before = x.clone()
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    grad_mode, mkldnn = torch.is_grad_enabled(), torch.backends.mkldnn.enabled
+    with torch.no_grad():
+        capture(module, (x,))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in module.state_dict().items())
+    assert torch.equal(x, x_before)
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+    assert (torch.is_grad_enabled(), torch.backends.mkldnn.enabled) == (grad_mode, mkldnn)
+
+
+def test_capturing_twice_gives_the_same_graph():
+    module = Block()
+    one, two = (capture(module, (torch.rand(2, 8),), costs="estimate") for _ in range(2))
+    assert one.graph == two.graph
+
+
+def test_an_lstm_is_traced_step_by_step_and_keeps_its_weights():
+    module = nn.LSTM(4, 4, batch_first=True)
+    weights = list(module._flat_weights)
+    found = capture(module, (torch.rand(2, 3, 4),), costs="estimate")
+    assert not any("mkldnn" in target for target in targets(found))
+    assert all(a is b for a, b in zip(module._flat_weights, weights, strict=True))
+    assert len(found.program.gradients) == 4
+
+
+def test_read_call_takes_arguments_apart():
+    x = batch()
+    call = read_call((x, 1), {"deep": [x, batch()]})
+    assert len(call.tensors) == 2
+    assert call.signature.slots == (0, 0, 1)

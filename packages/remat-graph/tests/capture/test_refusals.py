@@ -1,0 +1,191 @@
+"""What cannot be one static graph is refused, with the reason; the module stays as it was."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from remat_graph.torch import CaptureError, capture
+
+
+class Refused(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.log = []
+        self.count = 0
+        self.__dict__["plain"] = torch.ones(4)
+        self.made = forward
+
+    def forward(self, x):
+        return self.made(self, x)
+
+
+def branch(m, x):
+    return m.layer(x) if x.sum() > 0 else x
+
+
+def number(m, x):
+    return m.layer(x) * x.mean().item()
+
+
+def selected(m, x):
+    return m.layer(x)[x[:, 0] > 0.5]
+
+
+def loop(m, x):
+    while x.norm() > 1:
+        x = m.layer(x) * 0.1
+    return x
+
+
+def appends(m, x):
+    y = m.layer(x)
+    m.log.append(y)
+    return y
+
+
+def stores(m, x):
+    m.last = m.layer(x)
+    return m.last
+
+
+def counts(m, x):
+    m.count += 1
+    return m.layer(x) * m.count
+
+
+def replaces_plain(m, x):
+    m.plain = m.plain * 2
+    return m.layer(x) * m.plain
+
+
+def reshapes_buffer(m, x):
+    m.mean = x.mean()
+    return m.layer(x)
+
+
+def draws_python(m, x):
+    return m.layer(x) * random.random()
+
+
+def draws_numpy(m, x):
+    return m.layer(x) * float(np.random.rand())
+
+
+def seeds(m, x):
+    torch.manual_seed(3)
+    return m.layer(x) + torch.randn(4)
+
+
+def changes_parameter(m, x):
+    y = m.layer(x)
+    with torch.no_grad():
+        m.layer.weight.mul_(0.9)
+    return y
+
+
+def resizes_input(m, x):
+    x.unsqueeze_(0)
+    return m.layer(x)
+
+
+def fails(m, x):
+    raise ZeroDivisionError("by me")
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (branch, "depends on the data of a tensor at .*return m.layer.x. if x.sum"),
+        (number, "depends on the data of a tensor at .*x.mean..\\.item"),
+        (selected, "depends on the data of a tensor at .*x.:, 0. > 0.5"),
+        (loop, "depends on the data of a tensor at .*while x.norm"),
+        (appends, r"stores a tensor in Refused\.log"),
+        (stores, r"stores a tensor in Refused\.last"),
+        (counts, r"changes Refused\.count from 0"),
+        (replaces_plain, "replaces the tensor 'plain'"),
+        (reshapes_buffer, "replaces the buffer 'mean' .* another shape"),
+        (draws_python, "random numbers from Python's random or numpy"),
+        (draws_numpy, "random numbers from Python's random or numpy"),
+        (seeds, "seeds torch's global random generator"),
+        (changes_parameter, "layer.weight is changed in place and requires a gradient"),
+        (resizes_input, "another shape"),
+        (fails, "cannot be traced at .*raise ZeroDivisionError.*by me"),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_refused_with_the_reason_and_left_as_it_was(forward, message):
+    module, x = Refused(forward), torch.rand(3, 4)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    parameters, attributes = list(module.parameters()), dict(vars(module))
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
+    with pytest.raises(CaptureError, match=message):
+        capture(module, (x,), costs="estimate")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
+    assert set(vars(module)) == set(attributes)
+    assert module.count == 0
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tobytes() == states[2]
+    assert module.layer(torch.rand(3, 4)).shape == (3, 4)
+
+
+def test_the_users_file_and_line_are_named():
+    with pytest.raises(CaptureError) as error:
+        capture(Refused(branch), (torch.rand(3, 4),), costs="estimate")
+    line = branch.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line}" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_inside_an_rnn_is_refused_because_tracing_loses_it(kind):
+    module = kind(4, 4, num_layers=2, dropout=0.5)
+    with pytest.raises(CaptureError, match=r"dropout=0\.5 between its layers"):
+        capture(module, (torch.rand(2, 3, 4),), costs="estimate")
+    capture(module.eval(), (torch.rand(2, 3, 4),), costs="estimate")
+
+
+def test_sparse_gradients_are_refused():
+    module = nn.Embedding(10, 4, sparse=True)
+    with pytest.raises(CaptureError, match="sparse=False"):
+        capture(module, (torch.tensor([1, 2]),))
+
+
+def test_inputs_on_another_device():
+    with pytest.raises(CaptureError, match=r"input 0 is on meta, the module on cpu"):
+        capture(nn.Linear(4, 4), (torch.rand(3, 4, device="meta"),))
+
+
+def test_nothing_to_train():
+    module = nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(CaptureError, match="no parameter of the module requires a gradient"):
+        capture(module, (torch.rand(3, 4),))
+    capture(module, (torch.rand(3, 4).requires_grad_(),), costs="estimate")
+
+
+def test_an_output_that_depends_on_nothing_that_is_trained():
+    with pytest.raises(CaptureError, match="no backward pass to plan"):
+        capture(Refused(lambda m, x: x * 2), (torch.rand(3, 4),))
+
+
+def test_no_output_at_all():
+    with pytest.raises(CaptureError):
+        capture(Refused(lambda m, x: None), (torch.rand(3, 4),))
+
+
+@pytest.mark.parametrize("costs", ["guess", None, 1])
+def test_costs_that_are_none(costs):
+    with pytest.raises(CaptureError, match="costs="):
+        capture(nn.Linear(4, 4), (torch.rand(3, 4),), costs=costs)
+
+
+def test_a_buffer_of_a_shared_layer_that_is_changed_is_captured():
+    norm = nn.BatchNorm1d(4)
+    module = nn.Sequential(nn.Linear(4, 4), norm, nn.Sequential(norm))
+    found = capture(module, (torch.rand(3, 4),), costs="estimate")
+    assert len(found.program.writes) == 3
