@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from exec_cases.training import assert_close, train
-from integration_cases.odd_models import REFUSED, RIGHT, linear, rows, squares
+from integration_cases.odd_models import REFUSED, RIGHT, Made, linear, rows, squares
 from torch import nn
 
 import remat
@@ -78,3 +78,27 @@ def test_one_unit_of_a_larger_model_is_rematerialized():
     records = [train(each, lambda m, _: m(rows()), squares) for each in (model, original)]
     assert_close(*records)
     assert model[1].plan.measured_peak_bytes <= model[1].plan.budget_bytes
+
+
+def test_a_model_with_rematerialized_units_is_rematerialized_as_one():
+    torch.manual_seed(0)
+    original = nn.Sequential(linear(), nn.Sequential(linear(), nn.Tanh(), linear()), linear(16, 4))
+    model = copy.deepcopy(original)
+    unit = model[1] = remat.rematerialize(model[1], budget=0.9, limit_seconds=LIMIT_SECONDS)
+    forward = unit.forward
+    whole = rematerialized(model, (rows(),), {})
+    records = [train(each, lambda m, _: m(rows()), squares) for each in (whole, original)]
+    assert_close(*records)
+    assert unit.forward is forward
+
+
+def test_a_number_that_is_no_number_is_planned_for_once():
+    def scaled(m, x, limit):
+        return m.layer(x) * (2.0 if limit != limit else 1.0)  # noqa: PLR0124
+
+    model = rematerialized(Made(scaled, layer=linear()), (rows(), float("nan")), {})
+    plan = model.plan
+    model(rows(), float("nan"))
+    assert model.plan is plan
+    model(rows(), 1.0)
+    assert model.plan is not plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> 
         tensors.append(item)
         return Structure("tensor", type(item))
     if item is None or isinstance(item, (bool, int, float, complex, str, bytes)):
-        return Structure("constant", type(item), constant=item)
+        same = math.nan if isinstance(item, float) and math.isnan(item) else item
+        return Structure("constant", type(item), constant=same)  # one NaN, equal to itself
     if id(item) in above:
         raise CaptureError(
             f"a {type(item).__name__} in the inputs or outputs contains itself; "

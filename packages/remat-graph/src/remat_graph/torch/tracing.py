@@ -189,6 +189,9 @@ def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None
 @contextmanager
 def _attributes_restored(module: torch.nn.Module) -> Iterator[None]:
     before = [(name, owner, dict(owner.__dict__)) for name, owner in module.named_modules()]
+    for _, owner, attributes in before:
+        if hasattr(attributes.get("forward"), "original_forward"):  # one plan for all of it
+            owner.__dict__["forward"] = attributes["forward"].original_forward
     try:
         yield
         for name, owner, attributes in before:
