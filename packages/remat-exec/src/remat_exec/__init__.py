@@ -2,7 +2,7 @@
 
 from remat_exec.__about__ import __version__
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
-from remat_exec.executable import Executable, stand_in_gradients
+from remat_exec.executable import Executable, stand_in_loss
 from remat_exec.measure import (
     Peak,
     StepProfile,
@@ -24,5 +24,5 @@ __all__ = [
     "generators_restored",
     "measure_peak",
     "profile_step",
-    "stand_in_gradients",
+    "stand_in_loss",
 ]

@@ -14,7 +14,8 @@ import itertools
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,15 +65,14 @@ class Code:
     `forward(inputs, states)` takes the tensors of `program.inputs` and constants in order and
     returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
-    empties), then one list of gradients per group. `states` is a list for generator states.
+    empties), then one list of gradients per group. `states` is a dict for generator states by op.
     `peak_bytes` is the schedule's peak, less what ops in place save.
     """
 
-    forward: Callable[[list[Any], list[Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
-    backward: Callable[[list[Any], list[Any], list[Any]], Iterator[list[torch.Tensor] | None]]
+    forward: Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
+    backward: Callable[[list[Any], list[Any], dict[str, Any]], Iterator[list[torch.Tensor] | None]]
     saved: tuple[str, ...]
     groups: tuple[Group, ...]
-    states: int
     peak_bytes: int
     source: str
 
@@ -81,7 +81,8 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     """Generate the code of a schedule.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
-    this schedule reads, so that another backward can be run instead. What the user is handed is
+    this schedule reads, and the generator states of all draws, so that another backward can be run
+    instead. What the user is handed is
     not: it is for the user to keep or let go.
 
     Raises:
@@ -89,7 +90,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     """
     simulate(graph, schedule)
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
-    replayed = _replayed_draws(program, schedule)
+    replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
     forward = _Writer(program, replayed, {})
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
@@ -135,7 +136,6 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         functions["backward"],
         tuple(saved),
         groups,
-        len(replayed),
         _executed_peak(program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)),
         source,
     )
@@ -163,13 +163,15 @@ def _unpack(names: Iterable[str], source: str) -> str:
     return f"[{listed}] = {source}" if listed else f"assert not {source}"
 
 
-def _replayed_draws(program: Program, schedule: Schedule) -> dict[str, int]:
-    count: dict[str, int] = {}
-    for step in schedule.steps:
-        call = program.calls.get(step.op) if isinstance(step, Compute) else None
-        if isinstance(step, Compute) and call is not None and call.random is not None:
-            count[step.op] = count.get(step.op, 0) + 1
-    return {op: slot for slot, op in enumerate(op for op, n in count.items() if n > 1)}
+def _draws(program: Program) -> set[str]:
+    return {op for op, call in program.calls.items() if call.random is not None}
+
+
+def _replayed_draws(program: Program, schedule: Schedule) -> set[str]:
+    """Find the drawing ops that a schedule computes more than once."""
+    draws = _draws(program)
+    count = Counter(step.op for step in schedule.steps if isinstance(step, Compute))
+    return {op for op, times in count.items() if times > 1 and op in draws}
 
 
 class _Writer:
@@ -178,7 +180,7 @@ class _Writer:
     def __init__(
         self,
         program: Program,
-        replayed: dict[str, int],
+        replayed: set[str],
         bindings: dict[str, Any],
         computed: Iterable[str] = (),
     ) -> None:
@@ -336,19 +338,18 @@ class _Writer:
         made = {storage[name] for name in call.results if name is not None}
         stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
         statement = self._statement(call, list(call.results))
-        slot = self.replayed.get(op)
-        if slot is None or call.random is None:
+        if op not in self.replayed or call.random is None:
             self.lines.append(statement)
         else:
             generator = self._bind("generator", _generator(call.random))
             if again:
                 self.lines.append(f"resume = {generator}.get_state()")
-                self.lines.append(f"{generator}.set_state(frombytes__(states[{slot}]))")
+                self.lines.append(f"{generator}.set_state(frombytes__(states[{op!r}]))")
                 self.lines.append(statement)
                 self.lines.append(f"{generator}.set_state(resume)")
                 self.lines.append("del resume")
             else:
-                self.lines.append(f"states[{slot}] = tobytes__({generator}.get_state())")
+                self.lines.append(f"states[{op!r}] = tobytes__({generator}.get_state())")
                 self.lines.append(statement)
         self._delete(stale)
 
@@ -365,8 +366,10 @@ class _Writer:
         for name in named:
             self._define(name)
         expression = self._expression(call)
+        if not named:
+            return expression
         if not call.sequence:
-            return f"{named[0]} = {expression}" if named else expression
+            return f"{named[0]} = {expression}"
         if len(named) == len(results):
             return f"[{', '.join(named)}] = {expression}"
         if len(named) == 1:
@@ -415,7 +418,7 @@ def _executed_peak(
     program: Program,
     graph: Graph,
     schedule: Schedule,
-    replayed: Mapping[str, int],
+    replayed: set[str],
     in_place: tuple[int, ...],
 ) -> int:
     """Peak of a schedule, less what the code saves.

@@ -23,7 +23,7 @@ from remat_exec.measure import Peak, generators_restored, measure_peak
 from remat_graph import Schedule
 from remat_graph.torch import Capture, Program, TensorFacts, Variable, tensor_at
 
-__all__ = ["Executable", "Variant", "stand_in_gradients"]
+__all__ = ["Executable", "Variant", "stand_in_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,11 @@ class Executable:
 
     def _run_without_autograd(self, bound: list[Any]) -> None:
         program = self.capture.program
-        states: list[Any] = [None] * self.code.states
+        states: dict[str, Any] = {}
         returned, saved = self.code.forward(list(bound), states)
-        tangents = stand_in_gradients([returned[p] for p in program.tangents.values()])
+        outputs = [returned[position] for position in program.tangents.values()]
+        _kept_by_loss, tangents = stand_in_loss(outputs)
+        del outputs
         backward = self.code.backward(saved, tangents, states)
         gradients: list[torch.Tensor] = []
         for given in backward:
@@ -143,6 +145,17 @@ class Executable:
             outputs.append(tensor)
         return outputs
 
+    def _make_variant(self, missing: frozenset[int]) -> Variant:
+        other = self.capture.variant(missing)
+        if _forward_order(other.program) != _forward_order(self.capture.program):
+            raise BackwardError(
+                "this backward, over other outputs than planned for, needs another forward; "
+                "run forward again, it will be planned anew"
+            )
+        schedule = backward_from(other.graph, self.schedule)
+        code = generate(other.program, other.graph, schedule, save_all=True)
+        return Variant(missing, code, other.program)
+
     def replan(self, missing: frozenset[int]) -> None:
         """Tell whoever plans that a backward without these gradients could not be run."""
         if self.on_unplanned is not None:
@@ -155,17 +168,14 @@ class Executable:
             BackwardError: if it needs what the planned forward did not keep.
             BudgetExceeded: if it takes more memory than the budget.
         """
-        if missing not in self._variants:
-            other = self.capture.variant(missing)
-            if _forward_order(other.program) != _forward_order(self.capture.program):
-                raise BackwardError(
-                    "this backward, over other outputs than planned for, needs another forward; "
-                    "run forward again, it will be planned anew"
-                )
-            schedule = backward_from(other.graph, self.schedule)
-            code = generate(other.program, other.graph, schedule, save_all=True)
-            self._variants[missing] = Variant(missing, code, other.program)
-        variant = self._variants[missing]
+        variant = self._variants.get(missing)
+        if variant is None:
+            try:
+                variant = self._make_variant(missing)
+            except BackwardError:
+                self.replan(missing)
+                raise
+            self._variants[missing] = variant
         if self.budget_bytes is not None and variant.code.peak_bytes > self.budget_bytes:
             self.replan(missing)
             raise BudgetExceeded(
@@ -178,16 +188,18 @@ class Executable:
         return variant
 
 
-def stand_in_gradients(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Take the memory that a loss outside the module would, and give gradients of ones.
+def stand_in_loss(outputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Take the memory that a loss outside the module is allowed; give gradients of ones.
 
-    The graph's op `loss` assumes as much: one more buffer the size of each output that is no
-    scalar, while the gradients of the outputs are made.
+    For each output that is no scalar that is one buffer of its size while the loss runs (the
+    workspace of the graph's op `loss`), and one that the loss keeps, given first.
     """
-    buffers = [torch.empty_like(output) for output in outputs if output.ndim > 0]
+    large = [output for output in outputs if output.ndim > 0]
+    kept = [torch.empty_like(output) for output in large]
+    while_running = [torch.empty_like(output) for output in large]
     gradients = [torch.ones_like(output) for output in outputs]
-    del buffers
-    return gradients
+    del while_running
+    return kept, gradients
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:
@@ -224,7 +236,7 @@ class _Step:
 
     def __init__(self, executable: Executable, bound: list[Any]) -> None:
         self.executable = executable
-        self.states: list[Any] = [None] * executable.code.states
+        self.states: dict[str, Any] = {}
         self.started = False
         self._bound = bound
         self._versions: list[int | None] = []

@@ -21,20 +21,26 @@ def backward_from(graph: Graph, planned: Schedule) -> Schedule:
         BackwardError: if something needed is gone and can only be computed once.
     """
     loss = planned.steps.index(Compute("loss"))
-    forward = planned.steps[:loss]
-    kept = _alive_after(graph, forward)
+    forward, kept = _forward_of(graph, planned.steps[:loss])
     order = _computations(graph, planned.steps[loss:], kept)
     return Schedule((*forward, *_with_frees(graph, kept, order)))
 
 
-def _alive_after(graph: Graph, steps: tuple[Step, ...]) -> dict[str, None]:
+def _forward_of(
+    graph: Graph, planned: tuple[Step, ...]
+) -> tuple[tuple[Step, ...], dict[str, None]]:
+    """Follow the planned forward; `graph` may know fewer of the values that its ops make."""
     alive: dict[str, None] = {}
-    for step in steps:
-        if isinstance(step, Free):
+    steps: list[Step] = []
+    for step in planned:
+        if isinstance(step, Compute):
+            alive.update(dict.fromkeys(graph.ops[graph.op_index[step.op]].outputs))
+        elif step.value in alive:
             del alive[step.value]
         else:
-            alive.update(dict.fromkeys(graph.ops[graph.op_index[step.op]].outputs))
-    return alive
+            continue
+        steps.append(step)
+    return tuple(steps), alive
 
 
 def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from remat.budget import free_bytes
-from remat_exec import Peak, generators_restored, measure_peak, stand_in_gradients
-from remat_graph.torch import Capture, flatten, original_forward, tensor_at
+from remat_exec import Peak, generators_restored, measure_peak, stand_in_loss
+from remat_graph.torch import Capture, flatten, original_forward, read_call, tensor_at
 
 __all__ = ["measure_plain"]
 
@@ -24,27 +24,31 @@ def measure_plain(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    tensors: list[torch.Tensor],
     capture: Capture,
     expected_bytes: int,
     device: torch.device,
 ) -> Peak | None:
     """Run one plain step for its peak; `None` if it would not, or does not, fit on the device.
 
-    Gradients go nowhere; buffers, inputs and generators are put back.
+    Gradients go nowhere, not even into what the inputs were computed from; buffers, inputs and
+    generators are put back.
     """
     if expected_bytes > _SAFE_SHARE * free_bytes(device):
         return None
+    call = read_call(args, kwargs)
+    leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
+    slots = call.signature.slots
+    args, kwargs = call.signature.structure.rebuild(iter([leaves[slot] for slot in slots]))
     program = capture.program
     written = {write.target for write in program.writes.values()}
     targets = [
-        tensor_at(module, tensors, item.kind, item.key)
+        tensor_at(module, leaves, item.kind, item.key)
         for item in program.inputs
         if item.variable in written
     ]
     before = [target.detach().clone() for target in targets]
     sources = [
-        tensor_at(module, tensors, item.kind, item.key)
+        tensor_at(module, leaves, item.kind, item.key)
         for item in program.inputs
         if item.variable in program.gradients
     ]
@@ -53,7 +57,7 @@ def measure_plain(
         try:
             with measure_peak(device) as peak:
                 outputs = _forward(module, args, kwargs, capture)
-                gradients = stand_in_gradients(outputs)
+                _kept, gradients = stand_in_loss(outputs)
                 torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
         except torch.OutOfMemoryError:
             return None
@@ -74,6 +78,8 @@ def _forward(
     return [
         tensor
         for tensor, output in zip(outputs, program.outputs, strict=True)
-        if (output.kind == "fresh" and output.variable in wanted)
-        or (output.kind == "view" and output.base in wanted)
+        if tensor.requires_grad
+        and output.requires_grad
+        and output.kind in ("fresh", "view")
+        and output.base in wanted
     ]

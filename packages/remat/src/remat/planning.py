@@ -193,18 +193,24 @@ def make_plan(
     plain: int | None = None
     if settings.costs == "measure":
         logger.info("measuring one plain step")
-        peak = measure_plain(module, args, kwargs, tensors, captured, everything, device)
+        peak = measure_plain(module, args, kwargs, captured, everything, device)
         plain = None if peak is None else peak.peak_bytes + _SCALAR_LOSS_BYTES
     stored = everything + _SCALAR_LOSS_BYTES
     budget = settings.budget.resolve(device, lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
         budget = max(budget, granted_bytes)
-    target = budget - _SCALAR_LOSS_BYTES
+    loss_bytes = captured.graph.ops[captured.graph.boundary_index].workspace_bytes
+    target = budget - loss_bytes - _SCALAR_LOSS_BYTES
+    bound: float | None = None
     for attempt in range(_ATTEMPTS):
         solution = _solve(captured.graph, budget, target, settings)
-        if solution.schedule is None:
+        schedule = solution.schedule
+        if schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
-        executable = Executable(captured, solution.schedule, budget)
+        if bound is not None:  # a tighter target proves nothing about the budget
+            solution = replace(solution, lower_bound=bound)
+        bound = solution.lower_bound
+        executable = Executable(captured, schedule, budget)
         plan = Plan(
             captured.graph,
             solution,
@@ -213,7 +219,7 @@ def make_plan(
             everything,
             None,
             seconds,
-            executable.code.peak_bytes,
+            executable.code.peak_bytes + loss_bytes,
             executable.source,
         )
         if not run:

@@ -178,7 +178,9 @@ class RematForward:
         self._entries.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
-        module = memo.get(id(self._module)) or copy.deepcopy(self._module, memo)
+        module = memo.get(id(self._module))
+        if module is None:
+            module = copy.deepcopy(self._module, memo)
         made = RematForward(module, self._settings, self._instance_forward)
         made._expected = self._expected
         made._granted_bytes = self._granted_bytes

@@ -9,7 +9,8 @@ module returns into the gradients of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -87,15 +88,16 @@ class Capture:
         Raises:
             CaptureError: if no gradient is left.
         """
-        return _finish(
-            self._joint,
-            missing,
-            self._costs,
-            self._known,
-            self.signature,
-            self.state,
-            self.output_structure,
-        )
+        with _own_casts():
+            return _finish(
+                self._joint,
+                missing,
+                self._costs,
+                self._known,
+                self.signature,
+                self.state,
+                self.output_structure,
+            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
         """Return the capture itself: it is immutable and belongs to no module."""
@@ -139,15 +141,23 @@ def capture(
             "there is no backward pass to plan"
         )
     signature = replace(flat.signature, structure=flat.signature.structure.without_templates())
-    return _finish(
-        joint,
-        _all_but_loss(joint, traced.output_structure),
-        costs,
-        {},
-        signature,
-        ModuleState(module),
-        traced.output_structure,
-    )
+    with _own_casts():
+        return _finish(
+            joint,
+            _all_but_loss(joint, traced.output_structure),
+            costs,
+            {},
+            signature,
+            ModuleState(module),
+            traced.output_structure,
+        )
+
+
+@contextmanager
+def _own_casts() -> Iterator[None]:
+    """Switch autocast off: the casts of a traced program are calls of its own."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 def tensor_at(

@@ -84,7 +84,7 @@ def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dic
     """
     generators = _generator_states(program)
     try:
-        with torch.no_grad(), _no_autocast(program):
+        with torch.no_grad():
             return _by_class(program, lambda call: _measure(program, call), known)
     finally:
         for generator, state in generators:
@@ -121,14 +121,6 @@ def _generator_states(program: Program) -> list[tuple[torch.Generator, torch.Ten
         if device.type == "cuda"
     ]
     return [(generator, generator.get_state()) for generator in generators]
-
-
-class _no_autocast(torch.autocast):  # noqa: N801 - a context manager, named as torch names its own
-    """Autocast off for the device of a program: its casts are calls of their own."""
-
-    def __init__(self, program: Program) -> None:
-        devices = {facts.device.type for facts in program.facts.values()}
-        super().__init__("cuda" if "cuda" in devices else "cpu", enabled=False)
 
 
 def _made_up(facts: TensorFacts) -> torch.Tensor:

@@ -35,11 +35,11 @@ def drop_copies(joint: Joint) -> bool:
     That is a clone of the same layout, and a copy that only feeds assignments to slices.
     """
     handed = _handed_storages(joint)
-    mutated = {storage_key(node.meta["fake"]) for node, _ in joint.mutations}
+    given = {key for node in joint.inputs for key in _storages(node)}
     dropped = False
     for node in list(joint.graph.nodes):
         source = _copied(node)
-        if source is None or _storages(node) & handed or _storages(source) & (handed | mutated):
+        if source is None or _storages(node) & handed or _storages(source) & (handed | given):
             continue
         if _is_same_buffer(source, node) or _only_assigned(node, source):
             node.replace_all_uses_with(source)
