@@ -8,7 +8,7 @@ import torch
 from exec_cases.models import ATTENTION, CASES, HEADS, MLP, NORMED, SHARED
 from exec_cases.schedules import random_schedule
 from exec_cases.training import assert_bitwise_equal, assert_close, train
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remat_exec import Executable
@@ -22,13 +22,19 @@ def record(case, model, steps=2):
     return train(model, lambda module, _: module(*case.args()), case.loss, steps)
 
 
+def saved_states(executable):
+    return GENERATOR_STATE_BYTES if "set_state" in executable.source else 0
+
+
 def assert_takes_what_was_predicted(case, schedule):
     executable = Executable(case.captured, schedule)
     predicted = executable.code.peak_bytes
-    assert predicted <= simulate(case.captured.graph, schedule).peak_bytes
+    graph = case.captured.graph
+    loss_bytes = graph.ops[graph.boundary_index].workspace_bytes
+    assert predicted <= simulate(graph, schedule).peak_bytes + loss_bytes
     measured = executable.rehearse(case.model(), list(case.args())).peak_bytes
     assert measured <= predicted + SLACK_BYTES
-    assert measured >= 0.9 * predicted - (GENERATOR_STATE_BYTES if executable.code.states else 0)
+    assert measured >= 0.9 * predicted - saved_states(executable)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -38,6 +44,7 @@ def test_storing_everything_computes_what_eager_computes(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @settings(max_examples=12)
+@example(seed=7014)  # frees in the backward, unread, what the forward of several outputs saved
 @given(seed=st.integers(0, 10**6))
 def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_was_predicted(case, seed):
     schedule = random_schedule(case.captured.graph, random.Random(seed))
@@ -128,7 +135,7 @@ def test_the_code_deletes_where_the_schedule_frees():
         assert any(
             line.strip().startswith("del ") and value in line for line in forward.splitlines()
         )
-    assert executable.code.states == 0
+    assert "set_state" not in executable.source
     assert len(freed) < len(graph.values)
 
 

@@ -65,14 +65,16 @@ class Code:
     `forward(inputs, states)` takes the tensors of `program.inputs` and constants in order and
     returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
-    empties), then one list of gradients per group. `states` is a dict for generator states by op.
-    `peak_bytes` is the schedule's peak, less what ops in place save.
+    empties), then one list of gradients per group. The argument `states` is a dict for generator
+    states by op, and the field how many are kept.
+    `peak_bytes` is the schedule's peak, less what ops in place save, with what a loss may keep.
     """
 
     forward: Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
     backward: Callable[[list[Any], list[Any], dict[str, Any]], Iterator[list[torch.Tensor] | None]]
     saved: tuple[str, ...]
     groups: tuple[Group, ...]
+    states: int
     peak_bytes: int
     source: str
 
@@ -100,6 +102,8 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
 
     backward = _Writer(program, replayed, forward.bindings, forward.computed)
     backward.available((*forward.inputs, *kept))
+    if save_all:
+        backward.receive(kept)
     backward.receive(program.tangents)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
@@ -136,6 +140,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         functions["backward"],
         tuple(saved),
         groups,
+        len(replayed),
         _executed_peak(program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)),
         source,
     )
@@ -421,7 +426,7 @@ def _executed_peak(
     replayed: set[str],
     in_place: tuple[int, ...],
 ) -> int:
-    """Peak of a schedule, less what the code saves.
+    """Peak of a schedule, less what the code saves, with what a loss outside may keep.
 
     The steps `in_place` make their output in the buffer of their target; drawing operators that are
     not `replayed` save no state of their generator.
@@ -438,7 +443,9 @@ def _executed_peak(
         saved = sum(graph.value_by_name[value].size_bytes for value in made)
         for affected in range(position, position + 1 + len(_freed_next(schedule.steps, position))):
             held[affected] -= saved
-    return max(held, default=0)
+    loss = schedule.steps.index(Compute("loss"))
+    kept = graph.ops[graph.boundary_index].workspace_bytes  # as much again as while it runs
+    return max(*held[:loss], *(size + kept for size in held[loss:]))
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -96,14 +96,18 @@ def test_the_default_dtype_is_part_of_a_call():
         torch.set_default_dtype(torch.float32)
 
 
-def test_an_argument_that_does_not_compare_is_another_call():
+def test_an_argument_that_does_not_compare_is_compared_by_what_it_holds():
     class Stubborn:
         __hash__ = None
+
+        def __init__(self, value):
+            self.value = value
 
         def __eq__(self, other):
             raise RuntimeError
 
-    assert call(X, Stubborn()).difference(call(X, Stubborn())) is not None
+    assert call(X, Stubborn(1)).difference(call(X, Stubborn(1))) is None
+    assert call(X, Stubborn(1)).difference(call(X, Stubborn(2))) is not None
 
 
 CHANGES = {

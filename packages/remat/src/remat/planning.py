@@ -219,7 +219,7 @@ def make_plan(
             everything,
             None,
             seconds,
-            executable.code.peak_bytes + loss_bytes,
+            executable.code.peak_bytes,
             executable.source,
         )
         if not run:

@@ -7,9 +7,12 @@ with the role of each input and output. Tried with torch 2.13.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -35,6 +38,7 @@ _DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
+_NOT_THE_USERS = ("torch", "remat_graph", "remat_exec", "remat")  # packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +129,9 @@ def _trace(module: torch.nn.Module, tensors: list[torch.Tensor], *, exporting: b
                 raise cause from error
             if "convert all Tensors to FakeTensors" in str(error):
                 raise CaptureError(
-                    f"forward reads a tensor that is neither an argument nor on the module"
-                    f"{_user_line(error)}; make it a buffer, or pass it in"
+                    f"forward reads a tensor that is neither parameter, buffer, attribute nor "
+                    f"input{_user_line(error)}; register it (a list of parameters as "
+                    f"nn.ParameterList, of modules as nn.ModuleList), or pass it in"
                 ) from error
             raise CaptureError(
                 f"the forward pass cannot be traced{_user_line(error)}: "
@@ -146,9 +151,10 @@ def _data_dependent_cause(error: BaseException) -> Exception | None:
 
 
 def _user_line(error: BaseException) -> str:
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _NOT_THE_USERS]
+    folders = tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        parts = frame.filename.replace("\\", "/")
-        if "/torch/" not in parts and "/remat_graph/" not in parts and "/remat/" not in parts:
+        if not frame.filename.startswith(folders):
             return f" at {frame.filename}:{frame.lineno} ({frame.line})"
     return ""
 

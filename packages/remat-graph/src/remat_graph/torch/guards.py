@@ -1,27 +1,27 @@
 """What a capture specialised on, and how to tell that a call differs from it.
 
 A signature holds the shapes, strides, dtypes, devices and `requires_grad` of the input tensors, the
-arguments that are no tensors, which tensors are the same object, and autocast. A module's state
-holds its submodules, their plain attributes (`training` among them) and settings (a `config`), and
-the shape, stride, dtype, device, `requires_grad` and sharing of parameters, buffers and tensor
-attributes.
+arguments that are no tensors, which tensors are the same object or share memory, and autocast. A
+module's state holds its submodules, their hooks and plain attributes (`training` among them),
+snapshots of their other attributes (a `config`, an activation), and the shape, stride, dtype,
+device, `requires_grad` and sharing of parameters, buffers and tensor attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from remat_graph.torch.snapshot import PLAIN, Snapshots, settings_of
 from remat_graph.torch.structure import Structure
 
-__all__ = ["ModuleState", "Signature", "TensorSignature"]
+__all__ = ["ModuleState", "Signature", "TensorSignature", "shares_with_module"]
 
-_PLAIN = (bool, int, float, complex, str, type(None))
 _SKIPPED = {"_is_full_backward_hook", "_non_persistent_buffers_set", "_is_replica"}
-_OWN_ATTRIBUTES = frozenset(torch.nn.Module().__dict__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Signature:
 
     tensors: tuple[TensorSignature, ...]
     slots: tuple[int, ...]
+    storages: tuple[int, ...]
     structure: Structure
     autocast: tuple[tuple[str, torch.dtype], ...]
     default_dtype: torch.dtype
@@ -68,7 +69,9 @@ class Signature:
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         )
         described = tuple(TensorSignature.of(t) for t in tensors)
-        return cls(described, slots, structure, autocast, torch.get_default_dtype())
+        number: dict[int, int] = {}
+        storages = tuple(number.setdefault(_storage(t), len(number)) for t in tensors)
+        return cls(described, slots, storages, structure, autocast, torch.get_default_dtype())
 
     def difference(self, other: Signature) -> str | None:
         """Say in which way another call differs from this one; `None` if it does not."""
@@ -84,6 +87,8 @@ class Signature:
             return "its arguments other than tensors, or their structure, differ"
         if self.slots != other.slots:
             return "other arguments are the same tensor"
+        if self.storages != other.storages:
+            return "other tensor arguments share their memory"
         names = [name or "input" for name in self.structure.paths()]
         for position, slot in enumerate(self.slots):
             if self.tensors[slot] != other.tensors[slot]:
@@ -101,50 +106,92 @@ def _describe(tensor: TensorSignature) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a captured graph assumes of one module, its submodules and settings aside."""
+
+    keys: tuple[str, ...]
+    plain: tuple[Any, ...]
+    types: tuple[type, ...]
+    tensor_keys: tuple[str, ...]
+    tensors: list[Any]
+    attributes: int
+    hooks: int
+
+    @classmethod
+    def of(cls, owner: torch.nn.Module) -> _Facts:
+        attributes = owner.__dict__
+        # `training` is there twice so that an itemgetter of the keys gives a tuple
+        keys = (
+            "training",
+            *(key for key, v in attributes.items() if isinstance(v, PLAIN) and key not in _SKIPPED),
+        )
+        plain = tuple(attributes[key] for key in keys)
+        tensor_keys = tuple(k for k, v in attributes.items() if isinstance(v, torch.Tensor))
+        return cls(
+            keys,
+            plain,
+            tuple(map(type, plain)),
+            tensor_keys,
+            _tensors(owner, tensor_keys),
+            len(attributes),
+            len(_hooks(owner)),
+        )
+
+
 class ModuleState:
     """What a captured graph assumes of a module, by the names of its submodules.
 
-    Reads nothing but attributes: checking a module of 200 submodules takes a fraction of a
-    millisecond.
+    Reads nothing but attributes: checking a module of 200 submodules takes about a millisecond.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._facts: dict[str, tuple[Any, ...]] = {
-            name: _module_facts(owner) for name, owner in module.named_modules()
-        }
-        self._settings = {
-            name: _setting_facts(owner.__dict__.get(key))
-            for name, owner, key in _settings_of(module)
-        }
-        self._sharing = _sharing(list(module.modules()))
+        take = Snapshots().take
+        owners = dict(module.named_modules())
+        self._facts = {name: _Facts.of(owner) for name, owner in owners.items()}
+        self._settings = [
+            (name, key, take(owner.__dict__[key]))
+            for name, owner in owners.items()
+            for key in settings_of(owner)
+        ]
+        self._sharing = _sharing(list(owners.values()))
 
     def bind(self, module: torch.nn.Module) -> Callable[[], str | None]:
         """Make a check of a module of the same tree: it returns what differs, or `None`."""
+        named = dict(module.named_modules())
+        for name in self._facts.keys() ^ named.keys():
+            reason = f"the submodule {name or type(module).__name__} is new or gone"
+            return lambda: reason
+        modules = list(named.values())
         owners = [
-            (
-                name,
-                owner,
-                self._facts.get(name),
-                _plain_getter(owner),
-                tuple(owner._modules.values()),
-                _hooks(owner),
-            )
-            for name, owner in module.named_modules()
+            (name, owner, facts, itemgetter(*facts.keys), owner._modules.copy(), _hooks(owner))
+            for name, owner in named.items()
+            for facts in (self._facts[name],)
         ]
-        settings = _settings_of(module)
-        modules = [owner for _, owner, *_ in owners]
+        settings = [(name, named[name], key, taken) for name, key, taken in self._settings]
 
         def check() -> str | None:
-            for name, owner, facts, plain, children, hooks in owners:
-                if tuple(owner._modules.values()) != children:
+            for name, owner, facts, read, children, hooks in owners:
+                attributes = owner.__dict__
+                if attributes["_modules"] != children:
                     return f"submodules of {name or 'the module'} were replaced"
-                if facts is None or plain(owner.__dict__) != facts[0] or _rest(owner) != facts[1]:
-                    return _fact_difference(name, owner, facts)
-                if _hooks(owner) != hooks:
+                try:
+                    plain = read(attributes)
+                except KeyError:
+                    return _difference(name, owner, facts)
+                if (
+                    tuple(map(type, plain)) != facts.types
+                    or plain != facts.plain
+                    or len(attributes) != facts.attributes
+                    or _tensors(owner, facts.tensor_keys) != facts.tensors
+                ):
+                    return _difference(name, owner, facts)
+                if _hooks(owner) != hooks or len(hooks) != facts.hooks:
                     return f"{name or type(owner).__name__} has other hooks"
-            for name, owner, key in settings:
-                if _setting_facts(owner.__dict__.get(key)) != self._settings.get(name):
-                    return f"{name} was changed"
+            take = Snapshots().take
+            for name, owner, key, taken in settings:
+                if take(owner.__dict__.get(key)) != taken:
+                    return f"{name}.{key} was changed".removeprefix(".")
             if _sharing(modules) != self._sharing:
                 return "other parameters or buffers share their memory"
             return None
@@ -152,59 +199,33 @@ class ModuleState:
         return check
 
 
-def _settings_of(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
-    """Find the attributes that hold settings, such as a `config` or a list, once each."""
-    found = []
-    seen: set[int] = set()
-    for name, owner in module.named_modules():
-        for key, value in owner.__dict__.items():
-            if key in _OWN_ATTRIBUTES or id(value) in seen or _setting_facts(value) is None:
-                continue
-            seen.add(id(value))
-            found.append((f"{name}.{key}".removeprefix("."), owner, key))
-    return found
+def shares_with_module(
+    tensors: list[torch.Tensor], module: torch.nn.Module
+) -> tuple[tuple[int, ...], ...]:
+    """Find which inputs share memory with a module.
+
+    For each input: the positions, among the parameters, buffers and tensor attributes of the
+    module, of those that share its storage.
+    """
+    if not tensors:
+        return ()
+    wanted: dict[int, list[int]] = {_storage(tensor): [] for tensor in tensors}
+    position = 0
+    for owner in module.modules():
+        own = (t for t in owner.__dict__.values() if isinstance(t, torch.Tensor))
+        for tensor in (*owner._parameters.values(), *owner._buffers.values(), *own):
+            if tensor is not None and (found := wanted.get(_storage(tensor))) is not None:
+                found.append(position)
+            position += 1
+    return tuple(tuple(wanted[_storage(tensor)]) for tensor in tensors)
 
 
-def _setting_facts(value: object) -> list[tuple[Any, Any]] | None:
-    """List the plain entries of a container or an object; `None` for anything else."""
-    if isinstance(value, (list, tuple)):
-        entries: Any = enumerate(value)
-    elif isinstance(value, dict):
-        entries = value.items()
-    elif isinstance(value, (torch.nn.Module, torch.Tensor, type)) or callable(value):
-        return None
-    else:
-        entries = getattr(value, "__dict__", {}).items()
-    facts = [(key, item) for key, item in entries if isinstance(item, _PLAIN)]
-    return facts or None
-
-
-def _module_facts(owner: torch.nn.Module) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    return _plain_getter(owner)(owner.__dict__), _rest(owner)
-
-
-def _plain_getter(owner: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    """Make a function that reads the plain attributes, and how many attributes there are."""
-    keys = [
-        key
-        for key, value in owner.__dict__.items()
-        if isinstance(value, _PLAIN) and key not in _SKIPPED
-    ]
-
-    def read(attributes: dict[str, Any]) -> tuple[Any, ...]:
-        return (keys, [attributes.get(key) for key in keys], len(attributes))
-
-    return read
-
-
-def _rest(owner: torch.nn.Module) -> tuple[Any, ...]:
-    attributes = owner.__dict__
-    return (
-        [_tensor_facts(p) for p in owner._parameters.values()],
-        [_tensor_facts(b) for b in owner._buffers.values()],
-        [_tensor_facts(t) for t in attributes.values() if isinstance(t, torch.Tensor)],
-        len(_hooks(owner)),
-    )
+def _storage(tensor: torch.Tensor) -> int:
+    """Identify the memory of a tensor; a tensor without a storage is its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # sparse
+        return -id(tensor)
 
 
 def _hooks(owner: torch.nn.Module) -> list[int]:
@@ -217,27 +238,31 @@ def _hooks(owner: torch.nn.Module) -> list[int]:
     ]
 
 
-def _tensor_facts(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    if tensor is None:
+def _tensors(owner: torch.nn.Module, keys: tuple[str, ...]) -> list[Any]:
+    """List the facts of parameters, buffers and the tensor attributes `keys`."""
+    attributes = owner.__dict__
+    found: list[Any] = [_tensor_facts(p) for p in attributes["_parameters"].values()]
+    found.append("buffers")
+    found += [_tensor_facts(b) for b in attributes["_buffers"].values()]
+    found += [_tensor_facts(attributes.get(key)) for key in keys]
+    return found
+
+
+def _tensor_facts(tensor: Any) -> tuple[Any, ...] | None:
+    if not isinstance(tensor, torch.Tensor):
         return None
     return (tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
 
-def _fact_difference(
-    name: str, owner: torch.nn.Module, facts: tuple[tuple[Any, ...], tuple[Any, ...]] | None
-) -> str:
+def _difference(name: str, owner: torch.nn.Module, facts: _Facts) -> str:
     where = name or type(owner).__name__
-    if facts is None:
-        return f"the submodule {where} is new"
-    (keys, values, _), rest = facts
-    for key, value in zip(keys, values, strict=True):
-        if (now := owner.__dict__.get(key)) != value:
+    for key, value in zip(facts.keys, facts.plain, strict=True):
+        now = owner.__dict__.get(key)
+        if type(now) is not type(value) or now != value:
             return f"{where}.{key} was {value!r} and is {now!r}"
-    if rest[3] != _rest(owner)[3]:
-        return f"{where} has other hooks"
-    if rest != _rest(owner):
+    if _tensors(owner, facts.tensor_keys) != facts.tensors:
         return f"a parameter, buffer or tensor of {where} has another shape, type or requires_grad"
-    return f"{where} has other plain attributes"
+    return f"{where} has other attributes"
 
 
 def _sharing(modules: list[torch.nn.Module]) -> tuple[int, ...]:

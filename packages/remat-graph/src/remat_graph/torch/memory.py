@@ -24,7 +24,7 @@ class AllocationRecorder:
     (nanosecond, change in bytes) in order, on the CPU only.
 
     Raises:
-        RuntimeError: from torch, if a profiler is already running (CPU).
+        RuntimeError: if a profiler is already running (CPU): torch has only one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,6 +42,12 @@ class AllocationRecorder:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         else:
+            if torch._C._autograd._profiler_enabled():
+                raise RuntimeError(
+                    "a profiler is already running, and torch has only one: memory cannot be "
+                    "measured inside a profiled or measured block; make the plan before it, by "
+                    "passing example inputs, or plan with costs='estimate'"
+                )
             self._profiler = torch.autograd.profiler.profile(profile_memory=True, use_kineto=True)
             with _quiet_kineto():
                 self._profiler.__enter__()

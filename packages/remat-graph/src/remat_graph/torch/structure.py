@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.snapshot import snapshot
 
 __all__ = ["Structure", "flatten"]
 
@@ -26,14 +26,16 @@ __all__ = ["Structure", "flatten"]
 class Structure:
     """How to put `leaves` tensors together again: two are equal if all but the tensors is equal.
 
-    A leaf is a tensor; `constant` is what is neither a tensor nor holds one.
+    A leaf is a tensor; `constant` is what is neither a tensor nor holds one, and `content` is what
+    was in it, for it may be changed in place.
     """
 
     kind: str
     type: type
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
-    constant: Any = None
+    constant: Any = field(default=None, compare=False)
+    content: Hashable = field(default=None, repr=False)
     template: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -81,8 +83,7 @@ def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> 
         tensors.append(item)
         return Structure("tensor", type(item))
     if item is None or isinstance(item, (bool, int, float, complex, str, bytes)):
-        same = math.nan if isinstance(item, float) and math.isnan(item) else item
-        return Structure("constant", type(item), constant=same)  # one NaN, equal to itself
+        return _constant(item)
     if id(item) in above:
         raise CaptureError(
             f"a {type(item).__name__} in the inputs or outputs contains itself; "
@@ -91,12 +92,16 @@ def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> 
     above = (*above, id(item))
     kind, keys, parts = _take_apart(item)
     if kind == "constant":
-        return Structure("constant", type(item), constant=item)
+        return _constant(item)
     children = tuple(_flatten(part, tensors, above) for part in parts)
     if kind == "object" and not any(child.leaves for child in children):
-        return Structure("constant", type(item), constant=item)
+        return _constant(item)
     template = item if kind in ("object", "dataclass", "dict") else None
     return Structure(kind, type(item), keys, children, template=template)
+
+
+def _constant(item: Any) -> Structure:
+    return Structure("constant", type(item), constant=item, content=snapshot(item))
 
 
 def _take_apart(item: Any) -> tuple[str, tuple[Any, ...], list[Any]]:

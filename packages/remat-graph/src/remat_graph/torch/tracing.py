@@ -8,21 +8,28 @@ module, or a draw from Python's own random numbers, would be frozen into the gra
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import random
 import sys
-from collections.abc import Iterator
+import threading
+import types
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from remat_graph.torch._aot import Joint, is_traced_tensor, trace_joint
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.snapshot import Snapshots, settings_of
 from remat_graph.torch.structure import Structure, flatten
 
 __all__ = ["Traced", "trace"]
 
-_SCALARS = (bool, int, float, complex, str)
+_SCALARS = (bool, int, float, complex, str, bytes)
 _TRACING_SEED = 0x5EED_0F_72ACE  # one that no forward sets
 
 
@@ -55,6 +62,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         CaptureError: if the forward cannot be one static graph, or stores something on the module.
     """
     _refuse_lost_dropout(module)
+    _refuse_old_norms(module)
     leaves, structure = flatten((args, kwargs))
     tensors, slots = distinct(leaves)
     flat = _FlatModule(module, structure, slots)
@@ -192,10 +200,16 @@ def _attributes_restored(module: torch.nn.Module) -> Iterator[None]:
     for _, owner, attributes in before:
         if hasattr(attributes.get("forward"), "original_forward"):  # one plan for all of it
             owner.__dict__["forward"] = attributes["forward"].original_forward
+    then = Snapshots()
+    settings = {owner: _settings(owner, then) for _, owner, _ in before}
     try:
         yield
+        now = Snapshots()
         for name, owner, attributes in before:
-            _refuse_stored(name or type(module).__name__, attributes, owner.__dict__)
+            where = name or type(module).__name__
+            _refuse_stored(where, attributes, owner.__dict__)
+            _refuse_changed(where, attributes, settings[owner], _settings(owner, now))
+            _refuse_leaked(where, owner)
     finally:
         for _, owner, attributes in before:
             for key in owner.__dict__.keys() - attributes.keys():
@@ -219,11 +233,55 @@ def _refuse_stored(name: str, before: dict[str, Any], after: dict[str, Any]) -> 
                 f"return it instead, or keep it in a registered buffer"
             )
         old = before.get(key)
-        if isinstance(value, _SCALARS) and (key not in before or old != value):
+        if isinstance(value, _SCALARS) and (type(old) is not type(value) or old != value):
             raise CaptureError(
                 f"forward changes {name}.{key} from {old!r} to {value!r}, which a captured graph "
                 f"cannot repeat; keep it in a registered buffer, or change it outside forward"
             )
+
+
+def _settings(owner: torch.nn.Module, snapshots: Snapshots) -> dict[str, Hashable]:
+    return {key: snapshots.take(owner.__dict__[key]) for key in settings_of(owner)}
+
+
+def _refuse_changed(
+    name: str, attributes: dict[str, Any], before: dict[str, Hashable], after: dict[str, Hashable]
+) -> None:
+    parameters = [p for p in attributes["_parameters"].values() if p is not None]
+    for key, taken in after.items():
+        if before.get(key) != taken and not _all_in(_parts(attributes.get(key)), parameters):
+            raise CaptureError(
+                f"forward changes {name}.{key}, or what is in it, which a captured graph would "
+                f"freeze; keep a count in a registered buffer, draw random numbers with torch, or "
+                f"change it outside forward"
+            )
+
+
+def _refuse_leaked(name: str, owner: torch.nn.Module) -> None:
+    for hook in (*owner._forward_hooks.values(), *owner._forward_pre_hooks.values()):
+        if any(is_traced_tensor(part) for item in _reachable(hook) for part in _parts(item)):
+            raise CaptureError(
+                f"a hook of {name} stores a tensor, where a replay would leave it stale; "
+                f"return the tensor from forward instead, or remove the hook"
+            )
+
+
+def _reachable(hook: Any) -> Iterator[Any]:
+    """Yield what a hook can store to: its variables, and the attributes of objects in them."""
+    if isinstance(hook, functools.partial):
+        yield from _reachable(hook.func)
+        held = [*hook.args, *hook.keywords.values()]
+    elif inspect.isroutine(hook):
+        held = [getattr(hook, "__self__", None)]
+        if inspect.isfunction(function := getattr(hook, "__func__", hook)):
+            variables = inspect.getclosurevars(function)
+            held += [*variables.nonlocals.values(), *variables.globals.values()]
+    else:
+        held = [hook]
+    for item in held:
+        yield item
+        if not isinstance(item, (type, types.ModuleType, torch.nn.Module)):
+            yield from list(getattr(item, "__dict__", {}).values())
 
 
 def _all_in(parts: list[Any], tensors: list[torch.Tensor]) -> bool:
@@ -238,12 +296,26 @@ def _parts(value: Any) -> list[Any]:
 
 @contextmanager
 def _not_seeded() -> Iterator[None]:
-    yield
+    """Refuse a forward that seeds, also one that forks the generators first."""
+    tracing, manual_seed = threading.get_ident(), torch.manual_seed
+
+    def refuse(seed: Any) -> torch.Generator:
+        return _refuse_seed() if threading.get_ident() == tracing else manual_seed(seed)
+
+    torch.manual_seed = torch.random.manual_seed = refuse
+    try:
+        yield
+    finally:
+        torch.manual_seed = torch.random.manual_seed = manual_seed
     if torch.default_generator.initial_seed() != _TRACING_SEED:
-        raise CaptureError(
-            "forward seeds torch's global random generator, which a captured graph would not "
-            "repeat; seed it outside forward"
-        )
+        _refuse_seed()
+
+
+def _refuse_seed() -> NoReturn:
+    raise CaptureError(
+        "forward seeds torch's global random generator, which a captured graph would not "
+        "repeat; seed it outside forward"
+    )
 
 
 def _refuse_lost_dropout(module: torch.nn.Module) -> None:
@@ -256,6 +328,17 @@ def _refuse_lost_dropout(module: torch.nn.Module) -> None:
                 f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
                 f"nn.Dropout between them"
             )
+
+
+def _refuse_old_norms(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, (WeightNorm, SpectralNorm)):
+                norm = type(hook).__module__.rpartition(".")[2]
+                raise CaptureError(
+                    f"{name or type(part).__name__} has torch.nn.utils.{norm}, which replaces a "
+                    f"tensor in forward; use torch.nn.utils.parametrizations.{norm} instead"
+                )
 
 
 @contextmanager
