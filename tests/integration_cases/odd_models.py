@@ -565,13 +565,13 @@ REFUSED = {
     "old spectral norm": (
         lambda: nn.Sequential(nn.utils.spectral_norm(linear()), nn.ReLU()),
         rows(),
-        "replaces the tensor",
+        "spectral_norm, which replaces a tensor",
     ),
     "lazy layer": (lambda: nn.LazyLinear(4), rows(), "uninitialized parameter"),
     "tensor from outside": (
         lambda: Made(lambda m, x: m.layer(x) + OUTSIDE, layer=linear()),
         rows(),
-        "neither an argument nor on the module.*m.layer.x. . OUTSIDE",
+        "neither parameter, buffer, attribute nor input at .*OUTSIDE",
     ),
     "compiled inside": (
         lambda: Made(lambda m, x: m.layer(x), layer=torch.compile(linear(), backend="eager")),

@@ -11,7 +11,14 @@ import torch
 
 from remat.budget import free_bytes
 from remat_exec import Peak, generators_restored, measure_peak, stand_in_loss
-from remat_graph.torch import Capture, flatten, original_forward, read_call, tensor_at
+from remat_graph.torch import (
+    Capture,
+    flatten,
+    original_forward,
+    original_forwards,
+    read_call,
+    tensor_at,
+)
 
 __all__ = ["measure_plain"]
 
@@ -54,6 +61,7 @@ def measure_plain(
     ]
     with ExitStack() as stack:
         stack.enter_context(generators_restored(device))
+        stack.enter_context(original_forwards(module))
         try:
             with measure_peak(device) as peak:
                 outputs = _forward(module, args, kwargs, capture)

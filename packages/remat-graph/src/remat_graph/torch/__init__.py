@@ -16,7 +16,7 @@ from remat_graph.torch.program import (
     Write,
 )
 from remat_graph.torch.structure import Structure, flatten
-from remat_graph.torch.tracing import original_forward
+from remat_graph.torch.tracing import original_forward, original_forwards
 
 __all__ = [
     "GENERATOR_STATE_BYTES",
@@ -41,6 +41,7 @@ __all__ = [
     "capture",
     "flatten",
     "original_forward",
+    "original_forwards",
     "read_call",
     "tensor_at",
 ]

@@ -103,7 +103,9 @@ class Snapshots:
         if isinstance(value, torch.nn.Module):
             return kind, weakref.ref(value), _plain_attributes(value)
         if isinstance(value, weakref.ref):
-            return kind, self.take(value(), depth)
+            referent = value()  # a dead one may have been a tensor: nn.LSTM refers to its weights
+            tensor = referent is None or isinstance(referent, torch.Tensor)
+            return (kind,) if tensor else (kind, self.take(referent, depth))
         if isinstance(value, _BY_EQUALITY):
             return kind, value
         if depth >= _DEEPEST or self._entries_left <= 0:

@@ -66,7 +66,12 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     leaves, structure = flatten((args, kwargs))
     tensors, slots = distinct(leaves)
     flat = _FlatModule(module, structure, slots)
-    with _no_hidden_draws(), _attributes_restored(module), _rnn_in_steps():
+    with (
+        _no_hidden_draws(),
+        original_forwards(module),
+        _attributes_restored(module),
+        _rnn_in_steps(),
+    ):
         joint = flat.name_inputs(trace_joint(flat, [_as_leaf(tensor) for tensor in tensors]))
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
@@ -169,6 +174,23 @@ def original_forward(module: torch.nn.Module) -> Any:
 
 
 @contextmanager
+def original_forwards(module: torch.nn.Module) -> Iterator[None]:
+    """Let submodules that are rematerialized run as they were: one plan holds for all of it."""
+    planned = [
+        (part, part.__dict__["forward"])
+        for part in module.modules()
+        if hasattr(part.__dict__.get("forward"), "original_forward")
+    ]
+    for part, forward in planned:
+        part.__dict__["forward"] = forward.original_forward
+    try:
+        yield
+    finally:
+        for part, forward in planned:
+            part.__dict__["forward"] = forward
+
+
+@contextmanager
 def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None]:
     before = [
         (owner, name, buffer)
@@ -197,9 +219,6 @@ def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None
 @contextmanager
 def _attributes_restored(module: torch.nn.Module) -> Iterator[None]:
     before = [(name, owner, dict(owner.__dict__)) for name, owner in module.named_modules()]
-    for _, owner, attributes in before:
-        if hasattr(attributes.get("forward"), "original_forward"):  # one plan for all of it
-            owner.__dict__["forward"] = attributes["forward"].original_forward
     then = Snapshots()
     settings = {owner: _settings(owner, then) for _, owner, _ in before}
     try:
