@@ -39,7 +39,7 @@ class RematModule(torch.nn.Module):
         """
         if not (self.training and torch.is_grad_enabled()):
             return original_forward(self.module)(*args, **kwargs)
-        call = read_call(args, kwargs)
+        call = read_call(args, kwargs, self.module)
         capture = self.executable.capture
         reason = capture.signature.difference(call.signature) or self._check()
         if reason is not None:

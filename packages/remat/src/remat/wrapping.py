@@ -134,7 +134,7 @@ class RematForward:
         """Run the forward of the module, by a plan if it is training."""
         if not (self._module.training and torch.is_grad_enabled()):
             return self.original_forward(*args, **kwargs)
-        call = read_call(args, kwargs)
+        call = read_call(args, kwargs, self._module)
         planned = self._find(call) or self.prepare(args, kwargs)
         outputs = planned.executable(self._module, call.tensors)
         return planned.capture.output_structure.rebuild(iter(outputs))

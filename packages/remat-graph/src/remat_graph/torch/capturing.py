@@ -20,7 +20,7 @@ from remat_graph.graph import Graph
 from remat_graph.torch._aot import Joint
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.guards import ModuleState, Signature
+from remat_graph.torch.guards import ModuleState, Signature, shares_with_module
 from remat_graph.torch.program import Program, build_program, returned_nodes
 from remat_graph.torch.rewrite import (
     copy_joint,
@@ -53,11 +53,16 @@ class FlatCall:
     signature: Signature
 
 
-def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
-    """Take the arguments of a call apart."""
+def read_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], module: torch.nn.Module | None = None
+) -> FlatCall:
+    """Take the arguments of a call apart; with `module`, note what they share memory with."""
     leaves, structure = flatten((args, dict(kwargs)))
     tensors, slots = distinct(leaves)
-    return FlatCall(tensors, Signature.of(tensors, slots, structure))
+    signature = Signature.of(tensors, slots, structure)
+    if module is not None:
+        signature = replace(signature, shared=shares_with_module(tensors, module))
+    return FlatCall(tensors, signature)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def capture(
     if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
         raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
     _check_differentiable(module, args, keywords)
-    flat = read_call(args, keywords)
+    flat = read_call(args, keywords, module)
     _check_devices(module, flat)
     with torch.enable_grad():
         traced = trace(module, args, keywords)

@@ -56,6 +56,7 @@ class Signature:
     structure: Structure
     autocast: tuple[tuple[str, torch.dtype], ...]
     default_dtype: torch.dtype
+    shared: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(
@@ -85,6 +86,8 @@ class Signature:
             same = False
         if not same:
             return "its arguments other than tensors, or their structure, differ"
+        if self.shared != other.shared:
+            return "an argument shares memory with a parameter or buffer, or no longer does"
         if self.slots != other.slots:
             return "other arguments are the same tensor"
         if self.storages != other.storages:
@@ -224,7 +227,7 @@ def _storage(tensor: torch.Tensor) -> int:
     """Identify the memory of a tensor; a tensor without a storage is its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # sparse
+    except (NotImplementedError, ValueError):  # sparse; a lazy parameter without its shape
         return -id(tensor)
 
 
