@@ -66,7 +66,7 @@ class Code:
     returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
-    states by op, and the field how many are kept.
+    states by op; the field says how many are kept.
     `peak_bytes` is the schedule's peak, less what ops in place save, with what a loss may keep.
     """
 
@@ -84,8 +84,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
-    instead. What the user is handed is
-    not: it is for the user to keep or let go.
+    instead. What the user is handed is not: it is for the user to keep or let go.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.

@@ -14,7 +14,7 @@ from remat.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.plain import measure_plain
 from remat_exec import BudgetExceeded, Executable
-from remat_graph import Graph, Schedule, Solution, Stage, simulate
+from remat_graph import Graph, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import Capture, Costs, capture, read_call
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
@@ -73,7 +73,10 @@ class Plan:
 
     @property
     def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order within the budget, if proved."""
+        """The least overhead of any schedule in this order, if proved.
+
+        Within the budget less what is set aside for a loss outside the module.
+        """
         if self.solution.lower_bound is None or not self.graph.time:
             return None
         return max(0.0, self.solution.lower_bound / self.graph.time - 1)
@@ -207,8 +210,8 @@ def make_plan(
         schedule = solution.schedule
         if schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
-        if bound is not None:  # a tighter target proves nothing about the budget
-            solution = replace(solution, lower_bound=bound)
+        if attempt:  # what a tighter target proves, it does not prove about the budget
+            solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
         executable = Executable(captured, schedule, budget)
         plan = Plan(
