@@ -53,3 +53,17 @@ def test_trains_within_the_budget_with_the_gradients_of_storing_everything(name,
     assert small.plan.predicted_peak_bytes == pytest.approx(
         small.plan.measured_peak_bytes, rel=0.03, abs=2**14
     )
+
+
+def test_a_step_on_another_stream_gives_the_same_bits():
+    example = zoo.build("gpt2").to("cuda")
+    small = remat.rematerialize(
+        copy.deepcopy(example.model), example.args, example.kwargs, budget=0.7, limit_seconds=5
+    )
+    expected = gradients_after(copy.deepcopy(small), example)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = gradients_after(small, example)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -196,6 +196,13 @@ def test_hooks_of_the_original_come_along_and_later_ones_stay_apart():
     assert model(batch()).detach().mean() < 5_000
 
 
+def test_a_shallow_copy_is_refused_since_it_would_run_the_first(shared):
+    other = copy.copy(shared)
+    with pytest.raises(remat.RematError, match=r"copy\.copy of a rematerialized model"):
+        other(batch())
+    assert shared(batch()).shape == (64, 8)
+
+
 def test_a_deepcopy_trains_alone_and_is_planned_anew():
     model = planned()
     other = copy.deepcopy(model)

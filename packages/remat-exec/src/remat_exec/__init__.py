@@ -1,8 +1,9 @@
 """Execution of re-materialization schedules in PyTorch, and the measure of their peak memory."""
 
 from remat_exec.__about__ import __version__
-from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
-from remat_exec.executable import Executable, stand_in_loss
+from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError, LossError
+from remat_exec.executable import Executable
+from remat_exec.loss import Loss, loss_gradients, measure_loss, stand_in_loss
 from remat_exec.measure import (
     Peak,
     StepProfile,
@@ -17,11 +18,15 @@ __all__ = [
     "BudgetExceeded",
     "Executable",
     "ExecutionError",
+    "Loss",
+    "LossError",
     "Peak",
     "RematModule",
     "StepProfile",
     "__version__",
     "generators_restored",
+    "loss_gradients",
+    "measure_loss",
     "measure_peak",
     "profile_step",
     "stand_in_loss",

@@ -1,18 +1,14 @@
 """From a schedule to two Python functions: a forward, and a backward that is a generator.
 
 The code is straight-line: one statement per step, operators bound as globals, `del` where the
-schedule frees. Views are made when first read and go with their buffer. The backward gives each
-group of gradients out, by `yield`, as soon as they are final and keeps nothing of them. A drawing
-operator that is replayed saves the state of its generator at its first run, and each replay puts
-the stream back to where it found it; the states (5 KB each on the CPU, 16 bytes on CUDA) are Python
-bytes, outside the device's allocator.
+schedule frees. The backward gives each group of gradients out, by `yield`, as soon as they are
+final and keeps nothing of them. `writing` has the statements.
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,41 +17,13 @@ from typing import Any
 
 import torch
 
-from remat_exec.errors import ExecutionError
-from remat_graph import Compute, Free, Graph, Schedule, Step, simulate
-from remat_graph.torch import GENERATOR_STATE_BYTES, Call, Program, Variable
+from remat_exec.writing import Group, Writer, freed_next
+from remat_graph import Compute, Graph, Schedule, simulate
+from remat_graph.torch import GENERATOR_STATE_BYTES, Program
 
-__all__ = ["Code", "Group", "generate"]
+__all__ = ["Code", "generate"]
 
-_GROUPS = 16
-_GROUP_BYTES = 1 << 20
 _numbers = itertools.count()
-
-aten = torch.ops.aten
-_IN_PLACE = {
-    aten.relu.default: aten.relu_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.neg.default: aten.neg_.default,
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
-    aten.div.Scalar: aten.div_.Scalar,
-}
-_PARTS = {  # what gives the part of a tensor that one of these assigns to
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Gradients that the backward gives out together: program inputs, in the order given."""
-
-    inputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +31,7 @@ class Code:
     """The generated functions of one schedule.
 
     `forward(inputs, states)` takes the tensors of `program.inputs` and constants in order and
-    returns what the program returns and the tensors named `saved`. `backward(saved, tangents,
+    returns those of `program.handed` and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op; the field says how many are kept.
@@ -79,8 +47,15 @@ class Code:
     source: str
 
 
-def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bool = False) -> Code:
-    """Generate the code of a schedule.
+def generate(
+    program: Program,
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    kept_by_loss: int = 0,
+    save_all: bool = False,
+) -> Code:
+    """Generate the code of a schedule, where a loss outside keeps `kept_by_loss` bytes.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
@@ -92,21 +67,21 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
     simulate(graph, schedule)
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
-    forward = _Writer(program, replayed, {})
+    forward = Writer(program, replayed, {})
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
     kept = [name for name in forward.live if name not in forward.inputs_and_views]
 
-    forward.make(program.returned)
+    forward.make(program.handed)
 
-    backward = _Writer(program, replayed, forward.bindings, forward.computed)
+    backward = Writer(program, replayed, forward.bindings, forward.computed)
     backward.available((*forward.inputs, *kept))
     if save_all:
         backward.receive(kept)
     backward.receive(program.tangents)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
-    handed = {program.storage[name] for name in program.returned}
+    handed = {program.storage[name] for name in program.handed}
     saved += [
         name
         for name in kept
@@ -119,7 +94,7 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
             f"    {_unpack(forward.inputs, 'inputs')}",
             "    inputs.clear()",
             *(f"    {line}" for line in forward.lines),
-            f"    return [{', '.join(program.returned)}], [{', '.join(saved)}]",
+            f"    return [{', '.join(program.handed)}], [{', '.join(saved)}]",
             "",
             "",
             "def backward(saved, tangents, states):",
@@ -140,7 +115,14 @@ def generate(program: Program, graph: Graph, schedule: Schedule, *, save_all: bo
         tuple(saved),
         groups,
         len(replayed),
-        _executed_peak(program, graph, schedule, replayed, (*forward.in_place, *backward.in_place)),
+        _executed_peak(
+            program,
+            graph,
+            schedule,
+            replayed,
+            (*forward.in_place, *backward.in_place),
+            kept_by_loss,
+        ),
         source,
     )
 
@@ -178,254 +160,15 @@ def _replayed_draws(program: Program, schedule: Schedule) -> set[str]:
     return {op for op, times in count.items() if times > 1 and op in draws}
 
 
-class _Writer:
-    """Writes the statements of one function, knowing which variables exist at each point."""
-
-    def __init__(
-        self,
-        program: Program,
-        replayed: set[str],
-        bindings: dict[str, Any],
-        computed: Iterable[str] = (),
-    ) -> None:
-        self.program = program
-        self.replayed = replayed
-        self.computed = set(computed)
-        self.inputs = (*(i.variable for i in program.inputs), *program.constants)
-        self.lines: list[str] = []
-        self.bindings = bindings
-        self.live: dict[str, None] = {}
-        self.read_at_entry: set[str] = set()
-        self.in_place: list[int] = []
-        self._entry: set[str] = set()
-        self._bound: set[str] = set()
-        self._of_value: dict[str, list[str]] = {}
-        for variable, value in program.storage.items():
-            self._of_value.setdefault(value, []).append(variable)
-
-    @property
-    def inputs_and_views(self) -> set[str]:
-        """What is not to be saved as such: inputs are saved as inputs, views are made again."""
-        return {*self.inputs, *self.program.views}
-
-    def available(self, names: Iterable[str]) -> None:
-        """Declare what exists when the function starts."""
-        self.live.update(dict.fromkeys(names))
-        self._entry.update(names)
-
-    def receive(self, names: Iterable[str]) -> None:
-        """Declare what the function unpacks first."""
-        self.live.update(dict.fromkeys(names))
-        self._bound.update(names)
-
-    def run(self, steps: tuple[Step, ...]) -> None:
-        """Write steps of the schedule."""
-        for position in range(len(steps)):
-            self.step(steps, position)
-
-    def step(self, steps: tuple[Step, ...], position: int) -> None:
-        """Write one step."""
-        step = steps[position]
-        if not isinstance(step, Compute):
-            self._delete(v for v in self._of_value[step.value])
-            return
-        write = self.program.writes.get(step.op)
-        if write is not None:
-            self._require(write.target)
-            self._require(write.variable)
-            self.lines.append(f"{write.target}.copy_({write.variable})")
-        elif self._in_place(step.op, _freed_next(steps, position)):
-            self.in_place.append(position)
-        else:
-            self._call(step.op)
-        self.computed.add(step.op)
-
-    def make(self, names: Iterable[str]) -> None:
-        """Write what makes these variables out of others that are there."""
-        for name in names:
-            self._require(name)
-
-    def run_backward(self, graph: Graph, steps: tuple[Step, ...]) -> tuple[Group, ...]:
-        """Write the backward half, giving out each gradient after the last step that touches it."""
-        due = _group_gradients(self.program, graph, steps)
-        groups = []
-        for group in due.get(-1, ()):
-            groups.append(self._give_out(group))
-        for position in range(len(steps)):
-            self.step(steps, position)
-            for group in due.get(position, ()):
-                groups.append(self._give_out(group))
-        return tuple(groups)
-
-    def _give_out(self, inputs: tuple[str, ...]) -> Group:
-        gradients = [self.program.gradients[name] for name in inputs]
-        for gradient in gradients:
-            self._require(gradient)
-        self.lines.append(f"given = [{', '.join(gradients)}]")
-        storage = self.program.storage
-        self._delete(v for g in gradients for v in self._of_value[storage[g]])
-        self.lines.append("yield given")
-        return Group(inputs)
-
-    def _delete(self, names: Iterable[str]) -> None:
-        gone = [name for name in dict.fromkeys(names) if name in self.live]
-        for name in gone:
-            del self.live[name]
-            self._entry.discard(name)
-        bound = [name for name in gone if name in self._bound]
-        if bound:
-            self.lines.append(f"del {', '.join(bound)}")
-        self._bound.difference_update(bound)
-
-    def _require(self, name: str) -> None:
-        if name in self.live:
-            if name in self._entry:
-                self.read_at_entry.add(name)
-                self._bound.add(name)
-            return
-        call = self.program.views.get(name)
-        if call is None:
-            raise ExecutionError(f"the plan reads {name}, which is not there; please report it")
-        for source in call.reads:
-            self._require(source)
-        self.lines.append(self._statement(call, list(call.results)))
-
-    def _in_place(self, op: str, dying: set[str]) -> bool:
-        """Write an op into the buffer of its first input, if that ends here (`dying`).
-
-        Takes less memory than the schedule says, never more, and gives the same bits. A gradient
-        that came from outside is not written to: others may hold it. Returns whether it could.
-        """
-        call = self.program.calls[op]
-        own = _IN_PLACE.get(call.target)
-        part = _PARTS.get(call.target)
-        if (own is None and part is None) or not isinstance(call.args[0], Variable):
-            return False
-        target = call.args[0].name
-        (result,) = call.results
-        storage, facts = self.program.storage, self.program.facts
-        others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
-        if (
-            result is None
-            or storage[target] not in dying
-            or storage[target] in {storage[name] for name in (*others, *self.program.tangents)}
-            or target in self.program.views
-            or facts[target] != facts[result]
-        ):
-            return False
-        for name in (target, *others):
-            self._require(name)
-        rest = ", ".join(self._argument(item) for item in call.args[1:])
-        rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
-        if own is not None:
-            self.lines.append(f"{self._bind_target(own)}({target}, {rest})")
-        else:
-            source, _, where = rest.partition(", ")
-            self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
-        self.lines.append(f"{result} = {target}")
-        self._define(result)
-        return True
-
-    def _define(self, name: str) -> None:
-        self.live[name] = None
-        self._bound.add(name)
-        self._entry.discard(name)
-
-    def _call(self, op: str) -> None:
-        call = self.program.calls[op]
-        again = op in self.computed
-        if again and call.replay is not None and self._is_written(call):
-            call = call.replay
-        for source in call.reads:
-            self._require(source)
-        storage = self.program.storage
-        made = {storage[name] for name in call.results if name is not None}
-        stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
-        statement = self._statement(call, list(call.results))
-        if op not in self.replayed or call.random is None:
-            self.lines.append(statement)
-        else:
-            generator = self._bind("generator", _generator(call.random))
-            if again:
-                self.lines.append(f"resume = {generator}.get_state()")
-                self.lines.append(f"{generator}.set_state(frombytes__(states[{op!r}]))")
-                self.lines.append(statement)
-                self.lines.append(f"{generator}.set_state(resume)")
-                self.lines.append("del resume")
-            else:
-                self.lines.append(f"states[{op!r}] = tobytes__({generator}.get_state())")
-                self.lines.append(statement)
-        self._delete(stale)
-
-    def _is_written(self, call: Call) -> bool:
-        """Whether what only the first run makes has gone where it is written."""
-        return all(
-            write in self.computed
-            for write, into in self.program.writes.items()
-            if into.variable in call.results
-        )
-
-    def _statement(self, call: Call, results: list[str | None]) -> str:
-        named = [name for name in results if name is not None]
-        for name in named:
-            self._define(name)
-        expression = self._expression(call)
-        if not named:
-            return expression
-        if not call.sequence:
-            return f"{named[0]} = {expression}"
-        if len(named) == len(results):
-            return f"[{', '.join(named)}] = {expression}"
-        if len(named) == 1:
-            return f"{named[0]} = {expression}[{results.index(named[0])}]"
-        picked = ", ".join(f"made[{results.index(name)}]" for name in named)
-        return f"made = {expression}; {', '.join(named)} = {picked}; del made"
-
-    def _expression(self, call: Call) -> str:
-        target = self._bind_target(call.target)
-        arguments = [self._argument(item) for item in call.args]
-        arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
-        return f"{target}({', '.join(arguments)})"
-
-    def _bind_target(self, target: Any) -> str:
-        name = str(target).replace(".", "_").replace("::", "_")
-        name = "".join(c if c.isalnum() else "_" for c in name)
-        return self._bind(name, getattr(target, "_op", target))
-
-    def _bind(self, name: str, item: Any) -> str:
-        bound = f"{name}__"
-        count = 0
-        while self.bindings.setdefault(bound, item) is not item:
-            count += 1
-            bound = f"{name}_{count}__"
-        return bound
-
-    def _argument(self, item: Any) -> str:
-        if isinstance(item, Variable):
-            return item.name
-        if isinstance(item, (list, tuple)):
-            inner = ", ".join(self._argument(part) for part in item)
-            return f"[{inner}]"
-        if item is None or isinstance(item, (bool, int, str)):
-            return repr(item)
-        if isinstance(item, float) and math.isfinite(item):
-            return repr(item)
-        return self._bind("constant", item)
-
-
-def _freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
-    freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[position + 1 :])
-    return {step.value for step in freed if isinstance(step, Free)}
-
-
 def _executed_peak(
     program: Program,
     graph: Graph,
     schedule: Schedule,
     replayed: set[str],
     in_place: tuple[int, ...],
+    kept_by_loss: int,
 ) -> int:
-    """Peak of a schedule, less what the code saves, with what a loss outside may keep.
+    """Peak of a schedule, less what the code saves, with what a loss outside keeps.
 
     The steps `in_place` make their output in the buffer of their target; drawing operators that are
     not `replayed` save no state of their generator.
@@ -440,42 +183,7 @@ def _executed_peak(
         step = schedule.steps[position]
         made = graph.ops[graph.op_index[step.op]].outputs if isinstance(step, Compute) else ()
         saved = sum(graph.value_by_name[value].size_bytes for value in made)
-        for affected in range(position, position + 1 + len(_freed_next(schedule.steps, position))):
+        for affected in range(position, position + 1 + len(freed_next(schedule.steps, position))):
             held[affected] -= saved
     loss = schedule.steps.index(Compute("loss"))
-    kept = graph.ops[graph.boundary_index].workspace_bytes  # as much again as while it runs
-    return max(*held[:loss], *(size + kept for size in held[loss:]))
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    if device.type == "cpu":
-        return torch.default_generator
-    raise ExecutionError(f"random operators on {device} cannot be replayed; only CPU and CUDA can")
-
-
-def _group_gradients(
-    program: Program, graph: Graph, steps: tuple[Step, ...]
-) -> dict[int, list[tuple[str, ...]]]:
-    """Group the gradients by when they are final: the step after which nothing touches them."""
-    final: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        if isinstance(step, Compute):
-            op = graph.ops[graph.op_index[step.op]]
-            for value in (*op.inputs, *op.outputs):
-                final[value] = position
-    values = {name: program.storage[g] for name, g in program.gradients.items()}
-    order = sorted(values, key=lambda name: final.get(values[name], -1))
-    sizes = {program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()}
-    enough = max(sum(sizes.values()) // _GROUPS, _GROUP_BYTES)
-    due: dict[int, list[tuple[str, ...]]] = {}
-    group: list[str] = []
-    held = 0
-    for name in order:
-        group.append(name)
-        held += sizes[values[name]]
-        if held >= enough or name == order[-1]:
-            due.setdefault(final.get(values[name], -1), []).append(tuple(group))
-            group, held = [], 0
-    return due
+    return max(*held[:loss], *(size + kept_by_loss for size in held[loss:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BackwardError", "BudgetExceeded", "ExecutionError"]
+__all__ = ["BackwardError", "BudgetExceeded", "ExecutionError", "LossError"]
 
 
 class ExecutionError(RuntimeError):
@@ -11,6 +11,10 @@ class ExecutionError(RuntimeError):
 
 class BackwardError(ExecutionError):
     """A backward pass that cannot be run: a second one, or one over gradients not planned for."""
+
+
+class LossError(ExecutionError):
+    """A loss, handed over to be measured, that cannot be run or differentiated."""
 
 
 class BudgetExceeded(ExecutionError):

@@ -5,7 +5,7 @@ from remat.budget import Budget
 from remat.errors import BudgetError, RematError
 from remat.planning import Plan, plan
 from remat.wrapping import rematerialize
-from remat_exec import BackwardError, BudgetExceeded, measure_peak
+from remat_exec import BackwardError, BudgetExceeded, LossError, measure_peak
 from remat_graph.torch import CaptureError, DeviceSpec
 from remat_solvers import BudgetTooSmall, SolverError, list_solvers
 
@@ -17,6 +17,7 @@ __all__ = [
     "BudgetTooSmall",
     "CaptureError",
     "DeviceSpec",
+    "LossError",
     "Plan",
     "RematError",
     "SolverError",

@@ -1,18 +1,27 @@
-"""What plain autograd takes for the same step: the measure of a fractional budget."""
+"""What plain autograd takes for the same step, and what a loss takes: the measures of a budget."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from remat.budget import free_bytes
-from remat_exec import Peak, generators_restored, measure_peak, stand_in_loss
+from remat_exec import (
+    Loss,
+    Peak,
+    generators_restored,
+    loss_gradients,
+    measure_loss,
+    measure_peak,
+    stand_in_loss,
+)
 from remat_graph.torch import (
     Capture,
+    LossCost,
     flatten,
     original_forward,
     original_forwards,
@@ -20,7 +29,7 @@ from remat_graph.torch import (
     tensor_at,
 )
 
-__all__ = ["measure_plain"]
+__all__ = ["measure_outside_loss", "measure_plain"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +43,7 @@ def measure_plain(
     capture: Capture,
     expected_bytes: int,
     device: torch.device,
+    loss: Loss | None = None,
 ) -> Peak | None:
     """Run one plain step for its peak; `None` if it would not, or does not, fit on the device.
 
@@ -42,6 +52,70 @@ def measure_plain(
     """
     if expected_bytes > _SAFE_SHARE * free_bytes(device):
         return None
+    with _undone(module, args, kwargs, capture, device) as (forward, sources):
+        try:
+            with measure_peak(device) as peak:
+                if loss is None:
+                    outputs = _with_gradient(forward(), capture)
+                    _kept = stand_in_loss(capture.loss, device)
+                    gradients = [torch.ones_like(output) for output in outputs]
+                    torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
+                else:
+                    loss_gradients(loss, forward(), sources)
+        except torch.OutOfMemoryError:
+            return None
+    return peak
+
+
+def measure_outside_loss(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    capture: Capture,
+    device: torch.device,
+    loss: Loss,
+) -> tuple[LossCost, frozenset[int]]:
+    """Measure a loss of the module's outputs, and find the outputs that get no gradient from it.
+
+    The outputs are real ones, made by a forward without gradients and put back as above; the
+    positions are among what the captured program returns.
+
+    Raises:
+        LossError: if the loss fails, is no scalar, or depends on none of the outputs.
+    """
+    program = capture.program
+    with _undone(module, args, kwargs, capture, device) as (forward, _):
+        with torch.no_grad():
+            returned = forward()
+        tensors, structure = flatten(returned)
+        made: dict[str, torch.Tensor] = {}
+        parts = []
+        for tensor, output in zip(tensors, program.outputs, strict=True):
+            leaf = tensor.detach()
+            if output.requires_grad and output.kind in ("fresh", "view"):
+                leaf.requires_grad_()
+                made[output.variable] = leaf
+            parts.append(leaf)
+        leaves = list(made.values())
+        cost, reached = measure_loss(loss, structure.rebuild(iter(parts)), leaves, device)
+    bases = {output.variable: output.base for output in program.outputs}
+    used = {bases[name] for name, got in zip(made, reached, strict=True) if got}
+    return cost, frozenset(
+        position
+        for position, name in enumerate(program.returned)
+        if name in bases.values() and name not in used
+    )
+
+
+@contextmanager
+def _undone(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    capture: Capture,
+    device: torch.device,
+) -> Iterator[tuple[Callable[[], Any], list[torch.Tensor]]]:
+    """Give the plain forward of a call and the tensors to differentiate by; undo what it writes."""
     call = read_call(args, kwargs)
     leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
     slots = call.signature.slots
@@ -59,28 +133,18 @@ def measure_plain(
         for item in program.inputs
         if item.variable in program.gradients
     ]
-    with ExitStack() as stack:
-        stack.enter_context(generators_restored(device))
-        stack.enter_context(original_forwards(module))
+    with generators_restored(device), original_forwards(module):
         try:
-            with measure_peak(device) as peak:
-                outputs = _forward(module, args, kwargs, capture)
-                _kept, gradients = stand_in_loss(outputs)
-                torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
-        except torch.OutOfMemoryError:
-            return None
+            yield lambda: original_forward(module)(*args, **kwargs), sources
         finally:
             with torch.no_grad():
                 for target, data in zip(targets, before, strict=True):
                     target.copy_(data)
-    return peak
 
 
-def _forward(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], capture: Capture
-) -> list[torch.Tensor]:
-    """Run the forward and keep only the outputs that get a gradient."""
-    outputs, _ = flatten(original_forward(module)(*args, **kwargs))
+def _with_gradient(returned: Any, capture: Capture) -> list[torch.Tensor]:
+    """Keep only the outputs that get a gradient."""
+    outputs, _ = flatten(returned)
     program = capture.program
     wanted = {program.returned[position] for position in program.tangents.values()}
     return [

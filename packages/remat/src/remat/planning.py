@@ -12,10 +12,10 @@ import torch
 
 from remat.budget import Budget, parse_budget
 from remat.errors import RematError
-from remat.plain import measure_plain
-from remat_exec import BudgetExceeded, Executable
+from remat.plain import measure_outside_loss, measure_plain
+from remat_exec import BudgetExceeded, Executable, Loss
 from remat_graph import Graph, Schedule, Solution, Stage, Status, simulate
-from remat_graph.torch import Capture, Costs, capture, read_call
+from remat_graph.torch import Capture, Costs, LossCost, capture, read_call
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
 
@@ -23,7 +23,7 @@ __all__ = ["Plan", "Planned", "Settings", "make_plan", "plan"]
 
 logger = logging.getLogger(__name__)
 
-_SCALAR_LOSS_BYTES = 64
+_SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 4
 
 
@@ -36,6 +36,38 @@ class Settings:
     costs: Costs
     limit_seconds: float | None
     progress: Callable[[Progress], None] | None
+    loss: Loss | None = None
+
+    @classmethod
+    def read(
+        cls,
+        budget: int | float | str,
+        solver: str,
+        costs: Costs,
+        limit_seconds: float | None,
+        progress: Callable[[Progress], None] | None,
+        loss: Loss | None,
+    ) -> Settings:
+        """Check what can be checked before a model is looked at.
+
+        Raises:
+            BudgetError: if the budget cannot be read.
+            SolverError: if the solver does not exist or cannot be loaded.
+            RematError: if a loss is given that cannot be called, or could not be measured.
+        """
+        if loss is not None and not callable(loss):
+            raise RematError(
+                f"loss={loss!r} cannot be called; give a function of what the model returns"
+            )
+        if loss is not None and costs != "measure":
+            raise RematError(
+                "loss= is measured by running it, and estimated costs run nothing; leave it out, "
+                "or compute the loss in the model's forward"
+            )
+        settings = cls(parse_budget(budget), solver, costs, limit_seconds, progress, loss)
+        if solver != "auto":
+            get_solver(solver)
+        return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +168,7 @@ def plan(
     costs: Costs = "measure",
     limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
+    loss: Loss | None = None,
 ) -> Plan:
     """Plan without running the plan: the same arguments as `rematerialize`.
 
@@ -147,9 +180,9 @@ def plan(
         CaptureError: if the model cannot be captured as one static graph.
         BudgetTooSmall: if no schedule within the budget was found.
         SolverError: if the solver is unknown, broken or unsuitable.
+        LossError: if the loss cannot be run or differentiated.
     """
-    settings = Settings(parse_budget(budget), solver, costs, limit_seconds, progress)
-    check_solver(solver)
+    settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
     return make_plan(model, as_args(args), dict(kwargs or {}), settings, run=False).plan
 
 
@@ -158,12 +191,6 @@ def as_args(args: Any) -> tuple[Any, ...]:
     if args is None:
         return ()
     return tuple(args) if isinstance(args, (tuple, list)) else (args,)
-
-
-def check_solver(name: str) -> None:
-    """Fail early on a solver that does not exist or cannot be loaded."""
-    if name != "auto":
-        get_solver(name)
 
 
 def make_plan(
@@ -184,26 +211,36 @@ def make_plan(
     Raises:
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
+        LossError: if the loss cannot be run or differentiated.
     """
     start = time.perf_counter()
     captured = capture(module, args, kwargs, costs=settings.costs)
+    device = _device(captured)
+    loss = settings.loss
+    cost: LossCost | None = None
+    if loss is not None:
+        logger.info("measuring the loss")
+        cost, unused = measure_outside_loss(module, args, kwargs, captured, device, loss)
+        missing = unused if missing is None else missing
     if missing is not None:
         captured = _for_missing(captured, missing)
+    if cost is not None:
+        captured = captured.with_loss(cost)
     seconds = time.perf_counter() - start
     tensors = read_call(args, kwargs).tensors
-    device = _device(captured)
-    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
+    scalar_bytes = _SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    kept = captured.loss.kept_bytes
+    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes + kept
     plain: int | None = None
     if settings.costs == "measure":
         logger.info("measuring one plain step")
-        peak = measure_plain(module, args, kwargs, captured, everything, device)
-        plain = None if peak is None else peak.peak_bytes + _SCALAR_LOSS_BYTES
-    stored = everything + _SCALAR_LOSS_BYTES
+        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
+        plain = None if peak is None else peak.peak_bytes + scalar_bytes
+    stored = everything + scalar_bytes
     budget = settings.budget.resolve(device, lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
         budget = max(budget, granted_bytes)
-    loss_bytes = captured.graph.ops[captured.graph.boundary_index].workspace_bytes
-    target = budget - loss_bytes - _SCALAR_LOSS_BYTES
+    target = budget - kept - scalar_bytes
     bound: float | None = None
     for attempt in range(_ATTEMPTS):
         solution = _solve(captured.graph, budget, target, settings)
@@ -227,7 +264,7 @@ def make_plan(
         )
         if not run:
             return Planned(plan, captured, executable)
-        measured = executable.rehearse(module, tensors).peak_bytes
+        measured = executable.rehearse(module, tensors, loss).peak_bytes
         plan = replace(plan, measured_peak_bytes=measured)
         if measured <= budget:
             logger.info("planned: %s", str(plan).replace("\n", "; "))

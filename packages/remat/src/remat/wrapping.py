@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from remat.budget import parse_budget
 from remat.errors import RematError
-from remat.planning import Planned, Settings, as_args, check_solver, make_plan
+from remat.planning import Planned, Settings, as_args, make_plan
+from remat_exec import Loss
 from remat_graph.torch import Costs, FlatCall, read_call
 from remat_solvers import Progress
 
@@ -37,6 +37,7 @@ def rematerialize(
     costs: Costs = "measure",
     limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
+    loss: Loss | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -50,7 +51,10 @@ def rematerialize(
     number of bytes, a string with a unit (`"8GiB"`), a fraction of plain autograd's peak (`0.5`
     or `"50%"`), or `"auto"` for what is free when planning. `solver` is a name from
     `remat_solvers.list_solvers()`; `limit_seconds` bounds its time, `progress` is told how far it
-    is. `costs` are measured on the device or estimated.
+    is. `costs` are measured on the device or estimated. `loss`, a function of what the model
+    returns, is measured with the plan, so that the budget covers it; it is run a few times for each
+    plan and must change nothing. Without it a loss outside the model is allowed about three buffers
+    the size of each output, its gradient included; one that takes more goes over the budget.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; the last 8 plans are kept. A fraction never gives a smaller call, such as the last
@@ -62,18 +66,20 @@ def rematerialize(
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         SolverError: if the solver is unknown, broken or unsuitable.
-        RematError: if the model is no module, is in eval mode, or is rematerialized already.
+        LossError: if the loss cannot be run or differentiated.
+        RematError: if the model is no module, is in eval mode, or is rematerialized already; if a
+            loss cannot be called, or costs are not measured.
     """
     if not isinstance(model, torch.nn.Module):
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
-    settings = Settings(parse_budget(budget), solver, costs, limit_seconds, progress)
-    check_solver(solver)
+    settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
     made = _shallow_copy(model)
     forward = RematForward(made, settings, model.__dict__.get("forward"))
     made.__dict__["forward"] = forward
     made.__dict__["plan"] = NotPlanned()
+    made.register_forward_pre_hook(forward.check_owner)
     if args is not None or kwargs:
         if not model.training:
             raise RematError("the model is in eval mode; call model.train() before planning")
@@ -121,6 +127,18 @@ class RematForward:
             parameters = list(signature.parameters.values())[1:]
             signature = signature.replace(parameters=parameters)
         self.__signature__ = signature
+
+    def check_owner(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        """Refuse, as a hook, a `copy.copy` of the module: what is set on it would not be seen.
+
+        Raises:
+            RematError: if the module called is not the one that this belongs to.
+        """
+        if module is not self._module:
+            raise RematError(
+                "this is a copy.copy of a rematerialized model, and still runs the one it is a "
+                "copy of; use copy.deepcopy, or call remat.rematerialize on a copy of the original"
+            )
 
     @property
     def original_forward(self) -> Callable[..., Any]:

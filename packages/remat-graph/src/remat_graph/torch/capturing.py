@@ -21,7 +21,8 @@ from remat_graph.torch._aot import Joint
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.guards import ModuleState, Signature, shares_with_module
-from remat_graph.torch.program import Program, build_program, returned_nodes
+from remat_graph.torch.program import LOSS, LossCost, Program
+from remat_graph.torch.reading import build_program, returned_nodes
 from remat_graph.torch.rewrite import (
     copy_joint,
     drop_dead,
@@ -71,7 +72,8 @@ class Capture:
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
     what the forward returns, whose gradients the graph takes to be absent. `signature` and `state`
-    are the guards: what the graph specialised on.
+    are the guards: what the graph specialised on. `loss` is what a loss outside the module takes:
+    an allowance, unless it was measured and set by `with_loss`.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Capture:
     state: ModuleState
     output_structure: Structure
     missing: frozenset[int]
+    loss: LossCost
     _joint: Joint = field(repr=False)
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
@@ -103,6 +106,14 @@ class Capture:
                 self.state,
                 self.output_structure,
             )
+
+    def with_loss(self, loss: LossCost) -> Capture:
+        """Plan for a loss outside the module that takes this much."""
+        ops = tuple(
+            replace(op, workspace_bytes=loss.workspace_bytes) if op.name == LOSS else op
+            for op in self.graph.ops
+        )
+        return replace(self, graph=replace(self.graph, ops=ops), loss=loss)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
         """Return the capture itself: it is immutable and belongs to no module."""
@@ -212,15 +223,19 @@ def _finish(
         device = next(iter(program.facts.values())).device
         spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(device)
         found = estimate_costs(program, spec)
+    loss = program.loss_allowance
     graph = program.graph(
         {name: cost.time for name, cost in found.items()},
         {name: cost.workspace_bytes for name, cost in found.items()},
+        loss,
     )
     logger.info(
         "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
-    return Capture(graph, program, signature, state, output_structure, missing, base, costs, known)
+    return Capture(
+        graph, program, signature, state, output_structure, missing, loss, base, costs, known
+    )
 
 
 def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:

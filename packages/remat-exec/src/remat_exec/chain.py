@@ -1,0 +1,175 @@
+"""One step as chained autograd Functions, driven by one backward generator.
+
+The forward runs in the Function made last, so its backward is called first and takes over the
+gradients of the outputs. Before it in the chain stands one Function per group of gradients; each
+resumes the generator until its group is final and hands the group to autograd, which accumulates it
+into `.grad` (or sends it over the network) while the rest is still to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from remat_exec.errors import BackwardError
+from remat_exec.outputs import tangents_of
+from remat_exec.writing import Group
+
+if TYPE_CHECKING:
+    from remat_exec.executable import Executable, Variant
+
+__all__ = ["run_step"]
+
+
+def run_step(
+    executable: Executable, bound: list[Any], inputs: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Run the forward; give what autograd is handed, connected to the inputs by variable."""
+    step, device = _Step(executable, bound), executable.device
+    token: torch.Tensor | None = None
+    for index in reversed(range(len(executable.code.groups))):
+        sources = [inputs[name] for name in executable.code.groups[index].inputs]
+        token = _apply(_GroupFunction, step, index, device, token, *sources)
+    with torch.autocast(device.type, enabled=False):
+        handed: tuple[torch.Tensor, ...] = _apply(_ForwardFunction, step, token)
+    return handed
+
+
+class _Step:
+    """What one forward hands to its backward."""
+
+    def __init__(self, executable: Executable, bound: list[Any]) -> None:
+        self.executable = executable
+        self.states: dict[str, Any] = {}
+        self.started = False
+        self._bound = bound
+        self._versions: list[int | None] = []
+        self._backward: Iterator[list[torch.Tensor] | None] | None = None
+        self._upcoming: list[Group] = []
+        self._final: dict[str, torch.Tensor] = {}
+
+    def run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        returned, saved = self.executable.code.forward(list(self._bound), self.states)
+        if self.executable.may_vary:
+            self._versions = [getattr(item, "_version", None) for item in self._bound]
+        else:
+            self._bound = []
+        return returned, saved
+
+    def start(self, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
+        """Choose the backward for the gradients that came, and let it take them over."""
+        self.started = True
+        capture = self.executable.capture
+        differentiable = {*capture.program.tangents.values(), *capture.missing}
+        missing = frozenset(p for p in differentiable if gradients[p] is None)
+        variant = self.executable.variant(missing)
+        if variant.code is not self.executable.code:
+            saved = self._saved_for(variant, saved)
+        tangents = tangents_of(variant.program, gradients)
+        self._bound, self._versions = [], []
+        self._upcoming = list(variant.code.groups)
+        self._backward = variant.code.backward(saved, tangents, self.states)
+        next(self._backward)
+
+    def _saved_for(self, variant: Variant, saved: list[Any]) -> list[Any]:
+        """Pick what an unplanned backward reads: it may want other inputs than the planned one."""
+        program = variant.program
+        names = (*(i.variable for i in program.inputs), *program.constants)
+        kept = dict(zip(self.executable.code.saved, saved, strict=True))
+        for name, item, version in zip(names, self._bound, self._versions, strict=True):
+            if name in variant.code.saved and name not in kept:
+                if version is not None and item._version != version:
+                    raise BackwardError(
+                        f"{name}, a parameter or input, was changed in place between forward and "
+                        f"backward; run backward before changing it"
+                    )
+                kept[name] = item
+        lacking = [name for name in variant.code.saved if name not in kept]
+        if lacking:
+            self.executable.replan(variant.missing)
+            raise BackwardError(
+                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
+                f"the plan does not keep; run forward again, it will be planned anew"
+            )
+        return [kept[name] for name in variant.code.saved]
+
+    def take(self, index: int) -> tuple[torch.Tensor | None, ...]:
+        """Run on until the gradients of planned group `index` are final, and let go of them."""
+        wanted = self.executable.code.groups[index].inputs
+        to_come = {name for group in self._upcoming for name in group.inputs}
+        while to_come.intersection(wanted):
+            if self._backward is None:
+                raise BackwardError("the backward ended early; please report it")
+            group = self._upcoming.pop(0)
+            to_come.difference_update(group.inputs)
+            given = next(self._backward) or []
+            self._final.update(zip(group.inputs, given, strict=True))
+            given.clear()
+        if not self._upcoming:
+            self._backward = None
+        return tuple(self._final.pop(name, None) for name in wanted)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+class _ForwardFunction(torch.autograd.Function):
+    clear_saved_tensors_on_access = True
+
+    @staticmethod
+    def forward(ctx: Any, step: _Step, token: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        returned, saved = step.run_forward()
+        ctx.step, ctx.token = step, torch.empty_like(token)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        constant = step.executable.not_differentiable
+        ctx.mark_non_differentiable(*(returned[position] for position in constant))
+        return tuple(returned)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # the graph that create_graph asks for would miss this part
+            raise BackwardError(
+                "create_graph=True asks for a gradient of a gradient, which a plan does not give; "
+                "run the original module for it"
+            )
+        step: _Step = ctx.step
+        if step.started:
+            raise BackwardError(
+                "backward runs a second time over the same forward, but its memory is given back "
+                "as it goes; run forward again, or add the losses up and run backward once"
+            )
+        saved = list(ctx.saved_tensors)
+        step.start(saved, list(gradients))
+        return None, ctx.token
+
+
+class _GroupFunction(torch.autograd.Function):
+    """Gives out one group of gradients.
+
+    The tokens that chain these, empty, are on the program's device: autograd runs the backward of a
+    function on the stream on which its outputs were made.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        step: _Step,
+        index: int,
+        device: torch.device,
+        token: torch.Tensor | None,
+        *inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.step, ctx.index, ctx.token = step, index, token
+        return torch.empty(0, device=device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        step: _Step = ctx.step
+        given = None if ctx.token is None else torch.empty_like(ctx.token)
+        return (None, None, None, given, *step.take(ctx.index))

@@ -1,0 +1,84 @@
+"""Between a program and autograd: the user's outputs, and the gradients that come back for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from remat_exec.errors import BackwardError
+from remat_graph.torch import Program, TensorFacts, Variable
+
+__all__ = ["device_of", "make_outputs", "tangents_of"]
+
+
+def device_of(program: Program) -> torch.device:
+    """Find the device of a program: the one that is not the CPU, if there is one."""
+    devices = {facts.device for facts in program.facts.values()}
+    return next((d for d in sorted(devices, key=str) if d.type != "cpu"), torch.device("cpu"))
+
+
+def make_outputs(
+    program: Program, handed: tuple[torch.Tensor, ...], inputs: dict[str, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Make the user's output tensors of what autograd was handed, and of inputs by variable."""
+    whole = dict(zip(program.returned, program.handed, strict=True))
+    made = {**inputs, **dict(zip(program.handed, handed, strict=True))}
+    outputs = []
+    for output in program.outputs:
+        tensor = made.get(output.variable)
+        if output.kind == "input":
+            tensor = made[output.base]
+        if tensor is None:
+            base = whole.get(output.base, output.base)
+            tensor = _view(program, output.variable, base, made[base])
+        if tensor.requires_grad and not output.requires_grad:
+            tensor = tensor.detach()
+        outputs.append(tensor)
+    return outputs
+
+
+def tangents_of(program: Program, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Turn the gradients of what autograd was handed into those that the backward reads."""
+    tangents = []
+    for name, position in program.tangents.items():
+        gradient, whole = gradients[position], program.handed[position]
+        gradients[position] = None
+        if whole != program.returned[position]:
+            gradient = _as_planned(gradient, program.facts[whole])
+            gradient = _view(program, program.returned[position], whole, gradient)
+        tangents.append(_as_planned(gradient, program.facts[name]))
+    return tangents
+
+
+def _view(program: Program, variable: str, base: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Make a view outside the differentiated program, so that autograd knows it as one."""
+    chain = program.view_chain(variable, base)
+    if chain is None:
+        facts = program.facts[variable]
+        return tensor.as_strided(facts.shape, facts.stride, facts.offset)
+    made: dict[str, Any] = {base: tensor}
+    for call in chain:
+        args, kwargs = pytree.tree_map(
+            lambda item: made[item.name] if isinstance(item, Variable) else item,
+            (call.args, dict(call.kwargs)),
+            is_leaf=lambda item: isinstance(item, Variable),
+        )
+        given = call.target(*args, **kwargs)
+        parts = list(given) if call.sequence else [given]
+        made.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
+    result: torch.Tensor = made[variable]
+    return result
+
+
+def _as_planned(gradient: torch.Tensor | None, facts: TensorFacts) -> torch.Tensor:
+    """Bring a gradient into the layout that the graph was captured with."""
+    if gradient is None:
+        raise BackwardError("a gradient that the plan reads is missing; please report it")
+    if tuple(gradient.stride()) == facts.stride or gradient.numel() == 0:
+        return gradient
+    planned = torch.empty_strided(
+        facts.shape, facts.stride, dtype=facts.dtype, device=gradient.device
+    )
+    return planned.copy_(gradient)

@@ -1,0 +1,212 @@
+"""From a rewritten joint graph to a `Program`: which node is an op, which a view, which a role."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from typing import Any, cast
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from remat_graph.torch._aot import Joint, OutputRole
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.program import (
+    LOSS,
+    Call,
+    Input,
+    Output,
+    Program,
+    TensorFacts,
+    Variable,
+    Write,
+)
+from remat_graph.torch.rewrite import is_backward, is_random, storage_key
+
+__all__ = ["build_program", "returned_nodes"]
+
+aten = torch.ops.aten
+
+
+def build_program(joint: Joint) -> Program:
+    """Read the program out of a rewritten joint graph whose nodes carry `meta["fake"]`.
+
+    Raises:
+        CaptureError: if an operator returns both a new tensor and a view of what it read.
+    """
+    reader = _Reader(joint)
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            reader.read(node)
+    return reader.finish()
+
+
+class _Reader:
+    """One pass over a joint graph."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        self.storage: dict[str, str] = {}
+        self.facts: dict[str, TensorFacts] = {}
+        self.value_of_storage: dict[int, str] = {}
+        self.calls: dict[str, Call] = {}
+        self.views: dict[str, Call] = {}
+        self.equivalence: dict[str, str] = {}
+        self.backward: set[str] = set()
+        self.forward_order: list[str] = []
+        self.backward_order: list[str] = []
+        self.twin_of_sequence: dict[int, str] = {}
+        self.twins: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
+        for node in joint.graph.find_nodes(op="get_attr"):
+            self.constants[node.name] = getattr(joint.module, str(node.target))
+        for node in (*joint.inputs, *joint.tangents, *joint.graph.find_nodes(op="get_attr")):
+            if isinstance(node.meta["fake"], torch.Tensor):
+                self._add(node.name, node.meta["fake"])
+
+    def _add(self, name: str, fake: torch.Tensor) -> None:
+        storage = fake.untyped_storage()
+        self.storage[name] = self.value_of_storage.setdefault(storage_key(fake), name)
+        self.facts[name] = TensorFacts(
+            tuple(fake.shape),
+            tuple(fake.stride()),
+            int(fake.storage_offset()),
+            fake.dtype,
+            fake.device,
+            int(storage.nbytes()),
+        )
+
+    def read(self, node: Node) -> None:
+        fake = node.meta["fake"]
+        sequence = isinstance(fake, (tuple, list))
+        parts = list(fake) if sequence else [fake]
+        names: list[str | None] = [None] * len(parts)
+        if sequence:
+            for user in node.users:
+                names[cast("int", user.args[1])] = user.name
+        elif node.users or node in self._roots():
+            names[0] = node.name
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        known = {storage_key(part) in self.value_of_storage for part in tensors}
+        if known == {True, False}:
+            raise CaptureError(
+                f"the operator {node.target} returns a new tensor together with a view of its "
+                f"input, which cannot be planned; please report it"
+            )
+        for name, part in zip(names, parts, strict=True):
+            if name is not None and isinstance(part, torch.Tensor):
+                self._add(name, part)
+        if is_random(node) and _has_generator(node):
+            raise CaptureError(
+                f"the operator {node.target} draws from a generator of its own, whose draws could "
+                f"not be repeated; leave the argument generator out, and seed torch instead"
+            )
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _variable)
+        random = tensors[0].device if is_random(node) and tensors else None
+        call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
+        if known == {True}:
+            for name in names:
+                if name is not None:
+                    self.views[name] = call
+            return
+        self._add_op(node, call)
+
+    def _roots(self) -> set[Node]:
+        joint = self.joint
+        return {
+            *joint.gradients.values(),
+            *(output.node for output in joint.outputs),
+            *(new for _, new in joint.mutations),
+        }
+
+    def _add_op(self, node: Node, call: Call) -> None:
+        name = node.name
+        self.calls[name] = call
+        self.equivalence[name] = self._equivalence(call)
+        sequence = node.meta.get("seq_nr")
+        if is_backward(node):
+            self.backward.add(name)
+            self.backward_order.append(name)
+            if sequence in self.twin_of_sequence:
+                self.twins[name] = self.twin_of_sequence[sequence]
+        else:
+            self.forward_order.append(name)
+            if sequence is not None:
+                self.twin_of_sequence[sequence] = name
+
+    def _equivalence(self, call: Call) -> str:
+        def describe(item: Any) -> Any:
+            if isinstance(item, Variable):
+                facts = self.facts.get(item.name)
+                if facts is None:
+                    return item.name
+                return (facts.shape, facts.stride, str(facts.dtype), str(facts.device))
+            return item
+
+        flat, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
+        unused = tuple(result is None for result in call.results)
+        text = repr((str(call.target), [describe(item) for item in flat], str(spec), unused))
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def finish(self) -> Program:
+        joint = self.joint
+        inputs = tuple(Input(node.name, *role) for node, role in joint.inputs.items())
+        writes = {f"write_{node.name}": Write(node.name, new.name) for node, new in joint.mutations}
+        outputs = tuple(_output(output) for output in joint.outputs)
+        returned = tuple(node.name for node in returned_nodes(joint))
+        position = {variable: i for i, variable in enumerate(returned)}
+        return Program(
+            inputs=inputs,
+            constants=self.constants,
+            calls=self.calls,
+            writes=writes,
+            views=self.views,
+            order=(*self.forward_order, *writes, LOSS, *self.backward_order),
+            storage=self.storage,
+            facts=self.facts,
+            returned=returned,
+            tangents={node.name: position[made.name] for node, made in joint.tangents.items()},
+            outputs=outputs,
+            gradients={node.name: gradient.name for node, gradient in joint.gradients.items()},
+            backward_ops=frozenset((LOSS, *self.backward)),
+            twins=self.twins,
+            equivalence=self.equivalence,
+        )
+
+
+def returned_nodes(joint: Joint) -> list[Node]:
+    """List what the forward half returns: outputs, and bases of those that are views."""
+    nodes = [output.node if output.base is None else output.base for output in joint.outputs]
+    own = [output.kind in ("fresh", "view") for output in joint.outputs]
+    return list(dict.fromkeys(node for node, ours in zip(nodes, own, strict=True) if ours))
+
+
+def _variable(node: Node) -> Any:
+    return Variable(node.name)
+
+
+def _output(output: OutputRole) -> Output:
+    base = output.node if output.base is None else output.base
+    return Output(output.kind, output.node.name, base.name, output.requires_grad)
+
+
+def _has_generator(node: Node) -> bool:
+    sources = [source.meta["fake"] for source in node.all_input_nodes]
+    given = [*node.args, *node.kwargs.values(), *sources]
+    opaque = [item for item in sources if not isinstance(item, (torch.Tensor, tuple, list))]
+    return bool(opaque) or any(isinstance(item, torch.Generator) for item in given)
+
+
+def _replay(node: Node, names: list[str | None]) -> Call | None:
+    """Batch norm in training mode is replayed without its running statistics, written once."""
+    if node.target is not aten._native_batch_norm_legit_functional.default:
+        return None
+    x, weight, bias, _mean, _var, training, momentum, eps = node.args
+    statistics = [user for user in node.users if user.args[1] in (3, 4)]
+    read = any(user.op == "call_function" for item in statistics for user in item.users)
+    if training is not True or read:
+        return None
+    args = torch.fx.map_arg((x, weight, bias, True, momentum, eps), _variable)
+    target = aten._native_batch_norm_legit.no_stats
+    return Call(target, args, {}, tuple(names[:3]), sequence=True)

@@ -1,0 +1,155 @@
+"""A loss outside the model: the budget covers what it takes, if it is known or ordinary."""
+
+import copy
+
+import pytest
+import torch
+from exec_cases.training import assert_bitwise_equal, train
+from torch import nn
+
+import remat
+
+LIMIT_SECONDS = 0.5
+CLASSES = 96
+
+
+class Two(nn.Module):
+    """Wide logits, which are a view, and features beside them that a loss may leave out."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(48, 48, dtype=dtype) for _ in range(16))
+        self.head = nn.Linear(48, CLASSES, dtype=dtype)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x), torch.sigmoid(x)
+
+
+def batch(dtype=torch.float32):
+    return torch.randn(8, 32, 48, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def two(dtype=torch.float32):
+    torch.manual_seed(0)
+    return Two(dtype)
+
+
+def cross_entropy(output):
+    """Of the logits alone, in 32 bits."""
+    logits = output[0].flatten(0, 1).float()
+    return nn.functional.cross_entropy(logits, torch.arange(len(logits)) % CLASSES)
+
+
+def greedy(output):
+    """A loss that keeps six buffers the size of the logits."""
+    logits, features = output
+    for _ in range(6):
+        logits = torch.sin(logits)
+    return logits.mean() + features.mean()
+
+
+def planned(model, x, loss=None, budget=0.9):
+    return remat.rematerialize(model, (x,), budget=budget, limit_seconds=LIMIT_SECONDS, loss=loss)
+
+
+def peak_of_a_step(model, x, loss):
+    model.zero_grad()
+    with remat.measure_peak() as peak:
+        output = model(x)
+        loss(output).backward()
+    return peak.peak_bytes
+
+
+def test_a_loss_that_takes_much_is_planned_for_once_it_is_known():
+    x = batch()
+    known = planned(two(), x, greedy)
+    unknown = planned(two(), x, budget=known.plan.budget_bytes)
+    assert peak_of_a_step(unknown, x, greedy) > unknown.plan.budget_bytes
+    peak = peak_of_a_step(known, x, greedy)
+    assert peak <= known.plan.budget_bytes
+    assert peak == pytest.approx(known.plan.predicted_peak_bytes, rel=0.03)
+    assert known.plan.plain_peak_bytes == pytest.approx(peak_of_a_step(two(), x, greedy), rel=0.01)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, lambda out: out[0].square().mean()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_ordinary_loss_of_any_precision_fits_into_the_allowance(dtype, loss):
+    x = batch(dtype)
+    model = planned(two(dtype), x, budget=0.8)
+    assert model.plan.recomputations
+    assert peak_of_a_step(model, x, loss) <= model.plan.budget_bytes
+
+
+def test_what_a_loss_leaves_out_is_not_planned_for(caplog):
+    x = batch()
+    caplog.set_level("INFO", logger="remat")
+    model = planned(two(), x, cross_entropy, budget=0.8)
+    plan = model.plan
+    record = train(model, lambda m, _: m(x), cross_entropy)
+    assert_bitwise_equal(record, train(two(), lambda m, _: m(x), cross_entropy))
+    assert model.plan is plan
+    assert "replanned" not in caplog.text
+    assert peak_of_a_step(model, x, cross_entropy) <= plan.budget_bytes
+
+
+def test_measuring_a_loss_leaves_no_trace():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.leave = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.leave(torch.dropout(self.norm(x), 0.5, train=True))
+
+    model, x = Noisy(), torch.randn(16, 8)
+    before = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    planned(model, x, lambda out: torch.dropout(out, 0.5, train=True).sum(), budget="100kB")
+    assert torch.equal(torch.get_rng_state(), before[1])
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[0][name]), name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_budget_too_small_for_the_loss_says_what_would_do():
+    x = batch()
+    with pytest.raises(remat.BudgetTooSmall) as caught:
+        planned(two(), x, greedy, budget="100kB")
+    smallest = caught.value.smallest_bytes
+    assert peak_of_a_step(planned(two(), x, greedy, budget=smallest), x, greedy) <= smallest
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (lambda _: 1 / 0, "ZeroDivisionError"),
+        (lambda out: out[0], "one element"),
+        (lambda _: 3.0, "one element, not float"),
+        (lambda out: out[0].detach().sum(), "depends on nothing"),
+        (lambda _: torch.ones((), requires_grad=True), "depends on nothing"),
+    ],
+)
+def test_a_loss_that_cannot_be_measured_is_refused(loss, reason):
+    with pytest.raises(remat.LossError, match=reason):
+        planned(two(), batch(), loss)
+
+
+def test_a_loss_that_could_not_be_run_is_refused_before_anything_is():
+    with pytest.raises(remat.RematError, match="cannot be called"):
+        planned(two(), batch(), 0.5)
+    with pytest.raises(remat.RematError, match="estimated costs run nothing"):
+        remat.plan(two(), batch(), budget=0.5, costs="estimate", loss=greedy)
+
+
+def test_a_view_that_the_model_returns_can_be_changed_in_place():
+    def changed(model, _):
+        logits, features = model(batch())
+        logits.div_(2.0)
+        logits[:, 0] = 1.0
+        return logits, features
+
+    model = planned(two(), batch(), budget=0.8)
+    assert model.plan.recomputations
+    expected = train(two(), changed, cross_entropy)
+    assert_bitwise_equal(train(model, changed, cross_entropy), expected)
