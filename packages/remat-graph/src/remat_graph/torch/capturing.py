@@ -18,6 +18,7 @@ import torch
 
 from remat_graph.graph import Graph
 from remat_graph.torch._aot import Joint
+from remat_graph.torch.attention import name_causal_masks
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.guards import ModuleState, Signature, shares_with_module
@@ -209,7 +210,7 @@ def _finish(
     drop_dead(joint)
     forward_first(joint)
     propagate(joint)
-    if any([drop_copies(joint), merge_equal(joint)]):
+    if any([drop_copies(joint), merge_equal(joint), name_causal_masks(joint)]):
         drop_dead(joint)
         propagate(joint)
     pinned = pin_mutated(joint)
