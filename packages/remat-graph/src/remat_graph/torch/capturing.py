@@ -183,8 +183,13 @@ def tensor_at(
     """Find the live tensor that an input of a program stands for."""
     if kind == "input":
         return tensors[int(key)]
-    owner, _, name = str(key).rpartition(".")
-    found = getattr(module.get_submodule(owner), name)
+    *path, name = str(key).split(".")
+    owner: Any = module
+    for part in path:  # many times a step: torch's get_submodule takes ten times as long
+        owner = owner._modules[part]
+    found = owner._parameters.get(name)
+    if found is None:
+        found = getattr(owner, name)
     if not isinstance(found, torch.Tensor):
         raise CaptureError(f"{kind} {key!r} of the module is no tensor any more")
     return found
