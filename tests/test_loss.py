@@ -153,3 +153,100 @@ def test_a_view_that_the_model_returns_can_be_changed_in_place():
     assert model.plan.recomputations
     expected = train(two(), changed, cross_entropy)
     assert_bitwise_equal(train(model, changed, cross_entropy), expected)
+
+
+def test_a_backward_over_more_than_the_loss_uses_gives_every_gradient():
+    x = batch()
+    model, eager = planned(two(), x, lambda out: out[1].sum(), budget="1GiB"), two()
+    for each in (model, eager):
+        logits, features = each(x)
+        (logits.square().mean() + features.mean()).backward()
+    for name, parameter in eager.named_parameters():
+        assert torch.equal(parameter.grad, dict(model.named_parameters())[name].grad), name
+
+
+def test_backwards_over_other_outputs_than_the_loss_uses_can_follow_one_another():
+    x = batch()
+    model, eager = planned(two(), x, cross_entropy, budget="1GiB"), two()
+    losses = [lambda out: out[1].mean(), cross_entropy, lambda out: out[0].mean() + out[1].sum()]
+    for loss in [*losses, *losses]:
+        eager.zero_grad()
+        loss(eager(x)).backward()
+        try:
+            model.zero_grad()
+            loss(model(x)).backward()
+        except remat.BackwardError:  # what the plan did not keep; it is planned anew
+            model.zero_grad()
+            loss(model(x)).backward()
+        for parameter, expected in zip(model.parameters(), eager.parameters(), strict=True):
+            if expected.grad is None:
+                assert parameter.grad is None
+            else:
+                assert torch.equal(parameter.grad, expected.grad)
+
+
+def test_gradients_that_a_loss_leaves_elsewhere_are_covered():
+    criterion = nn.Linear(CLASSES, 400)
+
+    def through_parameters(output):
+        return criterion(output[0]).square().mean()
+
+    def decayed(output):
+        weights = sum(parameter.square().sum() for parameter in model.parameters())
+        return output[0].square().mean() + 1e-4 * weights
+
+    x, model = batch(), two()
+    for loss in (through_parameters, decayed):
+        small = planned(model, x, loss, budget=1.0)
+        criterion.zero_grad()
+        assert peak_of_a_step(small, x, loss) <= small.plan.budget_bytes
+
+
+def test_gradients_in_another_layout_than_their_outputs_are_covered():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = nn.Linear(48, 64)
+            self.heads = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+        def forward(self, x):
+            x = torch.tanh(self.enter(x.flatten(0, 1)))
+            return [torch.sigmoid(head(x)).t() for head in self.heads]
+
+    def loss(outputs):
+        targets = torch.arange(64)
+        return sum(nn.functional.cross_entropy(output[:, :256], targets) for output in outputs)
+
+    torch.manual_seed(0)
+    model = planned(Heads(), batch(), loss, budget="1.2MB")
+    assert peak_of_a_step(model, batch(), loss) <= model.plan.budget_bytes
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+
+
+def test_a_loss_may_change_its_argument_and_use_either_name_of_an_output():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(48, 48)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return {"first": y, "second": y}
+
+    def loss(output):
+        return output["first"].mul_(2.0).square().mean()
+
+    x = batch()
+    model = planned(Named(), x, loss, budget=1.0)
+    assert peak_of_a_step(model, x, loss) <= model.plan.budget_bytes
+
+
+def test_a_loss_is_measured_under_the_autocast_of_the_call():
+    head = nn.Linear(CLASSES, 4)
+
+    def loss(output):
+        return head(output[0]).square().mean()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = planned(two(), batch(), loss, budget=1.0)
+        assert peak_of_a_step(model, batch(), loss) <= model.plan.budget_bytes

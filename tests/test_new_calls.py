@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exec_cases.training import assert_close, train
+from exec_cases.training import assert_bitwise_equal, assert_close, train
 from torch import nn
 
 import remat
@@ -174,3 +174,16 @@ def test_a_backward_over_other_outputs_is_run_within_the_budget_or_replanned():
         assert (ours is None) == (theirs is None)
         if ours is not None:
             torch.testing.assert_close(ours, theirs)
+
+
+def test_hooks_of_all_modules_registered_later_are_noticed():
+    def double(module, _, output):
+        return output * 2 if isinstance(module, nn.Linear) else None
+
+    model, eager = planned(), net()
+    handle = nn.modules.module.register_module_forward_hook(double)
+    try:
+        assert_bitwise_equal(run(model, batch()), run(eager, batch()))
+    finally:
+        handle.remove()
+    assert_bitwise_equal(run(model, batch()), run(eager, batch()))

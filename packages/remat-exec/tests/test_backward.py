@@ -1,5 +1,7 @@
 """One backward for one forward, in whatever order and over whatever outputs; or a clear error."""
 
+import copy
+
 import pytest
 import torch
 from exec_cases.models import HEADS, MLP, NORMED, SHARED, Case
@@ -362,3 +364,40 @@ def test_without_outputs_to_differentiate_there_is_nothing_to_capture():
     assert store_all(captured.graph).steps
     with pytest.raises(ValueError, match="none of the module's outputs gets a gradient"):
         captured.variant(frozenset(captured.program.tangents.values()))
+
+
+def test_a_parameter_may_be_stepped_as_soon_as_its_gradient_is_there():
+    class Gains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gains = nn.ParameterList(torch.rand(600, 1024) + 0.5 for _ in range(3))
+            self.enter = nn.Linear(4, 1024)
+
+        def forward(self, x):
+            x = self.enter(x)
+            for gain in self.gains:
+                x = torch.sin(x * gain)
+            return x
+
+    x = torch.randn(600, 4)
+    torch.manual_seed(0)
+    eager = Gains()
+    copied = copy.deepcopy(eager)
+    captured = capture(copied, (x,), costs="estimate")
+    seen = []
+    for model in (eager, RematModule(copied, captured, store_all(captured.graph))):
+        found = {}
+        for name, parameter in model.named_parameters():
+
+            def step(parameter, name=name, found=found):
+                found[name.removeprefix("module.")] = parameter.grad.clone()
+                with torch.no_grad():
+                    parameter.add_(1.0)
+                parameter.grad = None
+
+            parameter.register_post_accumulate_grad_hook(step)
+        model(x).square().sum().backward()
+        seen.append(found)
+    assert seen[0].keys() == seen[1].keys()
+    for name, gradient in seen[0].items():
+        assert torch.equal(seen[1][name], gradient), name

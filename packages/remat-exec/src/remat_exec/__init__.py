@@ -3,7 +3,7 @@
 from remat_exec.__about__ import __version__
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError, LossError
 from remat_exec.executable import Executable
-from remat_exec.loss import Loss, loss_gradients, measure_loss, stand_in_loss
+from remat_exec.loss import Loss, as_handed, loss_gradients, measure_loss, stand_in_loss
 from remat_exec.measure import (
     Peak,
     StepProfile,
@@ -24,6 +24,7 @@ __all__ = [
     "RematModule",
     "StepProfile",
     "__version__",
+    "as_handed",
     "generators_restored",
     "loss_gradients",
     "measure_loss",

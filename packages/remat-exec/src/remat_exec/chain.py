@@ -30,8 +30,8 @@ def run_step(
     """Run the forward; give what autograd is handed, connected to the inputs by variable."""
     step, device = _Step(executable, bound), executable.device
     token: torch.Tensor | None = None
-    for index in reversed(range(len(executable.code.groups))):
-        sources = [inputs[name] for name in executable.code.groups[index].inputs]
+    for index, group in reversed(list(enumerate(executable.groups))):
+        sources = [inputs[name] for name in group]
         token = _apply(_GroupFunction, step, index, device, token, *sources)
     with torch.autocast(device.type, enabled=False):
         handed: tuple[torch.Tensor, ...] = _apply(_ForwardFunction, step, token)
@@ -97,8 +97,8 @@ class _Step:
         return [kept[name] for name in variant.code.saved]
 
     def take(self, index: int) -> tuple[torch.Tensor | None, ...]:
-        """Run on until the gradients of planned group `index` are final, and let go of them."""
-        wanted = self.executable.code.groups[index].inputs
+        """Run on until the gradients of group `index` are final, and let go of them."""
+        wanted = self.executable.groups[index]
         to_come = {name for group in self._upcoming for name in group.inputs}
         while to_come.intersection(wanted):
             if self._backward is None:

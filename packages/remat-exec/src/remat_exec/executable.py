@@ -12,7 +12,7 @@ from remat_exec.chain import run_step
 from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded
 from remat_exec.fallback import backward_from
-from remat_exec.loss import Loss, loss_gradients, stand_in_loss
+from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, generators_restored, measure_peak
 from remat_exec.outputs import device_of, make_outputs, tangents_of
 from remat_graph import Schedule
@@ -35,7 +35,8 @@ class Executable:
     """A plan that can be run, again and again and by several modules at once.
 
     `budget_bytes` bounds what an unplanned backward may take; `on_unplanned` is told which
-    gradients were missing when one does not fit.
+    gradients were missing when one does not fit. `groups` are the inputs whose gradients are given
+    out together, in order; the last are those that only an unplanned backward has gradients for.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -61,6 +62,10 @@ class Executable:
         returned = self.capture.program.returned
         differentiable = {*self.capture.program.tangents.values(), *self.capture.missing}
         self.not_differentiable = tuple(set(range(len(returned))) - differentiable)
+        planned = {name for group in self.code.groups for name in group.inputs}
+        unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
+        self.groups = tuple(group.inputs for group in self.code.groups)
+        self.groups += (unplanned,) if unplanned else ()
         missing = self.capture.missing
         self._variants[missing] = Variant(missing, self.code, self.capture.program)
 
@@ -106,7 +111,6 @@ class Executable:
         with (
             generators_restored(self.device),
             torch.no_grad(),
-            torch.autocast(self.device.type, enabled=False),
             measure_peak(self.device) as peak,
         ):
             self._run_without_autograd(bound, loss)
@@ -115,14 +119,19 @@ class Executable:
     def _run_without_autograd(self, bound: list[Any], loss: Loss | None) -> None:
         program = self.capture.program
         states: dict[str, Any] = {}
-        handed, saved = self.code.forward(list(bound), states)
+        plain = torch.autocast(self.device.type, enabled=False)
+        with plain:
+            handed, saved = self.code.forward(list(bound), states)
         _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
-        tangents = tangents_of(program, gradients)
-        gradients.clear()
-        backward = self.code.backward(saved, tangents, states)
-        final: list[torch.Tensor] = []
-        for given in backward:
-            final.extend(given or ())
+        _held_by_autograd = tuple(gradients)
+        with plain:
+            tangents = tangents_of(program, gradients)
+            backward = self.code.backward(saved, tangents, states)
+            next(backward)
+            del _held_by_autograd
+            final: list[torch.Tensor] = []
+            for given in backward:
+                final.extend(given or ())
 
     def _gradients_of_handed(
         self, handed: list[torch.Tensor], bound: list[Any], loss: Loss | None
@@ -142,22 +151,30 @@ class Executable:
                 for position, tensor in enumerate(handed)
             ]
             by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-            outputs = make_outputs(program, tuple(leaves), by_name)
+            outputs = make_outputs(program, tuple(map(as_handed, leaves)), by_name)
             returned = self.capture.output_structure.rebuild(iter(outputs))
             del outputs
-            return None, loss_gradients(loss, returned, leaves)
+            gradients, kept_by_loss = loss_gradients(loss, returned, leaves)
+        for position in expected:  # a loss need not use the same outputs every time
+            if gradients[position] is None:
+                gradients[position] = torch.zeros_like(handed[position])
+        return kept_by_loss, gradients
 
     def _make_variant(self, missing: frozenset[int]) -> Variant:
         other = self.capture.variant(missing)
+        other = other.with_loss(self.capture.loss.at_least(other.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
             raise BackwardError(
                 "this backward, over other outputs than planned for, needs another forward; "
                 "run forward again, it will be planned anew"
             )
         schedule = backward_from(other.graph, self.schedule)
-        kept_by_loss = self.capture.loss.kept_bytes
         code = generate(
-            other.program, other.graph, schedule, kept_by_loss=kept_by_loss, save_all=True
+            other.program,
+            other.graph,
+            schedule,
+            kept_by_loss=other.loss.kept_bytes,
+            save_all=True,
         )
         return Variant(missing, code, other.program)
 

@@ -15,56 +15,116 @@ from remat_exec.errors import LossError
 from remat_exec.measure import measure_peak
 from remat_graph.torch import LossCost
 
-__all__ = ["Loss", "loss_gradients", "measure_loss", "stand_in_loss"]
+__all__ = ["Loss", "as_handed", "loss_gradients", "measure_loss", "stand_in_loss"]
 
 Loss = Callable[[Any], torch.Tensor]
 
 
+class _Handed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        made = leaf.new_empty(0)
+        return made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def as_handed(leaf: torch.Tensor) -> torch.Tensor:
+    """Give a tensor as a module gives it, in the same memory: no leaf, so that it can be changed.
+
+    Gradients with respect to `leaf` are those with respect to what is given.
+    """
+    if not leaf.requires_grad:
+        return leaf
+    given: torch.Tensor = _Handed.apply(leaf)  # type: ignore[no-untyped-call]
+    return given
+
+
 def loss_gradients(
     loss: Loss, returned: Any, tensors: list[torch.Tensor]
-) -> list[torch.Tensor | None]:
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
     """Differentiate a loss of what a module returns by `tensors`, which it was made of.
 
-    `None` stands for a tensor that needs no gradient or on which the loss does not depend.
+    `None` stands for a tensor that needs no gradient or on which the loss does not depend. The
+    second list has the gradients of whatever else the loss depends on, such as parameters of its
+    own: a backward leaves them in memory.
 
     Raises:
         LossError: if the loss fails, gives no scalar, or depends on none of the tensors.
     """
     try:
         value = loss(returned)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise LossError(
             f"loss= failed on what the model returned ({type(error).__name__}: {error}); it is "
-            f"called with nothing else, and must take every batch that is trained on"
+            f"called with nothing else, must only compute the loss, and take every batch"
         ) from error
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         shown = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise LossError(f"loss= must give a tensor of one element, not {shown}")
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    known = set(map(id, wanted))
+    others = [leaf for leaf in _leaves(value) if id(leaf) not in known]
     found: list[torch.Tensor | None] = []
     if value.requires_grad:
-        found = list(torch.autograd.grad(value, wanted, allow_unused=True))
-    if not any(gradient is not None for gradient in found):
+        try:
+            found = list(torch.autograd.grad(value, [*wanted, *others], allow_unused=True))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise LossError(f"loss= cannot be differentiated: {error}") from error
+    if not any(gradient is not None for gradient in found[: len(wanted)]):
         raise LossError(
             "loss= depends on nothing that the model returned and that requires a gradient; "
             "compute it from its argument, without detach() or no_grad()"
         )
-    gradients = iter(found)
-    return [next(gradients) if tensor.requires_grad else None for tensor in tensors]
+    gradients = iter(found[: len(wanted)])
+    kept = found[len(wanted) :]
+    return [next(gradients) if tensor.requires_grad else None for tensor in tensors], kept
+
+
+def _leaves(value: torch.Tensor) -> list[torch.Tensor]:
+    """List the leaves on which a tensor depends, as its graph of autograd has them."""
+    found: dict[int, torch.Tensor] = {}
+    seen = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = leaf
+        waiting += [source for source, _ in node.next_functions]
+    return list(found.values())
 
 
 def measure_loss(
-    loss: Loss, returned: Any, tensors: list[torch.Tensor], device: torch.device
+    loss: Loss, returned: Callable[[], Any], tensors: list[torch.Tensor], device: torch.device
 ) -> tuple[LossCost, list[bool]]:
-    """Measure what a loss takes, and which of `tensors` get a gradient; errors as above."""
+    """Measure what a loss takes, and which of `tensors` get a gradient.
+
+    `returned` makes what the module returns out of `tensors`, in their memory; errors as above.
+    """
     with torch.enable_grad():
-        loss_gradients(loss, returned, tensors)  # to warm up: what a library allocates once
+        loss_gradients(loss, returned(), tensors)  # to warm up: what a library allocates once
         with measure_peak(device) as peak:
-            gradients = loss_gradients(loss, returned, tensors)
-    made = sum(g.untyped_storage().nbytes() for g in gradients if g is not None)
+            gradients, _left = loss_gradients(loss, returned(), tensors)
+    made = turned = 0
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if gradient is not None:
+            size = gradient.untyped_storage().nbytes()
+            made += size
+            turned += size if gradient.stride() != tensor.stride() else 0
     kept = max(0, peak.kept_bytes - made)
-    cost = LossCost(max(0, peak.peak_bytes - made - kept), kept)
-    return cost, [gradient is not None for gradient in gradients]
+    # Gradients that come in another layout than their outputs are held while they are copied.
+    workspace = max(0, peak.peak_bytes - made - kept, turned)
+    return LossCost(workspace, kept), [gradient is not None for gradient in gradients]
 
 
 def stand_in_loss(cost: LossCost, device: torch.device) -> torch.Tensor:

@@ -198,6 +198,7 @@ class Writer:
             self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
         self.lines.append(f"{result} = {target}")
         self._define(result)
+        self._delete(self._of_value[storage[target]])
         return True
 
     def _define(self, name: str) -> None:
@@ -304,15 +305,23 @@ def _generator(device: torch.device) -> torch.Generator:
 def _group_gradients(
     program: Program, graph: Graph, steps: tuple[Step, ...]
 ) -> dict[int, list[tuple[str, ...]]]:
-    """Group the gradients by when they are final: the step after which nothing touches them."""
+    """Group the gradients by when they can be given out.
+
+    That is after the last step that touches the gradient, and also the last that reads what it is
+    the gradient of: whoever gets it may change that at once (an optimizer step within backward).
+    """
     final: dict[str, int] = {}
     for position, step in enumerate(steps):
         if isinstance(step, Compute):
             op = graph.ops[graph.op_index[step.op]]
             for value in (*op.inputs, *op.outputs):
                 final[value] = position
-    values = {name: program.storage[g] for name, g in program.gradients.items()}
-    order = sorted(values, key=lambda name: final.get(values[name], -1))
+    storage = program.storage
+    due_at = {
+        name: max(final.get(storage[g], -1), final.get(storage[name], -1))
+        for name, g in program.gradients.items()
+    }
+    order = sorted(due_at, key=lambda name: due_at[name])
     sizes = {program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()}
     enough = max(sum(sizes.values()) // _GROUPS, _GROUP_BYTES)
     due: dict[int, list[tuple[str, ...]]] = {}
@@ -320,8 +329,8 @@ def _group_gradients(
     held = 0
     for name in order:
         group.append(name)
-        held += sizes[values[name]]
+        held += sizes[storage[program.gradients[name]]]
         if held >= enough or name == order[-1]:
-            due.setdefault(final.get(values[name], -1), []).append(tuple(group))
+            due.setdefault(due_at[name], []).append(tuple(group))
             group, held = [], 0
     return due

@@ -13,6 +13,7 @@ from remat.budget import free_bytes
 from remat_exec import (
     Loss,
     Peak,
+    as_handed,
     generators_restored,
     loss_gradients,
     measure_loss,
@@ -61,7 +62,7 @@ def measure_plain(
                     gradients = [torch.ones_like(output) for output in outputs]
                     torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
                 else:
-                    loss_gradients(loss, forward(), sources)
+                    _gradients = loss_gradients(loss, forward(), sources)
         except torch.OutOfMemoryError:
             return None
     return peak
@@ -93,11 +94,15 @@ def measure_outside_loss(
         for tensor, output in zip(tensors, program.outputs, strict=True):
             leaf = tensor.detach()
             if output.requires_grad and output.kind in ("fresh", "view"):
-                leaf.requires_grad_()
-                made[output.variable] = leaf
+                leaf = made.setdefault(output.variable, leaf.requires_grad_())
             parts.append(leaf)
         leaves = list(made.values())
-        cost, reached = measure_loss(loss, structure.rebuild(iter(parts)), leaves, device)
+
+        def again() -> Any:
+            handed = {id(part): as_handed(part) for part in parts}
+            return structure.rebuild(handed[id(part)] for part in parts)
+
+        cost, reached = measure_loss(loss, again, leaves, device)
     bases = {output.variable: output.base for output in program.outputs}
     used = {bases[name] for name, got in zip(made, reached, strict=True) if got}
     return cost, frozenset(

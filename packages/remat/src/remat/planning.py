@@ -225,6 +225,9 @@ def make_plan(
     if missing is not None:
         captured = _for_missing(captured, missing)
     if cost is not None:
+        if captured.missing != _for_missing(captured, unused).missing:
+            loss = None  # the backward that came was over other outputs
+            cost = cost.at_least(captured.loss)
         captured = captured.with_loss(cost)
     seconds = time.perf_counter() - start
     tensors = read_call(args, kwargs).tensors

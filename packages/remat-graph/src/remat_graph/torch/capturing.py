@@ -88,6 +88,11 @@ class Capture:
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
 
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs of the program that get a gradient if every output does."""
+        return tuple(node.name for node in self._joint.gradients)
+
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come.
 

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from remat_graph.torch.snapshot import PLAIN, Snapshots, settings_of
 from remat_graph.torch.structure import Structure
@@ -172,6 +173,7 @@ class ModuleState:
             for facts in (self._facts[name],)
         ]
         settings = [(name, named[name], key, taken) for name, key, taken in self._settings]
+        everywhere = _global_hooks()
 
         def check() -> str | None:
             for name, owner, facts, read, children, hooks in owners:
@@ -191,6 +193,8 @@ class ModuleState:
                     return _difference(name, owner, facts)
                 if _hooks(owner) != hooks or len(hooks) != facts.hooks:
                     return f"{name or type(owner).__name__} has other hooks"
+            if _global_hooks() != everywhere:
+                return "hooks of all modules were added or removed"
             take = Snapshots().take
             for name, owner, key, taken in settings:
                 if take(owner.__dict__.get(key)) != taken:
@@ -238,6 +242,16 @@ def _hooks(owner: torch.nn.Module) -> list[int]:
         *owner._forward_pre_hooks,
         *owner._backward_hooks,
         *owner._backward_pre_hooks,
+    ]
+
+
+def _global_hooks() -> list[int]:
+    """List the ids of the hooks that are registered for all modules."""
+    return [
+        *torch_module._global_forward_hooks,
+        *torch_module._global_forward_pre_hooks,
+        *torch_module._global_backward_hooks,
+        *torch_module._global_backward_pre_hooks,
     ]
 
 

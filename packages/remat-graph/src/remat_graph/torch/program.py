@@ -122,6 +122,13 @@ class LossCost:
     workspace_bytes: int
     kept_bytes: int
 
+    def at_least(self, other: LossCost) -> LossCost:
+        """Take the larger of both figures."""
+        return LossCost(
+            max(self.workspace_bytes, other.workspace_bytes),
+            max(self.kept_bytes, other.kept_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
