@@ -88,8 +88,33 @@ def test_a_model_moves_with_its_batch():
     assert {t.device.type for t in tensors if isinstance(t, torch.Tensor)} == {"meta"}
 
 
+@pytest.mark.parametrize("name", zoo.PUBLISHED)
+def test_the_published_models_train_a_step(name):
+    example = zoo.published(name, tiny=True)
+    assert example.name == name
+    loss, gradients = seeded_step(example)
+    assert loss.isfinite()
+    assert sum(bool(gradient.any()) for gradient in gradients.values()) > len(gradients) / 2
+    again = zoo.published(name, tiny=True)
+    assert torch.equal(seeded_step(again)[0], loss)
+
+
+def test_the_published_models_have_the_published_depth():
+    assert len(zoo.published("gpt-96").model.transformer.h) == 96
+    assert len(zoo.published("transformer-36-36").model.decoder.layers) == 36
+    convolutions = {
+        name: sum(
+            isinstance(module, torch.nn.Conv2d) for module in zoo.published(name).model.modules()
+        )
+        for name in ("resnet-101", "regnet-32", "unet")
+    }
+    assert convolutions == {"resnet-101": 104, "regnet-32": 74, "unet": 19}
+
+
 def test_unknown_names_and_sizes_are_refused():
     with pytest.raises(ValueError, match="no model is called 'vgg'; there are gpt2, "):
         zoo.build("vgg")
     with pytest.raises(ValueError, match="'t5' has no size 'peers'"):
         zoo.build("t5", "peers")
+    with pytest.raises(ValueError, match="no row is called 'gpt2'; there are gpt-24, "):
+        zoo.published("gpt2")

@@ -2,7 +2,7 @@
 
 `tiny` is for tests: a step takes well under 0.3 s on one core. `medium` is for benchmarks: a plain
 step takes 0.15 to 1 s on two cores. `peers` is the size at which remat is compared side by side
-with other tools, for three of the models.
+with other tools, for three of the models. `published` has the twelve of HiRemate's table 3.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 
 from zoo import fno, gpt2, inplace, resnet, t5, transformer, unet
 from zoo.example import Example, Size
+from zoo.published import PUBLISHED, published
 
-__all__ = ["NAMES", "PEERS", "Example", "Size", "build"]
+__all__ = ["NAMES", "PEERS", "PUBLISHED", "Example", "Size", "build", "published"]
 
 _FAMILIES: dict[str, Callable[[Size], Example]] = {
     "gpt2": gpt2.build,

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from zoo.example import Example, Size
 
-__all__ = ["build", "build_without_dropout"]
+__all__ = ["build", "build_without_dropout", "make"]
 
 # layers, width, heads, vocabulary, batch, sequence
 _SIZES = {
@@ -19,7 +19,17 @@ _SIZES = {
 
 def build(size: Size, dropout: float = 0.1) -> Example:
     """Build with dropout wherever GPT-2 has one."""
-    layers, width, heads, vocabulary, batch, sequence = _SIZES[size]
+    return make("gpt2" if dropout else "gpt2-no-dropout", _SIZES[size], dropout)
+
+
+def build_without_dropout(size: Size) -> Example:
+    """Build the deterministic one."""
+    return build(size, dropout=0.0)
+
+
+def make(name: str, setting: tuple[int, int, int, int, int, int], dropout: float = 0.1) -> Example:
+    """Build of these layers, width, heads, vocabulary, batch and sequence."""
+    layers, width, heads, vocabulary, batch, sequence = setting
     config = GPT2Config(
         n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocabulary, n_positions=sequence,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
@@ -28,10 +38,4 @@ def build(size: Size, dropout: float = 0.1) -> Example:
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"  # transformers derives none from this class's name, and warns
     tokens = torch.randint(vocabulary, (batch, sequence))
-    name = "gpt2" if dropout else "gpt2-no-dropout"
     return Example(name, model, (tokens,), {"labels": tokens}, lambda output: output.loss)
-
-
-def build_without_dropout(size: Size) -> Example:
-    """Build the deterministic one."""
-    return build(size, dropout=0.0)

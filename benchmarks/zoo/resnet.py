@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from zoo.example import Example, Size
 
-__all__ = ["Bottleneck", "build"]
+__all__ = ["Bottleneck", "build", "make"]
 
 # blocks per stage, width, batch, side of the image; (3, 4, 6, 3) is ResNet-50
 _SIZES = {"tiny": ((1, 2), 8, 2, 32), "medium": ((3, 4, 6, 3), 24, 12, 128)}
@@ -43,7 +43,12 @@ class Bottleneck(nn.Module):
 
 def build(size: Size) -> Example:
     """Build a classifier of small images."""
-    stages, width, batch, side = _SIZES[size]
+    return make("resnet", _SIZES[size])
+
+
+def make(name: str, setting: tuple[tuple[int, ...], int, int, int]) -> Example:
+    """Build of these blocks in each stage, width, batch and side of the image."""
+    stages, width, batch, side = setting
     layers: list[nn.Module] = [
         nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(width),
@@ -59,7 +64,7 @@ def build(size: Size) -> Example:
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entry, _CLASSES)]
     labels = torch.randint(_CLASSES, (batch,))
     return Example(
-        "resnet",
+        name,
         nn.Sequential(*layers),
         (torch.randn(batch, 3, side, side),),
         {},

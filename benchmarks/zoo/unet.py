@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.example import Example, Size, distance_to
 
-__all__ = ["Convolutions", "UNet", "build"]
+__all__ = ["Convolutions", "UNet", "build", "make"]
 
 # depth, width, batch, side of the image
 _SIZES = {"tiny": (2, 4, 2, 16), "peers": (3, 16, 4, 64), "medium": (4, 16, 6, 128)}
@@ -57,6 +57,11 @@ class UNet(nn.Module):
 
 def build(size: Size) -> Example:
     """Build an image-to-image model."""
-    depth, width, batch, side = _SIZES[size]
+    return make("unet", _SIZES[size])
+
+
+def make(name: str, setting: tuple[int, int, int, int]) -> Example:
+    """Build of this depth, width, batch and side of the image."""
+    depth, width, batch, side = setting
     image, goal = (torch.randn(batch, 3, side, side) for _ in range(2))
-    return Example("unet", UNet(depth, width), (image,), {}, distance_to(goal))
+    return Example(name, UNet(depth, width), (image,), {}, distance_to(goal))

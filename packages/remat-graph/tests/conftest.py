@@ -1,10 +1,12 @@
 """Random graphs for the tests of this package."""
 
+from itertools import count
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from remat_graph import Graph, Op, Stage, Value
+from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value
 
 settings.register_profile("remat", deadline=None)
 settings.load_profile("remat")
@@ -60,6 +62,50 @@ def _some(names, most):
 def graphs():
     """Strategy for random graphs, to be drawn from with `st.data()`."""
     return random_graphs
+
+
+def _before(graph, name):
+    """The ops on which one depends directly."""
+    op = graph.ops[graph.op_index[name]]
+    made = {graph.ops[graph.producer[v]].name for v in op.inputs if v in graph.producer}
+    return made | set(op.order_after)
+
+
+def _blocks_of(data, names, prefix="b"):
+    """Draw a tree over names in this order."""
+    members = []
+    while names:
+        size = data.draw(st.integers(1, len(names)))
+        part, names = names[:size], names[size:]
+        if size > 1 and len(prefix) < 4:
+            members.append(Block(f"{prefix}{len(members)}", _blocks_of(data, part, prefix + "b")))
+        else:
+            members += part
+    return tuple(members)
+
+
+def _unique_names(block, counter):
+    return Block(
+        f"b{next(counter)}",
+        tuple(_unique_names(m, counter) if isinstance(m, Block) else m for m in block.members),
+    )
+
+
+@pytest.fixture(scope="session")
+def hierarchies(graphs):
+    """Draw a random graph cut at random, in another order than its own where one is legal."""
+
+    def draw(data):
+        graph = data.draw(graphs(max_ops=9))
+        order = [op.name for op in graph.ops[: graph.boundary_index]]
+        for _ in range(data.draw(st.integers(0, 3))):  # swap neighbours that do not depend
+            i = data.draw(st.integers(0, max(0, len(order) - 2)))
+            if i + 1 < len(order) and order[i] not in _before(graph, order[i + 1]):
+                order[i], order[i + 1] = order[i + 1], order[i]
+        root = _unique_names(Block("", _blocks_of(data, order)), count())
+        return Hierarchy(graph, root)
+
+    return draw
 
 
 @pytest.fixture

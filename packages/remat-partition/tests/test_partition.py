@@ -78,12 +78,24 @@ def test_the_protocol_is_what_the_tests_implement():
 def test_errors_are_value_errors():
     errors = [getattr(remat_partition, name) for name in remat_partition.__all__]
     errors = [e for e in errors if isinstance(e, type) and issubclass(e, Exception)]
-    assert len(errors) == 4
+    assert len(errors) == 6
     assert all(issubclass(e, PartitionError) and issubclass(e, ValueError) for e in errors)
 
 
-def test_the_example_of_the_readme():
+def examples():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
+    return [part.split("```")[0] for part in readme.split("```python")[1:]]
+
+
+def test_the_example_of_a_networkx_dag(capsys):
+    use, _ = examples()
+    exec(use, {})
+    said = [line.removeprefix("# ") for line in use.splitlines() if line.startswith("# ")]
+    assert capsys.readouterr().out.splitlines() == said
+    assert len(said) == 5
+
+
+def test_the_example_of_a_partitioner():
     scope = {}
-    exec(readme.split("```python")[1].split("```")[0], scope)
+    exec(examples()[1], scope)
     assert partition(GRAPH, partitioner=scope["Flat"]()).root == FLAT

@@ -5,6 +5,7 @@ Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a
 
 from remat_graph.__about__ import __version__
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
+from remat_graph.dot import to_dot
 from remat_graph.errors import DocumentError, GraphError, InvalidGraph, InvalidSchedule
 from remat_graph.graph import Graph, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
@@ -20,6 +21,9 @@ from remat_graph.schedule import (
     Timeline,
     simulate,
 )
+from remat_graph.subgraph import Subgraph
+from remat_graph.svg import to_svg
+from remat_graph.unique_blocks import Translation, UniqueBlock
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -38,7 +42,10 @@ __all__ = [
     "Stage",
     "Status",
     "Step",
+    "Subgraph",
     "Timeline",
+    "Translation",
+    "UniqueBlock",
     "Value",
     "__version__",
     "canonical_hash",
@@ -49,5 +56,7 @@ __all__ = [
     "load",
     "save",
     "simulate",
+    "to_dot",
     "to_networkx",
+    "to_svg",
 ]

@@ -1,7 +1,9 @@
 """A hierarchy of blocks over the forward operations of a graph.
 
-Each backward operation sits with its twin, so a hierarchy only names forward operations. The tree
-is what H-Partition makes (HiRemate, section 3.1) and what hierarchical solvers consume.
+Each backward operation sits with its twin (see `homes` for those that have none), so a hierarchy
+only names forward operations. The tree is what H-Partition makes (HiRemate, section 3.1) and what
+hierarchical solvers consume: `subgraph` is the problem of one block, and `unique_blocks` are the
+problems that differ.
 
 Members of a block stand in execution order: each depends on members before it alone. So the
 quotient of every block by its members is acyclic, and every block is convex (a path that left one
@@ -12,10 +14,13 @@ the dependencies times the depth of the tree.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_graph.errors import InvalidGraph
 from remat_graph.graph import Graph, Stage
+from remat_graph.homes import backward_homes
+from remat_graph.subgraph import Subgraph, cut_out
+from remat_graph.unique_blocks import UniqueBlock, find_unique
 
 __all__ = ["Block", "Hierarchy"]
 
@@ -55,13 +60,19 @@ class Hierarchy:
     graph: Graph
     root: Block
 
+    _backward: dict[str, list[int]] = field(init=False, repr=False, compare=False)
+    _block_by_name: dict[str, Block] = field(init=False, repr=False, compare=False)
+    _unique: tuple[UniqueBlock, ...] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
+
     def __post_init__(self) -> None:
         forward = {op.name for op in self.graph.ops if op.stage is Stage.FORWARD}
-        names: set[str] = set()
+        blocks: dict[str, Block] = {}
         for block in self.root.blocks():
-            if block.name in names:
+            if block.name in blocks:
                 raise InvalidGraph(f"two blocks are called {block.name!r}; names must be unique")
-            names.add(block.name)
+            blocks[block.name] = block
             if not block.members and forward:
                 raise InvalidGraph(f"block {block.name!r} is empty; leave it out")
         seen: set[str] = set()
@@ -75,6 +86,55 @@ class Hierarchy:
         if missing:
             raise InvalidGraph(f"op {missing[0]!r} is in no block ({len(missing)} missing in all)")
         self._check_order()
+        object.__setattr__(self, "_block_by_name", blocks)
+        object.__setattr__(self, "_backward", {})
+        for op, home in backward_homes(self.graph, self.root.op_names()).items():
+            self._backward.setdefault(home, []).append(self.graph.op_index[op])
+
+    def __getstate__(self) -> tuple[object, ...]:
+        return (self.graph, self.root)
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        for name, item in zip(("graph", "root"), state, strict=True):
+            object.__setattr__(self, name, item)
+        object.__setattr__(self, "_unique", None)
+        self.__post_init__()
+
+    def subgraph(self, block: Block | str) -> Subgraph:
+        """Cut a block, given itself or by name, out of the graph: see `Subgraph`.
+
+        The forward ops keep the order of the whole graph, and so do the backward ops.
+
+        Raises:
+            InvalidGraph: if the hierarchy has no such block.
+        """
+        name = block if isinstance(block, str) else block.name
+        found = self._block_by_name.get(name)
+        if found is None or (isinstance(block, Block) and block != found):
+            raise InvalidGraph(
+                f"the hierarchy has no such block {name!r}; its blocks are hierarchy.root.blocks()"
+            )
+        if found is self.root:
+            return cut_out(self.graph, range(len(self.graph.ops)))
+        indices = []
+        for op in found.op_names():
+            indices.append(self.graph.op_index[op])
+            indices += self._backward.get(op, ())
+        return cut_out(self.graph, sorted(indices))
+
+    @property
+    def unique_blocks(self) -> tuple[UniqueBlock, ...]:
+        """The classes of identical blocks, the root's included: see `UniqueBlock`.
+
+        Classes stand in the order in which a walk leaves their first members: what is inside a
+        representative belongs to its class or to earlier ones. Found at the first use, and kept.
+        """
+        if self._unique is None:
+            blocks = _inside_first(self.root)
+            found = find_unique((block, self.subgraph(block)) for block in blocks)
+            object.__setattr__(self, "_unique", found)
+            return found
+        return self._unique
 
     def _check_order(self) -> None:
         graph = self.graph
@@ -94,6 +154,13 @@ class Hierarchy:
                         f"is in member {after.position}, the other in member {before.position}; "
                         f"members must be in execution order, and blocks convex"
                     )
+
+
+def _inside_first(block: Block) -> Iterator[Block]:
+    for member in block.members:
+        if isinstance(member, Block):
+            yield from _inside_first(member)
+    yield block
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from remat_partition.__about__ import __version__
 from remat_partition.errors import (
     BrokenPartitioner,
     DuplicatePartitioner,
+    InvalidOption,
     PartitionError,
+    UnknownOption,
     UnknownPartitioner,
 )
 from remat_partition.interface import Partitioner
@@ -14,8 +16,10 @@ from remat_partition.registry import get_partitioner, list_partitioners
 __all__ = [
     "BrokenPartitioner",
     "DuplicatePartitioner",
+    "InvalidOption",
     "PartitionError",
     "Partitioner",
+    "UnknownOption",
     "UnknownPartitioner",
     "__version__",
     "get_partitioner",

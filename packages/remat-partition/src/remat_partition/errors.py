@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["BrokenPartitioner", "DuplicatePartitioner", "PartitionError", "UnknownPartitioner"]
+__all__ = [
+    "BrokenPartitioner",
+    "DuplicatePartitioner",
+    "InvalidOption",
+    "PartitionError",
+    "UnknownOption",
+    "UnknownPartitioner",
+]
 
 
 class PartitionError(ValueError):
@@ -40,3 +47,28 @@ class BrokenPartitioner(PartitionError):
         super().__init__(f"partitioner {name!r} of {origin} is broken: {cause}; report it there")
         self.name = name
         self.origin = origin
+
+
+class UnknownOption(PartitionError):
+    """A partitioner was given an option that it does not have.
+
+    `known` are the options that it has; None for a partitioner that is handed over already made.
+    """
+
+    def __init__(self, partitioner: str, option: str, known: Sequence[str] | None) -> None:
+        if known is None:
+            rule = "it is made already: give the option to its class"
+        else:
+            rule = f"its options are: {', '.join(known) or 'none'}"
+        super().__init__(f"partitioner {partitioner!r} takes no option {option!r}; {rule}")
+        self.partitioner = partitioner
+        self.option = option
+
+
+class InvalidOption(PartitionError):
+    """An option of a partitioner has a value that it cannot have."""
+
+    def __init__(self, option: str, value: object, rule: str) -> None:
+        super().__init__(f"{option}={value!r} will not do; {rule}")
+        self.option = option
+        self.value = value

@@ -14,8 +14,10 @@ class Partitioner(Protocol):
     """Cuts the forward half of a training graph into a hierarchy of blocks.
 
     An entry point in the group `remat.partitioners` names a class of these that can be made without
-    arguments; its options are keyword arguments with defaults. Equal graphs must get equal
-    hierarchies: what is random takes a seed as an option.
+    arguments. Its options are keyword arguments of the class, with defaults: `partition` hands on
+    those that its caller gives, and refuses those that the class does not name. An option with a
+    value that will not do is an `InvalidOption`. Equal graphs must get equal hierarchies: what is
+    random takes a seed as an option.
     """
 
     name: ClassVar[str]

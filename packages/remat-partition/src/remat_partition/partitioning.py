@@ -4,29 +4,59 @@ from __future__ import annotations
 
 from remat_graph import Graph, Hierarchy
 from remat_partition import registry
-from remat_partition.errors import BrokenPartitioner, PartitionError
+from remat_partition.errors import BrokenPartitioner, PartitionError, UnknownOption
 from remat_partition.interface import Partitioner
 
 __all__ = ["partition"]
 
 
-def partition(graph: Graph, *, partitioner: str | Partitioner) -> Hierarchy:
+def partition(
+    graph: Graph,
+    *,
+    max_top_ops: int | None = None,
+    max_block_ops: int | None = None,
+    alpha: float | None = None,
+    partitioner: str | Partitioner = "h-partition",
+    **options: object,
+) -> Hierarchy:
     """Cut a graph with an installed partitioner, or with one that the caller has made.
+
+    `max_top_ops` bounds the members of the root, `max_block_ops` those of every other block, where
+    a member is an op or a block; `alpha` weighs the length of a block against the bytes at its
+    border (HiRemate, equation 1). What is None is left to the partitioner: see `HPartition` for its
+    defaults. These and further `options` go to the partitioner, which must have them.
 
     The result is checked: it is a `Hierarchy`, and so a tree of convex blocks in execution order
     with acyclic quotients that holds every forward op once, and it is one of this very graph.
 
     Raises:
-        PartitionError: what the partitioner raises where it cannot cut the graph.
+        InvalidOption: if an option has a value that it cannot have.
+        UnknownOption: if the partitioner has no such option, or is an object, which has its own.
+        PartitionError: if `graph` is no graph or `partitioner` no partitioner; and what the
+            partitioner raises where it cannot cut the graph.
         UnknownPartitioner, DuplicatePartitioner: as `get_partitioner`.
         BrokenPartitioner: if it does not load, fails in another way, or returns something else.
     """
+    bounds = {"max_top_ops": max_top_ops, "max_block_ops": max_block_ops, "alpha": alpha}
+    if not isinstance(graph, Graph):
+        raise PartitionError(
+            f"need a remat_graph.Graph, not a {type(graph).__name__}; "
+            f"remat_graph.from_networkx reads one from a networkx.DiGraph"
+        )
+    options |= {option: value for option, value in bounds.items() if value is not None}
     if isinstance(partitioner, str):
         plugin = registry.find(partitioner)
         name, origin = plugin.name, plugin.origin
-        partitioner = registry.make(plugin)
+        partitioner = registry.make_with(plugin, options)
+    elif isinstance(partitioner, type) or not isinstance(partitioner, Partitioner):
+        raise PartitionError(
+            f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
+            f"object with `name` and `partition`"
+        )
     else:
         name, origin = partitioner.name, _home(partitioner)
+        if options:
+            raise UnknownOption(name, min(options), None)
     try:
         found: object = partitioner.partition(graph)
     except PartitionError:

@@ -7,9 +7,17 @@ asked for and kept.
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Mapping
 
 from remat_graph.plugins import Plugin, find_plugins
-from remat_partition.errors import BrokenPartitioner, DuplicatePartitioner, UnknownPartitioner
+from remat_partition.errors import (
+    BrokenPartitioner,
+    DuplicatePartitioner,
+    PartitionError,
+    UnknownOption,
+    UnknownPartitioner,
+)
 from remat_partition.interface import Partitioner
 
 __all__ = ["GROUP", "get_partitioner", "list_partitioners"]
@@ -53,11 +61,55 @@ def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
 
 @functools.cache
 def make(plugin: Plugin) -> Partitioner:
-    """Import a plugin and make its partitioner, once; errors as `get_partitioner`."""
+    """Import a plugin and make its partitioner with defaults, once; errors as `get_partitioner`."""
+    return _made(plugin, _load(plugin), {})
+
+
+def make_with(plugin: Plugin, options: Mapping[str, object]) -> Partitioner:
+    """Import a plugin and make its partitioner with these options.
+
+    Raises:
+        UnknownOption: if it has no such option.
+        PartitionError: what it raises itself, `InvalidOption` for instance.
+        BrokenPartitioner: as `get_partitioner`.
+    """
+    if not options:
+        return make(plugin)
+    kind = _load(plugin)
+    known = _options_of(kind)
+    for option in options:
+        if known is not None and option not in known:
+            raise UnknownOption(plugin.name, option, known)
+    return _made(plugin, kind, options)
+
+
+def _load(plugin: Plugin) -> object:
     try:
-        made = plugin.load()()  # type: ignore[operator]
+        return plugin.load()
     except Exception as error:
         cause = f"it does not load ({type(error).__name__}: {error})"
+        raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
+
+
+def _options_of(kind: object) -> list[str] | None:
+    """List the options that a class names; None if it takes any."""
+    try:
+        parameters = inspect.signature(kind).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in by_name]
+
+
+def _made(plugin: Plugin, kind: object, options: Mapping[str, object]) -> Partitioner:
+    try:
+        made = kind(**options)  # type: ignore[operator]
+    except PartitionError:
+        raise
+    except Exception as error:
+        cause = f"it cannot be made ({type(error).__name__}: {error})"
         raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
     if not isinstance(made, Partitioner):
         cause = f"a {type(made).__name__} is no Partitioner, which has `name` and `partition`"

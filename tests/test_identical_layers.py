@@ -1,0 +1,64 @@
+"""From a module to its unique blocks: equal layers are cut alike, found, and scheduled once."""
+
+import pytest
+
+from remat_graph import Block, Compute, Free, Schedule, simulate
+from remat_graph.torch import capture
+from remat_partition import partition
+from zoo import gpt2
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """GPT-2 with 4 and with 8 layers."""
+    examples = [gpt2.make("gpt2", (layers, 16, 2, 32, 2, 8)) for layers in (4, 8)]
+    return [capture(e.model, e.args, e.kwargs, costs="estimate").graph for e in examples]
+
+
+@pytest.fixture(scope="module", params=["h-partition", "repeats"])
+def cut(request, graphs):
+    bounds = {"max_top_ops": 5, "max_block_ops": 10}  # small enough for whole levels in both
+    return [partition(graph, partitioner=request.param, **bounds) for graph in graphs]
+
+
+def lowest(hierarchy):
+    """The classes of the blocks that hold no blocks."""
+    return {
+        unique.hash: unique
+        for unique in hierarchy.unique_blocks
+        if not any(isinstance(member, Block) for member in unique.representative.members)
+    }
+
+
+def test_more_layers_make_no_more_kinds_of_lowest_blocks(cut):
+    few, many = map(lowest, cut)
+    assert many.keys() <= few.keys()
+    assert len(many) < sum(len(unique.members) for unique in many.values()) / 2
+    repeated = [key for key in many if len(many[key].members) > 1]
+    assert all(len(many[key].members) >= len(few[key].members) + 4 for key in repeated)
+
+
+def keeping_little(graph):
+    """Compute in order, and free all that nothing later reads."""
+    last = {v: max(readers, default=-1) for v, readers in graph.consumers.items()}
+    steps = []
+    for i, op in enumerate(graph.ops):
+        steps.append(Compute(op.name))
+        done = [v for v in (*op.inputs, *op.outputs) if last[v] <= i]
+        steps += [Free(v) for v in done if v not in graph.results | graph.resident]
+    return Schedule(tuple(steps))
+
+
+def test_a_schedule_of_one_block_is_one_for_all_of_its_class(cut):
+    hierarchy = cut[1]
+    translated = 0
+    for unique in hierarchy.unique_blocks:
+        graph = hierarchy.subgraph(unique.representative).graph
+        schedule = keeping_little(graph)
+        expected = simulate(graph, schedule)
+        for member in unique.members[1:]:
+            own = hierarchy.subgraph(member).graph
+            found = simulate(own, unique.translation(member).schedule(schedule))
+            assert found == expected
+            translated += 1
+    assert translated > len(hierarchy.unique_blocks)
