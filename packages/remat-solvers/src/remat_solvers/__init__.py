@@ -5,6 +5,7 @@ Solvers are found through the entry-point group `remat.solvers`.
 """
 
 from remat_solvers.__about__ import __version__
+from remat_solvers.batch import LargestBatch, max_batch_size, with_batch
 from remat_solvers.errors import (
     BrokenSolver,
     BudgetTooSmall,
@@ -24,6 +25,7 @@ __all__ = [
     "BudgetTooSmall",
     "DuplicateSolver",
     "InvalidProblem",
+    "LargestBatch",
     "Limit",
     "Problem",
     "Progress",
@@ -36,6 +38,8 @@ __all__ = [
     "__version__",
     "get_solver",
     "list_solvers",
+    "max_batch_size",
     "smallest_budget",
     "solve",
+    "with_batch",
 ]

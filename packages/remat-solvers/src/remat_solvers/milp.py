@@ -7,6 +7,7 @@ time limit, the gap, the start point and a single thread, and only HiGHS gives a
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import math
@@ -21,7 +22,7 @@ from scipy import sparse
 
 from remat_solvers.wiring import Floats
 
-__all__ = ["Answer", "Outcome", "Program", "solve_program"]
+__all__ = ["Answer", "BudgetedProgram", "Outcome", "Program", "relaxed", "solve_program"]
 
 _INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
 
@@ -51,6 +52,11 @@ class Program:
     integral: NDArray[np.bool_]
 
 
+def relaxed(program: Program) -> Program:
+    """Drop the wish for whole variables: the linear relaxation."""
+    return dataclasses.replace(program, integral=np.zeros_like(program.integral))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """The best point found, and a bound below which no point can be; either may be missing."""
@@ -77,6 +83,49 @@ def solve_program(
         return Answer(outcome, np.zeros(0) if feasible else None, 0.0, 0.0)
     x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
     problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
+    return _run(problem, x, program, seconds, gap, start, back_end)
+
+
+class BudgetedProgram:
+    """A program solved at one budget after another; CVXPY writes its canonical form once.
+
+    Its right side is `program.right + budget_bytes * per_byte`.
+    """
+
+    def __init__(self, program: Program, per_byte: Floats, back_end: str = cp.HIGHS) -> None:
+        self._program = program
+        self._per_byte = per_byte
+        self._back_end = back_end
+        self._x = cp.Variable(
+            len(program.cost), bounds=[program.lower, program.upper], **_kind(program.integral)
+        )
+        # A share of a fixed scale, so that the parameter is near 1 whatever the size of the graph.
+        self._scale = 1 / max(float(per_byte.max(initial=0.0)), 1e-300)
+        self._share = cp.Parameter()
+        right = program.right + self._share * (per_byte * self._scale)
+        self._problem = cp.Problem(
+            cp.Minimize(program.cost @ self._x), [program.matrix @ self._x <= right]
+        )
+
+    def solve(
+        self, budget_bytes: float, *, seconds: float, gap: float = 0.0, start: Floats | None = None
+    ) -> Answer:
+        """Solve at a budget; as `solve_program`."""
+        self._share.value = budget_bytes / self._scale
+        right = self._program.right + budget_bytes * self._per_byte
+        program = dataclasses.replace(self._program, right=right)
+        return _run(self._problem, self._x, program, seconds, gap, start, self._back_end)
+
+
+def _run(
+    problem: cp.Problem,
+    x: cp.Variable,
+    program: Program,
+    seconds: float,
+    gap: float,
+    start: Floats | None,
+    back_end: str,
+) -> Answer:
     options: dict[str, Any] = {}
     if back_end == cp.HIGHS:
         options = {

@@ -30,12 +30,12 @@ and 7; (d) and (e) are its memory rows at chosen moments, (f) is ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from remat_solvers.milp import Program
+from remat_solvers.rows import Rows
 from remat_solvers.wiring import Floats, Ints, Wiring
 
 __all__ = ["Relaxation", "Stagewise", "relax"]
@@ -66,46 +66,6 @@ class Stagewise:
     checkpoints: tuple[int, ...]
     kept: tuple[frozenset[int], ...]
     redo: tuple[frozenset[int], ...]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows of `matrix @ x <= right`, collected as triples."""
-
-    row: list[Ints] = field(default_factory=list)
-    column: list[Ints] = field(default_factory=list)
-    entry: list[Floats] = field(default_factory=list)
-    right: list[Floats] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, right: float, size: int, *terms: tuple[Ints, float]) -> None:
-        """Add `size` rows; each term gives a column (or -1 for none) per row."""
-        rows = np.arange(self.count, self.count + size)
-        for columns, entry in terms:
-            there = columns >= 0
-            self.row.append(rows[there])
-            self.column.append(columns[there])
-            self.entry.append(np.full(int(there.sum()), entry))
-        self.right.append(np.full(size, right))
-        self.count += size
-
-    def add_sum(self, right: float, columns: Ints, entries: Floats) -> None:
-        """Add one row over many columns."""
-        self.row.append(np.full(len(columns), self.count))
-        self.column.append(columns)
-        self.entry.append(entries)
-        self.right.append(np.array([right]))
-        self.count += 1
-
-    def matrix(self, width: int) -> sparse.csr_array:
-        """Assemble."""
-        if not self.count or not self.row:
-            return sparse.csr_array((self.count, width))
-        triples = (
-            np.concatenate(self.entry),
-            (np.concatenate(self.row), np.concatenate(self.column)),
-        )
-        return sparse.csr_array(sparse.coo_array(triples, shape=(self.count, width)))
 
 
 def relax(
@@ -143,7 +103,7 @@ def relax(
             width = _number(ever[k], ops[ops < c], width)
 
     unit = budget_bytes / 1000
-    rows = _Rows()
+    rows = Rows()
     lower = np.zeros(width)
     infeasible_at: int | None = None
     for k, c in enumerate(checkpoints):
@@ -179,7 +139,7 @@ def relax(
     program = Program(
         cost=cost,
         matrix=rows.matrix(width),
-        right=np.concatenate(rows.right) if rows.right else np.zeros(0),
+        right=rows.bounds(),
         lower=lower,
         upper=np.ones(width),
         integral=integral,
@@ -219,7 +179,7 @@ def _useful(wiring: Wiring, c: int) -> Ints:
     return np.flatnonzero(needed)
 
 
-def _link(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int) -> None:
+def _link(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int) -> None:
     """Add (a), (b) and (c) for segment k, which runs from op `c` (exclusive) to op `stop`."""
     last = stop == wiring.op_count
     if not last:
@@ -241,7 +201,7 @@ def _link(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, k: int, c: int, s
     _redo_reads(wiring, rows, kept[k], redo[k], c)
 
 
-def _nest(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, ever: Ints, k: int, c: int) -> None:
+def _nest(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, ever: Ints, k: int, c: int) -> None:
     """Add (f): the program of the one checkpoint `c`, in terms of `ever[k]`."""
     ops = np.flatnonzero(ever[k] >= 0)
     later = ever[k + 1] if k + 2 < len(redo) else redo[k + 1]
@@ -255,7 +215,7 @@ def _nest(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, ever: Ints, k: in
     _redo_reads(wiring, rows, kept[k], ever[k], c)
 
 
-def _redo_reads(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, c: int) -> None:
+def _redo_reads(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, c: int) -> None:
     """Ask that what an op done again reads is kept at `c` or made again."""
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
     edge = (redo[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
@@ -270,7 +230,7 @@ def _redo_reads(wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, c: int) -> 
 
 
 def _hold(
-    wiring: Wiring, rows: _Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int, stop: int
+    wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int, stop: int
 ) -> None:
     """Tie `held[k]` to what is kept at `c` and at `stop`, the ends of segment k."""
     here = np.flatnonzero((held[k] >= 0) & (wiring.producer < c))
@@ -293,7 +253,7 @@ def _hold(
 
 
 def _run_row(
-    wiring: Wiring, rows: _Rows, held: Ints, redo: Ints, op: int, budget_bytes: int
+    wiring: Wiring, rows: Rows, held: Ints, redo: Ints, op: int, budget_bytes: int
 ) -> None:
     """Add row (e) for op `op` made again in the segment of `held` and `redo`."""
     read = np.array(wiring.inputs[op], dtype=np.int64)

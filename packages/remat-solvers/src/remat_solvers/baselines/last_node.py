@@ -1,0 +1,47 @@
+"""`last-node`: keep what the last op made, compute everything else again when it is read.
+
+Guarantee: none; close to the least memory that one run per stage can reach, at up to n times the
+time. Results stay, as the paper's gradients of parameters do.
+Complexity: O(ops^2) steps, so graphs above 2,000 ops are refused.
+Source: "checkpoint last node" of the code of Jain et al. 2020: S_{t,t-1} = 1, then the least R.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from remat_graph import Solution
+from remat_solvers.baselines.forward import why_unsuitable
+from remat_solvers.baselines.sweep import cheapest
+from remat_solvers.checkmate.attempt import Attempt
+from remat_solvers.problem import Limit, Problem, Report
+
+__all__ = ["LastNode"]
+
+_MOST_OPS = 2000
+
+
+class LastNode:
+    """Between two stages only what the op before made is kept."""
+
+    name: ClassVar[str] = "last-node"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
+        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
+    )
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse graphs without two halves, and large ones."""
+        return why_unsuitable(problem.graph, _MOST_OPS)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Schedule the one choice there is."""
+        attempt = Attempt(self.name, problem, limit, report)
+        maker = attempt.wiring.producer
+        kept = np.arange(attempt.stages.count)[:, None] == maker + 1
+        kept[:, attempt.wiring.results] = True
+        return cheapest(attempt, limit, [("the last op's outputs", kept)])

@@ -1,0 +1,31 @@
+"""Schedule one proposal after another and keep the fastest that fits.
+
+Guarantee: the schedule is within the budget; `lower_bound` is the time of computing every op once;
+`INFEASIBLE` only where one op alone needs more than the budget (`least`).
+Complexity: one `Stages.least_run` and one trace per proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remat_graph import Solution
+from remat_solvers.checkmate.attempt import Attempt
+from remat_solvers.checkmate.stages import Bits
+from remat_solvers.least import least
+from remat_solvers.problem import Limit
+
+__all__ = ["cheapest"]
+
+_DEFAULT_SECONDS = 60.0
+
+
+def cheapest(attempt: Attempt, limit: Limit, proposals: Iterable[tuple[str, Bits]]) -> Solution:
+    """Try all proposals (what they are, what they keep), at least one whatever the limit."""
+    for label, kept in proposals:
+        fits = attempt.offer_kept(kept)
+        attempt.say(f"{label}: {'fits' if fits else 'over budget'}")
+        if limit.left(_DEFAULT_SECONDS) <= 0:
+            break
+    attempt.infeasible = least(attempt.wiring).peak_bytes > attempt.budget_bytes
+    return attempt.solution()

@@ -1,0 +1,152 @@
+"""What both Checkmate solvers keep while they work: the best schedule, the bound, the answer."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import cvxpy as cp
+import numpy as np
+
+from remat_graph import Solution, Status, simulate
+from remat_solvers.checkmate.bound import bounding_program
+from remat_solvers.checkmate.formulation import count_columns
+from remat_solvers.checkmate.stages import Bits, Stages
+from remat_solvers.least import least
+from remat_solvers.milp import Outcome, relaxed, solve_program
+from remat_solvers.problem import Limit, Problem, Progress, Report
+from remat_solvers.trace import Trace, sequence_time, trace
+from remat_solvers.wiring import Ints, Wiring, expand
+
+__all__ = ["Attempt", "why_not"]
+
+_TOLERANCE = 1e-6
+
+_log = logging.getLogger(__name__)
+
+
+def why_not(problem: Problem, back_end: str, most_columns: int) -> str | None:
+    """Say why the program cannot be written or handed to the back end, or `None`."""
+    if not problem.graph.ops:
+        return "the graph has no ops"
+    installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
+    if back_end not in installed:
+        return (
+            f"CVXPY has no solver {back_end!r} installed; "
+            f"pip install it, or use one of {', '.join(installed)}"
+        )
+    columns = count_columns(Stages.of(Wiring.of(problem.graph)))
+    if columns > most_columns:
+        return (
+            f"its program would have {columns:,} columns, more than {most_columns:,}; "
+            f"use 'refine', which has stages only where memory binds"
+        )
+    return None
+
+
+class Attempt:
+    """One solve: offers schedules, keeps the fastest that fits, raises the bound, reports."""
+
+    def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
+        self.wiring = Wiring.of(problem.graph)
+        self.stages = Stages.of(self.wiring)
+        self.budget_bytes = problem.budget_bytes
+        self.once = problem.graph.time
+        self.bound = self.once
+        self.infeasible = False
+        self.best: Trace | None = None
+        self.best_time = math.inf
+        self.least_peak = math.inf
+        self._solver = solver
+        self._limit = limit
+        self._report = report
+        self._round = 0
+
+    def settled_at_once(self) -> bool:
+        """Store everything if that fits; prove that nothing does if one op needs too much."""
+        self.offer(np.arange(self.wiring.op_count))
+        if self.best is not None:
+            self.say("storing everything fits")
+        elif least(self.wiring).peak_bytes > self.budget_bytes:
+            self.infeasible = True
+            self.say("one op alone needs more than the budget")
+        return self.infeasible or self.closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the best schedule is proved to be the fastest."""
+        return self.best_time <= self.bound * (1 + _TOLERANCE)
+
+    def offer(self, sequence: Ints) -> bool:
+        """Keep a sequence if it fits and is faster; say whether it fits."""
+        now = trace(self.wiring, sequence)
+        self.least_peak = min(self.least_peak, now.peak_bytes)
+        if now.peak_bytes > self.budget_bytes:
+            return False
+        found_time = sequence_time(self.wiring, sequence)
+        if found_time < self.best_time:
+            self.best, self.best_time = now, found_time
+        return True
+
+    def offer_kept(self, kept: Bits) -> bool:
+        """Offer the least recomputation for what is kept."""
+        return self.offer(self.stages.sequence(self.stages.least_run(kept)))
+
+    def raise_bound(self, value: float) -> None:
+        """Take a bound in thousandths of the time of all ops; a hair less, for tolerances."""
+        proved = self.once * (1 + value / 1000 * (1 - 1e-7) - 1e-8)
+        if np.isfinite(proved):
+            self.bound = max(self.bound, proved)
+
+    def bound_all(self, seconds: float, back_end: str, *, whole: bool = True) -> Outcome:
+        """Bound the time of every schedule in the order of the graph, or prove there is none.
+
+        Without `whole`, by the linear relaxation.
+        """
+        program = bounding_program(self.stages, self.budget_bytes)
+        program = program if whole else relaxed(program)
+        answer = solve_program(program, seconds=seconds, back_end=back_end)
+        if answer.outcome is Outcome.INFEASIBLE:
+            self.infeasible = self.best is None
+        else:
+            self.raise_bound(answer.bound)
+        return answer.outcome
+
+    def say(self, message: str) -> None:
+        """Report where the work stands."""
+        self._round += 1
+        progress = Progress(
+            solver=self._solver,
+            round=self._round,
+            incumbent_time=None if self.best is None else self.best_time,
+            incumbent_peak_bytes=None if self.best is None else self.best.peak_bytes,
+            lower_bound=self.bound,
+            seconds=self._limit.elapsed,
+            message=message,
+        )
+        _log.info("%s", progress)
+        self._report(progress)
+
+    def solution(self) -> Solution:
+        """Give the answer, with the simulator's figures."""
+        if self.best is None:
+            return Solution(
+                status=Status.INFEASIBLE if self.infeasible else Status.LIMIT,
+                schedule=None,
+                time=math.inf,
+                peak_bytes=int(self.least_peak),
+                lower_bound=None if self.infeasible else self.bound,
+                solver=self._solver,
+                solve_seconds=self._limit.elapsed,
+            )
+        schedule = expand(self.wiring, self.best.sequence)
+        timeline = simulate(self.wiring.graph, schedule)
+        return Solution(
+            status=Status.OPTIMAL if self.closed else Status.FEASIBLE,
+            schedule=schedule,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=min(self.bound, timeline.time),
+            solver=self._solver,
+            solve_seconds=self._limit.elapsed,
+        )

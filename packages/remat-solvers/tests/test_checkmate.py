@@ -1,0 +1,316 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from solver_cases.brute_force import fastest, smallest
+from solver_cases.random_graphs import graphs, trainings
+from solver_cases.staged_brute_force import fastest_staged
+from solver_cases.synthetic import gpt2
+from solver_cases.unit_chain import unit_chain
+
+from remat_graph import Graph, Op, Status, Value, simulate
+from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
+from remat_solvers.checkmate import Checkmate, CheckmateRounding, Form
+from remat_solvers.checkmate.bound import bounding_program
+from remat_solvers.checkmate.formulation import count_columns, formulate
+from remat_solvers.checkmate.stages import Stages
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.milp import BudgetedProgram, Outcome, solve_program
+from remat_solvers.store_all import store_all
+from remat_solvers.trace import sequence_time, trace
+from remat_solvers.wiring import Wiring, expand
+
+thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+cases = st.one_of(graphs(), graphs(most_ops=10, most_values=9), trainings())
+
+
+def silent(progress):
+    pass
+
+
+def checkmate(graph, budget, seconds=10.0, **options):
+    return Checkmate(**options).solve(Problem(graph, budget), Limit.starting_now(seconds), silent)
+
+
+def rounded(graph, budget, seconds=10.0, **options):
+    solver = CheckmateRounding(**options)
+    return solver.solve(Problem(graph, budget), Limit.starting_now(seconds), silent)
+
+
+def tight_budget(graph: Graph, share: float) -> int:
+    """Lie between what brute force needs and what storing everything needs."""
+    low, high = smallest(graph), simulate(graph, store_all(graph)).peak_bytes
+    assume(low < high)
+    return max(1, low + int(share * (high - 1 - low)))
+
+
+@thorough
+@given(cases, st.floats(0, 1), st.sampled_from(Form))
+def test_the_program_has_the_optimum_of_all_staged_schedules(graph, share, form):
+    budget = tight_budget(graph, share)
+    best = fastest_staged(graph, budget)
+    stages = Stages.of(Wiring.of(graph))
+    formulation = formulate(stages, form)
+    assert len(formulation.program.cost) <= count_columns(stages)
+    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(budget, seconds=10)
+    if best is None:
+        assert answer.outcome is Outcome.INFEASIBLE
+        return
+    kept = formulation.read(answer.point)[1] > 0.5
+    schedule = expand(stages.wiring, stages.sequence(stages.least_run(kept)))
+    timeline = simulate(graph, schedule)
+    assert timeline.peak_bytes <= budget
+    assert timeline.time == pytest.approx(best, rel=1e-6)
+
+
+@thorough
+@given(cases, st.floats(0, 1))
+def test_checkmate_against_brute_force(graph, share):
+    budget = tight_budget(graph, share)
+    solution = checkmate(graph, budget)
+    best = fastest(graph, budget)
+    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE, Status.LIMIT)
+    assert solution.lower_bound <= best * (1 + 1e-9)
+    if fastest_staged(graph, budget) == best:
+        assert solution.time == pytest.approx(best, rel=2e-6)
+    if solution.schedule is not None:
+        timeline = simulate(graph, solution.schedule)
+        assert (timeline.peak_bytes, timeline.time) == (solution.peak_bytes, solution.time)
+        assert timeline.peak_bytes <= budget
+    if solution.status is Status.OPTIMAL:
+        assert solution.time == pytest.approx(best, rel=2e-6)
+
+
+@thorough
+@given(cases)
+def test_infeasible_is_proved(graph):
+    needed = smallest(graph)
+    assume(needed > 1)
+    assert checkmate(graph, needed - 1).status in (Status.INFEASIBLE, Status.LIMIT)
+    assert rounded(graph, needed - 1).status in (Status.INFEASIBLE, Status.LIMIT)
+    assert checkmate(graph, needed).status is not Status.INFEASIBLE
+
+
+@thorough
+@given(graphs(), st.randoms(use_true_random=False))
+def test_every_sequence_satisfies_the_bounding_program(graph, random):
+    """The bound of all schedules is below the time of any, however wasteful."""
+    wiring = Wiring.of(graph)
+    sequence = []
+    for op in range(wiring.op_count):
+        again = [i for i in range(op) if wiring.replayable_list[i] and random.random() < 0.3]
+        random.shuffle(again)
+        sequence += [*again, op]
+    now = trace(wiring, np.array(sequence))
+    answer = solve_program(bounding_program(Stages.of(wiring), max(1, now.peak_bytes)), seconds=10)
+    assert answer.outcome is Outcome.SOLVED
+    bound = graph.time * (1 + answer.bound / 1000)
+    assert bound <= sequence_time(wiring, now.sequence) * (1 + 1e-6) + 1e-9
+
+
+def some_staged_schedule(stages: Stages, random):
+    """Draw R and S such that all that is computed again is read or kept, and its trace."""
+    kept = np.array([[random.random() < 0.4 for _ in row] for row in stages.may_keep()])
+    run = stages.least_run(kept)
+    while True:
+        now = trace(stages.wiring, stages.sequence(run))
+        kept = stages.read_off(now)
+        less = stages.least_run(kept)
+        if np.array_equal(run, less):
+            return run, kept, now
+        run = less
+
+
+@thorough
+@given(
+    graphs(most_ops=10, most_values=14), st.randoms(use_true_random=False), st.sampled_from(Form)
+)
+def test_every_staged_schedule_is_a_point(graph, random, form):
+    stages = Stages.of(Wiring.of(graph))
+    run, kept, now = some_staged_schedule(stages, random)
+    formulation = formulate(stages, form)
+    program, point = formulation.program, formulation.embed(run, kept)
+    right = program.right + now.peak_bytes * formulation.per_byte
+    assert np.all(program.matrix @ point <= right + 1e-9)
+    assert np.all((point >= program.lower) & (point <= program.upper))
+    extra = sequence_time(stages.wiring, now.sequence) - graph.time
+    assert program.cost @ point == pytest.approx(extra * 1000 / max(graph.time, 1e-300), abs=1e-6)
+
+
+@thorough
+@given(
+    graphs(most_ops=10, most_values=14), st.randoms(use_true_random=False), st.sampled_from(Form)
+)
+def test_the_program_asks_for_the_memory_that_the_simulator_sees(graph, random, form):
+    stages = Stages.of(Wiring.of(graph))
+    run, kept, now = some_staged_schedule(stages, random)
+    assume(now.peak_bytes > 1)
+    formulation = formulate(stages, form)
+    point = formulation.embed(run, kept)
+    check_memory(formulation, point, now.peak_bytes)
+
+
+def check_memory(formulation, point, peak_bytes):
+    """With R and S of a point, the program has a point at its peak, and none below."""
+    lower, upper = formulation.program.lower.copy(), formulation.program.upper.copy()
+    fixed = slice(0, formulation.used_start)
+    lower[fixed] = upper[fixed] = point[fixed]
+    program = dataclasses.replace(formulation.program, lower=lower, upper=upper)
+    budgeted = BudgetedProgram(program, formulation.per_byte)
+    assert budgeted.solve(peak_bytes, seconds=10).outcome is Outcome.SOLVED
+    assert budgeted.solve(peak_bytes - 1, seconds=10).outcome is Outcome.INFEASIBLE
+
+
+@pytest.mark.parametrize("form", Form)
+def test_what_is_read_twice_again_is_freed_after_the_second_time(form):
+    values = (Value("a", 4), Value("b", 1), Value("c", 1), Value("d", 3), Value("end", 1))
+    ops = (
+        Op("a", (), ("a",), 1.0),
+        Op("b", ("a",), ("b",), 1.0),
+        Op("c", ("a",), ("c",), 1.0, workspace_bytes=6),
+        Op("d", (), ("d",), 1.0, workspace_bytes=9),
+        Op("end", ("b", "c", "d"), ("end",), 1.0),
+    )
+    stages = Stages.of(Wiring.of(Graph(values, ops, results=frozenset({"end"}))))
+    kept = np.zeros((6, 5), dtype=np.bool_)
+    kept[1:3, 0] = kept[4, 3] = kept[5, 4] = True
+    run = stages.least_run(kept)
+    assert run[4].tolist() == [True, True, True, False, True, False]
+    assert trace(stages.wiring, stages.sequence(run)).peak_bytes == 15
+    formulation = formulate(stages, form)
+    check_memory(formulation, formulation.embed(run, kept), 15)
+
+
+def out_of_order() -> Graph:
+    """Only a schedule that computes op 2 again before op 1 fits into 9 bytes."""
+    values = [Value("x", 1), Value("z0", 5), Value("z1", 5), Value("u", 2), Value("v", 2)]
+    values += [Value("w", 1), Value("end", 1)]
+    ops = (
+        Op("0", ("x",), ("z0",), 1.0),
+        Op("1", ("x",), ("z1",), 1.0),
+        Op("2", ("z0",), ("u",), 1.0),
+        Op("3", ("z1",), ("v",), 1.0),
+        Op("4", ("x",), ("w",), 1.0, workspace_bytes=7),
+        Op("5", ("u", "v"), ("end",), 1.0),
+    )
+    return Graph(tuple(values), ops, frozenset({"x"}), frozenset({"end"}))
+
+
+def test_what_only_the_stages_exclude_is_not_called_infeasible():
+    graph = out_of_order()
+    assert fastest_staged(graph, 9) is None
+    best = fastest(graph, 9)
+    assert best is not None
+    for solution in (checkmate(graph, 9), rounded(graph, 9)):
+        assert solution.status in (Status.LIMIT, Status.FEASIBLE, Status.OPTIMAL)
+        assert solution.lower_bound <= best
+
+
+@thorough
+@given(cases, st.floats(0, 1))
+def test_rounding_fits_or_says_limit(graph, share):
+    budget = tight_budget(graph, share)
+    best = fastest(graph, budget)
+    for solution in (rounded(graph, budget), rounded(graph, budget, draws=3, seed=1)):
+        assert solution.status is not Status.INFEASIBLE
+        assert solution.lower_bound <= best * (1 + 1e-9)
+        if solution.schedule is None:
+            assert solution.status is Status.LIMIT
+            continue
+        timeline = simulate(graph, solution.schedule)
+        assert timeline.peak_bytes <= budget
+        assert timeline.time >= best * (1 - 1e-9)
+        if solution.status is Status.OPTIMAL:
+            assert timeline.time == pytest.approx(best, rel=2e-6)
+
+
+def test_a_transformer_layer():
+    graph = gpt2(layers=1)
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    exact = checkmate(graph, int(0.9 * peak))
+    near = rounded(graph, int(0.9 * peak))
+    assert exact.status is Status.OPTIMAL
+    assert graph.time < exact.time <= near.time <= 1.06 * exact.time
+    assert exact.lower_bound <= exact.time
+
+
+def test_randomised_rounding_depends_on_the_seed_alone():
+    graph = unit_chain(14)
+    options = {"thresholds": (), "draws": 1}
+    first, second, other = (rounded(graph, 8, seed=seed, **options) for seed in (0, 0, 3))
+    assert first.schedule == second.schedule
+    assert first.schedule != other.schedule
+    with pytest.raises(InvalidProblem, match="needs a seed"):
+        CheckmateRounding(draws=2)
+    with pytest.raises(InvalidProblem, match="draws=-1"):
+        CheckmateRounding(draws=-1)
+    with pytest.raises(InvalidProblem, match="thresholds"):
+        CheckmateRounding(thresholds=())
+
+
+def test_pruning_and_more_thresholds_help_the_rounding():
+    graph = unit_chain(12)
+    printed = rounded(graph, 6, thresholds=(0.5,), pruned=False)
+    more = rounded(graph, 6)
+    exact = checkmate(graph, 6)
+    assert exact.status is Status.OPTIMAL
+    assert exact.time <= more.time <= min(printed.time, 1.06 * exact.time)
+
+
+@pytest.mark.parametrize("solver", ["checkmate", "checkmate-rounding"])
+def test_too_large_a_graph_is_refused_with_the_figure(solver):
+    graph = gpt2(layers=12)
+    with pytest.raises(UnsuitableSolver, match=r"would have [\d,]+ columns, more than 200,000"):
+        solve(graph, 10**9, solver=solver)
+
+
+@pytest.mark.parametrize("make", [Checkmate, CheckmateRounding])
+def test_a_back_end_that_is_not_there_is_named(make):
+    reason = make(back_end="NOSUCH").can_solve(Problem(gpt2(layers=1), 1))
+    assert "'NOSUCH'" in reason
+    assert "HIGHS" in reason
+
+
+def test_another_back_end_by_name():
+    graph = out_of_order()
+    assert checkmate(graph, 14, back_end="SCIPY").time == checkmate(graph, 14).time == graph.time
+    assert checkmate(graph, 10, back_end="SCIPY").time == fastest_staged(graph, 10)
+
+
+@pytest.mark.parametrize("solver", ["checkmate", "checkmate-rounding"])
+def test_graphs_at_the_edge(solver):
+    one = Graph((Value("a", 3),), (Op("f", (), ("a",), 0.0),), results=frozenset({"a"}))
+    assert solve(one, 3, solver=solver).status is Status.OPTIMAL
+    with pytest.raises(BudgetTooSmall) as caught:
+        solve(one, 2, solver=solver)
+    assert caught.value.status is Status.INFEASIBLE
+    apart = Graph(
+        (Value("a", 3), Value("b", 0), Value("c", 3)),
+        (Op("f", (), ("a",), 1.0), Op("g", (), ("b",), 0.0), Op("h", (), ("c",), 2.0)),
+        results=frozenset({"c"}),
+    )
+    assert solve(apart, 3, solver=solver).time == 3.0
+    empty = Graph((), ())
+    with pytest.raises(UnsuitableSolver, match="no ops"):
+        solve(empty, 3, solver=solver)
+
+
+def test_no_time_is_no_crash():
+    graph = gpt2(layers=1)
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    for solution in (checkmate(graph, int(0.7 * peak), 0.0), rounded(graph, int(0.7 * peak), 0.0)):
+        fits = solution.schedule is not None
+        assert solution.status is (Status.FEASIBLE if fits else Status.LIMIT)
+        assert math.isfinite(solution.time) is fits
+
+
+def test_a_sweep_reuses_the_program():
+    graph = unit_chain(8)
+    formulation = formulate(Stages.of(Wiring.of(graph)))
+    program = BudgetedProgram(formulation.program, formulation.per_byte)
+    values = [program.solve(budget, seconds=10).value for budget in (7, 5, 7)]
+    assert values[0] == pytest.approx(values[2])
+    assert 0 < values[0] < values[1]
