@@ -126,6 +126,7 @@ def examine(name: str, bounds: dict[str, int | None], pictures: Path | None) -> 
         "levels": levels(hierarchy.root),
         "blocks": len(blocks),
         "unique": len(unique),
+        "unique_of_repeats": len(hierarchies["repeats"].unique_blocks),
         "largest": max((len(block.members) for block in blocks[1:]), default=0),
         "lowest": len(lowest),
         "lowest_unique": sum(
@@ -213,7 +214,8 @@ def grows(rows: list[dict[str, Any]]) -> bool:
     shallow, deep = by_name["gpt-24"], by_name["gpt-96"]
     print(f"\nGPT-2 with 24 and 96 layers: {shallow['lowest_unique']} and {deep['lowest_unique']} "
           f"classes of lowest blocks, {shallow['unique']} and {deep['unique']} with those that "
-          f"group layers")  # fmt: skip
+          f"group layers; of `repeats` {shallow['unique_of_repeats']} and "
+          f"{deep['unique_of_repeats']}")  # fmt: skip
     return bool(deep["lowest_unique"] > shallow["lowest_unique"])
 
 
