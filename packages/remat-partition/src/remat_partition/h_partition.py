@@ -35,7 +35,7 @@ from remat_partition.tree import Member, build
 
 __all__ = ["MAX_BLOCK_OPS", "MAX_TOP_OPS", "HPartition"]
 
-# The largest blocks of HiRemate's table 3 have 19 members.
+# Measured on models of HiRemate's table 3: docs/decisions/0011.
 MAX_TOP_OPS = 20
 MAX_BLOCK_OPS = 20
 
