@@ -14,7 +14,7 @@ from remat_exec.errors import BackwardError, BudgetExceeded
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, generators_restored, measure_peak
-from remat_exec.outputs import device_of, make_outputs, tangents_of
+from remat_exec.outputs import make_outputs, tangents_of
 from remat_graph import Schedule
 from remat_graph.torch import Capture, Program, tensor_at
 
@@ -58,7 +58,7 @@ class Executable:
             save_all=several,
         )
         self.may_vary = several
-        self.device = device_of(self.capture.program)
+        self.device = self.capture.program.device
         returned = self.capture.program.returned
         differentiable = {*self.capture.program.tangents.values(), *self.capture.missing}
         self.not_differentiable = tuple(set(range(len(returned))) - differentiable)

@@ -10,13 +10,7 @@ from torch.utils import _pytree as pytree
 from remat_exec.errors import BackwardError
 from remat_graph.torch import Program, TensorFacts, Variable
 
-__all__ = ["device_of", "make_outputs", "tangents_of"]
-
-
-def device_of(program: Program) -> torch.device:
-    """Find the device of a program: the one that is not the CPU, if there is one."""
-    devices = {facts.device for facts in program.facts.values()}
-    return next((d for d in sorted(devices, key=str) if d.type != "cpu"), torch.device("cpu"))
+__all__ = ["make_outputs", "tangents_of"]
 
 
 def make_outputs(

@@ -215,7 +215,7 @@ def make_plan(
     """
     start = time.perf_counter()
     captured = capture(module, args, kwargs, costs=settings.costs)
-    device = _device(captured)
+    device = captured.program.device
     loss = settings.loss
     cost: LossCost | None = None
     if loss is not None:
@@ -319,8 +319,3 @@ def _solve(graph: Graph, budget: int, target: int, settings: Settings) -> Soluti
             error.least_at,
             error.status,
         ) from None
-
-
-def _device(captured: Capture) -> torch.device:
-    devices = {facts.device for facts in captured.program.facts.values()}
-    return next((d for d in sorted(devices, key=str) if d.type != "cpu"), torch.device("cpu"))

@@ -231,8 +231,7 @@ def _finish(
     if costs == "measure":
         found = measure_costs(program, known)
     else:
-        device = next(iter(program.facts.values())).device
-        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(device)
+        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
         found = estimate_costs(program, spec)
     loss = program.loss_allowance
     graph = program.graph(

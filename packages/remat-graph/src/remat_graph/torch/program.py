@@ -165,6 +165,12 @@ class Program:
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
 
+    @property
+    def device(self) -> torch.device:
+        """The device it runs on: the one that is not the CPU, if there is one."""
+        devices = sorted({facts.device for facts in self.facts.values()}, key=str)
+        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         """Return the program itself: it is immutable and belongs to no module."""
         return self

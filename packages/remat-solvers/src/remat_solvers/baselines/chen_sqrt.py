@@ -9,34 +9,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from remat_graph import Solution
-from remat_solvers.baselines.forward import why_no_chain, why_unsuitable
-from remat_solvers.baselines.segments import every_root, keep_segments
-from remat_solvers.baselines.sweep import cheapest
-from remat_solvers.checkmate.attempt import Attempt
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.baselines.checkpoints import CHEN_PAPER, EveryRoot
 
 __all__ = ["ChenSqrt"]
 
 
-class ChenSqrt:
+class ChenSqrt(EveryRoot):
     """Every root-n-th op of a chain is a checkpoint."""
 
     name: ClassVar[str] = "chen-sqrt"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    citation: ClassVar[str] = (
-        "T. Chen, B. Xu, C. Zhang, C. Guestrin: Training Deep Nets with Sublinear Memory Cost. "
-        "arXiv:1604.06174, 2016."
-    )
-
-    def can_solve(self, problem: Problem) -> str | None:
-        """Refuse graphs whose forward ops are no chain."""
-        return why_unsuitable(problem.graph) or why_no_chain(problem.graph)
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Schedule the one choice there is."""
-        attempt = Attempt(self.name, problem, limit, report)
-        chosen = every_root(range(problem.graph.boundary_index))
-        kept = keep_segments(attempt.stages, chosen)
-        return cheapest(attempt, limit, [(f"{len(chosen)} checkpoints", kept)])
+    citation: ClassVar[str] = CHEN_PAPER
+    chains_only: ClassVar[bool] = True

@@ -1,10 +1,12 @@
 """The forward half of a graph as the baselines see it: a chain, its articulation ops, its turns.
 
 Articulation ops are those without which the undirected graph of forward ops falls into more pieces
-(Tarjan's depth-first search; linear time). Edges are values; resident ones make no edge.
+(by networkx; linear time). Edges are values; resident ones make no edge.
 """
 
 from __future__ import annotations
+
+import networkx as nx
 
 from remat_graph import Graph
 from remat_solvers.checkmate.stages import Stages
@@ -42,39 +44,10 @@ def why_no_chain(graph: Graph) -> str | None:
 
 def articulation_ops(wiring: Wiring) -> list[int]:
     """List the articulation ops of the forward half, in order."""
-    count = wiring.graph.boundary_index
-    near: list[list[int]] = [[] for _ in range(count)]
-    for op in range(count):
-        for other in {wiring.producer_list[v] for v in wiring.inputs[op]}:
-            near[op].append(other)
-            near[other].append(op)
-    found: set[int] = set()
-    depth, low = [0] * count, [0] * count
-    for root in range(count):
-        if depth[root]:
-            continue
-        depth[root] = low[root] = 1
-        branches = 0
-        path = [(root, iter(near[root]))]
-        while path:
-            op, rest = path[-1]
-            other = next(rest, -1)
-            if other < 0:
-                path.pop()
-                if path:
-                    parent = path[-1][0]
-                    low[parent] = min(low[parent], low[op])
-                    if parent != root and low[op] >= depth[parent]:
-                        found.add(parent)
-            elif depth[other]:
-                low[op] = min(low[op], depth[other])
-            else:
-                branches += op == root
-                depth[other] = low[other] = depth[op] + 1
-                path.append((other, iter(near[other])))
-        if branches > 1:
-            found.add(root)
-    return sorted(found)
+    near: nx.Graph[int] = nx.Graph()
+    for op in range(wiring.graph.boundary_index):
+        near.add_edges_from((wiring.producer_list[v], op) for v in wiring.inputs[op])
+    return sorted(nx.articulation_points(near))
 
 
 def turns(stages: Stages) -> list[int]:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
+from remat_solvers.baselines.checkpoints import CHECKMATE_PAPER
 from remat_solvers.baselines.forward import why_unsuitable
 from remat_solvers.baselines.sweep import cheapest
 from remat_solvers.checkmate.attempt import Attempt
@@ -29,10 +30,7 @@ class LastNode:
     name: ClassVar[str] = "last-node"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
-    citation: ClassVar[str] = (
-        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
-        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
-    )
+    citation: ClassVar[str] = CHECKMATE_PAPER
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without two halves, and large ones."""

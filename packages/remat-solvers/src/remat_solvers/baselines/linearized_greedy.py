@@ -10,38 +10,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from remat_graph import Solution
-from remat_solvers.baselines.forward import why_unsuitable
-from remat_solvers.baselines.segments import greedy_choices, keep_segments
-from remat_solvers.baselines.sweep import cheapest
-from remat_solvers.checkmate.attempt import Attempt
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.baselines.checkpoints import CHECKMATE_PAPER, GreedyBytes
 
 __all__ = ["LinearizedGreedy"]
 
 
-class LinearizedGreedy:
+class LinearizedGreedy(GreedyBytes):
     """Segments of about equal bytes, in the order of the graph."""
 
     name: ClassVar[str] = "linearized-greedy"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    citation: ClassVar[str] = (
-        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
-        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
-    )
-
-    def can_solve(self, problem: Problem) -> str | None:
-        """Refuse graphs without two halves."""
-        return why_unsuitable(problem.graph)
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Sweep the segment size; keep the fastest schedule that fits."""
-        attempt = Attempt(self.name, problem, limit, report)
-        candidates = range(problem.graph.boundary_index)
-        choices = greedy_choices(attempt.stages, candidates)
-        proposals = (
-            (f"segments of {size:.0f} bytes", keep_segments(attempt.stages, chosen))
-            for size, chosen in choices
-        )
-        return cheapest(attempt, limit, proposals)
+    citation: ClassVar[str] = CHECKMATE_PAPER
