@@ -268,16 +268,38 @@ def test_too_large_a_graph_is_refused_with_the_figure(solver):
 
 
 @pytest.mark.parametrize("make", [Checkmate, CheckmateRounding])
-def test_a_back_end_that_is_not_there_is_named(make):
-    reason = make(back_end="NOSUCH").can_solve(Problem(gpt2(layers=1), 1))
-    assert "'NOSUCH'" in reason
-    assert "HIGHS" in reason
+@pytest.mark.parametrize(
+    ("name", "help_"),
+    [
+        ("GUROBI", "pip install remat-solvers[gurobi]"),
+        ("SCIP", "pip install cvxpy[scip]"),
+        ("NOSUCH", "see cvxpy.org for how to install it"),
+    ],
+)
+def test_a_back_end_that_is_not_there_is_named(make, name, help_, monkeypatch):
+    monkeypatch.setattr("cvxpy.installed_solvers", lambda: ["HIGHS", "SCIPY"])
+    problem = Problem(gpt2(layers=1), 10**12)
+    reason = make(back_end=name).can_solve(problem)
+    assert f"{name!r} installed; {help_}, or use one of HIGHS, SCIPY" in reason
+    assert "installed" not in (make(back_end="HIGHS").can_solve(problem) or "")
 
 
-def test_another_back_end_by_name():
+@pytest.mark.parametrize("back_end", ["SCIPY", "GUROBI"])
+def test_another_back_end_by_name(back_end):
     graph = out_of_order()
-    assert checkmate(graph, 14, back_end="SCIPY").time == checkmate(graph, 14).time == graph.time
-    assert checkmate(graph, 10, back_end="SCIPY").time == fastest_staged(graph, 10)
+    there = checkmate(graph, 14, back_end=back_end)
+    assert there.time == checkmate(graph, 14).time == graph.time
+    assert checkmate(graph, 10, back_end=back_end).time == fastest_staged(graph, 10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(trainings(), st.floats(0, 1))
+def test_gurobi_has_the_optimum_of_highs(graph, share):
+    budget = tight_budget(graph, share)
+    here, there = checkmate(graph, budget), checkmate(graph, budget, back_end="GUROBI")
+    assert here.status is there.status
+    assert here.time == there.time < math.inf
+    assert there.lower_bound == pytest.approx(here.lower_bound, rel=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["checkmate", "checkmate-rounding"])

@@ -1,5 +1,6 @@
 """Distributions that declare solvers, made as folders on the import path."""
 
+import re
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from remat_solvers import (
     DuplicateSolver,
     UnknownSolver,
     UnsuitableSolver,
+    cite,
     get_solver,
     list_solvers,
     solve,
@@ -56,6 +58,9 @@ class Choosy(StoreAll):
 
 class Hierarchical(StoreAll):
     needs_hierarchy = True
+
+class Sourceless(StoreAll):
+    citation = None
 
 class NeedsArguments(StoreAll):
     def __init__(self, size):
@@ -175,3 +180,23 @@ def test_an_exception_of_the_receiver_of_progress_is_its_own(chain):
 
     with pytest.raises(LookupError, match="mine"):
         solve(chain, 100, progress=fail)
+
+
+@pytest.mark.parametrize("name", list_solvers())
+def test_every_solver_says_where_it_is_from(name):
+    citation = cite(name)
+    assert re.search(r"\b(19|20)\d\d\b", citation)
+    assert citation == get_solver(name).citation
+    told = sys.modules[type(get_solver(name)).__module__].__doc__
+    for word in ("Guarantee", "Complexity", "Limits"):
+        assert word in told
+    assert re.search(r"\b(19|20)\d\d\b|RR-\d+", told)
+
+
+def test_a_plugin_without_a_source_is_named(install):
+    install("iota", "0.1", SOLVERS, sourceless="Sourceless")
+    install("kappa", "0.1", SOLVERS, sourced="Good")
+    assert "iota 0.1 (iota_code:Sourceless)" in cite("sourceless")
+    assert "MLSys" in cite("sourced")
+    with pytest.raises(UnknownSolver):
+        cite("nosuch")

@@ -14,9 +14,10 @@ from remat_solvers.errors import (
     SolverError,
     UnknownSolver,
     UnsuitableSolver,
+    WorkerDied,
 )
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver
-from remat_solvers.registry import get_solver, list_solvers
+from remat_solvers.registry import cite, get_solver, list_solvers
 from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 
@@ -35,7 +36,9 @@ __all__ = [
     "SolverError",
     "UnknownSolver",
     "UnsuitableSolver",
+    "WorkerDied",
     "__version__",
+    "cite",
     "get_solver",
     "list_solvers",
     "max_batch_size",

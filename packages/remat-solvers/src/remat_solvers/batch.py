@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from remat_graph import Graph, Solution, Stage, Status, simulate
@@ -89,12 +90,13 @@ def max_batch_size(
     max_overhead: float | None = None,
     solver: str = AUTO,
     limit_seconds: float | None = None,
+    executor: Executor | None = None,
 ) -> LargestBatch:
     """Find the largest batch for which a schedule fits and takes at most so much longer.
 
     `graph` is of batch `of_batch`. `max_overhead` is the extra time as a share of computing every
     op once; by default that of one more forward half (of all ops if there is no backward half). The
-    limit is 60 s if none is set.
+    limit is 60 s if none is set. Batches are asked one by one, each with `executor`, as in `solve`.
 
     Raises:
         InvalidProblem: as `solve` and `with_batch`, or if the overhead is negative, or no value
@@ -126,14 +128,16 @@ def max_batch_size(
     low = _last(surely_fits, 0, high)
     proved = True
     # Asked of `store-all`, since not every solver finds it.
-    best = _ask(scale(low), budget_bytes, StoreAll.name, None, max_overhead)[0] if low else None
+    best = (
+        _ask(scale(low), budget_bytes, StoreAll.name, None, max_overhead, None)[0] if low else None
+    )
     while high - low > 1:
         left = limit.left(_DEFAULT_SECONDS)
         if left <= 0:
             return LargestBatch(low, scale(low) if low else None, best, proved=False)
         seconds = left / math.ceil(math.log2(high - low))
         middle = (low + high) // 2
-        found, refused = _ask(scale(middle), budget_bytes, solver, seconds, max_overhead)
+        found, refused = _ask(scale(middle), budget_bytes, solver, seconds, max_overhead, executor)
         if found is not None:
             low, best = middle, found
         else:
@@ -157,12 +161,17 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _ask(
-    graph: Graph, budget_bytes: int, solver: str, seconds: float | None, max_overhead: float
+    graph: Graph,
+    budget_bytes: int,
+    solver: str,
+    seconds: float | None,
+    max_overhead: float,
+    executor: Executor | None,
 ) -> tuple[Solution | None, bool]:
     """Solve one batch: the solution if it is good enough, and else whether none can be."""
     most = graph.time * (1 + max_overhead) * (1 + 1e-9)
     try:
-        found = solve(graph, budget_bytes, solver=solver, limit_seconds=seconds)
+        found = solve(graph, budget_bytes, solver=solver, limit_seconds=seconds, executor=executor)
     except BudgetTooSmall as error:
         return None, error.status is Status.INFEASIBLE
     if found.time <= most:

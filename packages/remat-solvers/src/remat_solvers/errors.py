@@ -14,6 +14,7 @@ __all__ = [
     "SolverError",
     "UnknownSolver",
     "UnsuitableSolver",
+    "WorkerDied",
     "format_bytes",
 ]
 
@@ -23,7 +24,7 @@ class SolverError(ValueError):
 
 
 class InvalidProblem(SolverError):
-    """A budget or a limit that is no number of bytes or seconds, or a foreign hierarchy."""
+    """A budget or limit that is no number, a foreign hierarchy, an executor that takes nothing."""
 
 
 class UnknownSolver(SolverError):
@@ -67,6 +68,22 @@ class UnsuitableSolver(SolverError):
         super().__init__(f"solver {name!r} cannot take this problem: {reason}")
         self.name = name
         self.reason = reason
+
+
+class WorkerDied(SolverError):
+    """An executor that lost sub-problems: a worker of it died, or it was shut down meanwhile.
+
+    `tasks` are the names of those that were lost; the one at fault is among them, as a rule the
+    first.
+    """
+
+    def __init__(self, tasks: Sequence[str], cause: str) -> None:
+        others = f" (nor were {len(tasks) - 1} more)" if len(tasks) > 1 else ""
+        super().__init__(
+            f"a worker died, or was taken away, before {tasks[0]!r} was solved{others}: {cause}; "
+            f"give the executor fewer workers or more memory, or solve here with executor=None"
+        )
+        self.tasks = tuple(tasks)
 
 
 class BudgetTooSmall(SolverError):

@@ -1,14 +1,17 @@
 """The door to MILP solvers: a program in matrix form, solved through CVXPY.
 
-HiGHS by default; any MILP solver that CVXPY has installed can be named, but only HiGHS is given the
-time limit, the gap, the start point and a single thread, and only HiGHS gives a bound back.
-"Infeasible" and "out of time" are different answers.
+HiGHS by default; any MILP solver that CVXPY has installed can be named. HiGHS and Gurobi are given
+the time limit, the gap, the start point and a single thread, and give a bound back; the others run
+as long as they run, with their own gap, and a program with whole variables gets no bound from them.
+"Infeasible" and "out of time" are different answers. A back end that fails (Gurobi, with the
+licence that comes from pip, does beyond 2,000 variables) is logged and counts as out of time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.metadata
 import logging
 import math
 import warnings
@@ -22,11 +25,35 @@ from scipy import sparse
 
 from remat_solvers.wiring import Floats
 
-__all__ = ["Answer", "BudgetedProgram", "Outcome", "Program", "relaxed", "solve_program"]
+__all__ = [
+    "Answer",
+    "BudgetedProgram",
+    "Outcome",
+    "Program",
+    "missing_back_end",
+    "relaxed",
+    "solve_program",
+]
 
 _INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
 
 _log = logging.getLogger(__name__)
+
+
+def missing_back_end(name: str) -> str | None:
+    """Say what to install where CVXPY has no solver of this name, or `None`."""
+    installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
+    if name in installed:
+        return None
+    extra = name.lower().replace("_", "-")
+    offered = importlib.metadata.metadata("cvxpy").get_all("Provides-Extra") or []
+    if name == cp.GUROBI:
+        help_ = "pip install remat-solvers[gurobi]"
+    elif extra in offered:
+        help_ = f"pip install cvxpy[{extra}]"
+    else:
+        help_ = "see cvxpy.org for how to install it"
+    return f"CVXPY has no solver {name!r} installed; {help_}, or use one of {', '.join(installed)}"
 
 
 class Outcome(enum.StrEnum):
@@ -126,23 +153,50 @@ def _run(
     start: Floats | None,
     back_end: str,
 ) -> Answer:
-    options: dict[str, Any] = {}
+    try:
+        options = _options(problem, x, seconds, gap, start, back_end)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
+            problem.solve(solver=back_end, **options)  # type: ignore[no-untyped-call]
+    except cp.error.SolverError as error:
+        _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
+        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+    return _read(problem, x, program)
+
+
+def _options(
+    problem: cp.Problem,
+    x: cp.Variable,
+    seconds: float,
+    gap: float,
+    start: Floats | None,
+    back_end: str,
+) -> dict[str, Any]:
+    """Say it in the words of the back end."""
     if back_end == cp.HIGHS:
-        options = {
+        return {
             "time_limit": max(seconds, 0.01),
             "mip_rel_gap": gap,
             "threads": 1,
             "parallel": "off",
             "warm_start": start is not None and _hand_over(problem, start),
         }
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
-            problem.solve(solver=back_end, **options)  # type: ignore[no-untyped-call]
-    except cp.error.SolverError as error:
-        _log.warning("%s gave up: %s", back_end, error)
-        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
-    return _read(problem, x, program)
+    if back_end == cp.GUROBI:
+        import gurobipy  # noqa: PLC0415 - an extra
+
+        if start is not None:
+            _cache(problem, back_end).pop(back_end, None)  # else the solve before is the start
+            x.value = start
+        return {
+            "TimeLimit": max(seconds, 0.01),
+            "MIPGap": gap,
+            "Threads": 1,
+            "warm_start": start is not None,
+            "reoptimize": True,  # to tell infeasible from unbounded
+            # Of its own, as threads may not share one; the default one prints its licence.
+            "env": gurobipy.Env(params={"OutputFlag": 0}),
+        }
+    return {}
 
 
 def _kind(integral: NDArray[np.bool_]) -> dict[str, Any]:
@@ -158,11 +212,17 @@ def _hand_over(problem: cp.Problem, start: Floats) -> bool:
     solution = highspy.HighsSolution()
     solution.col_value = start.tolist()
     solution.value_valid = True
-    cache = getattr(problem, "_solver_cache", None)
-    if not isinstance(cache, dict):
-        return False
+    cache = _cache(problem, cp.HIGHS)
     cache[cp.HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
-    return True
+    return getattr(problem, "_solver_cache", None) is cache
+
+
+def _cache(problem: cp.Problem, back_end: str) -> dict[str, Any]:
+    """Find where CVXPY's interfaces keep the solve before, if this version has it."""
+    if problem.solver_stats is None:
+        problem.get_problem_data(back_end)  # the first solve, which would empty it
+    cache = getattr(problem, "_solver_cache", None)
+    return cache if isinstance(cache, dict) else {}
 
 
 def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
@@ -177,7 +237,8 @@ def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
     value = math.inf if point is None else float(program.cost @ point)
     outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
     if program.integral.any():
-        bound = float(getattr(info, "mip_dual_bound", -math.inf))
+        # Of HiGHS and of Gurobi; others tell none.
+        bound = float(getattr(info, "mip_dual_bound", getattr(info, "ObjBound", -math.inf)))
     else:
         bound = value if outcome is Outcome.SOLVED else -math.inf
     return Answer(outcome, point, value, bound)

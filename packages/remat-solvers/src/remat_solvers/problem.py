@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from remat_graph import Graph, Hierarchy, Solution
@@ -16,6 +17,9 @@ __all__ = ["Limit", "Problem", "Progress", "Report", "Solver", "silent"]
 class Problem:
     """A graph to be scheduled within `budget_bytes`; `hierarchy` for solvers that cut first.
 
+    `executor` is where a solver may run independent sub-problems (`parallel.run_all`); `None` is
+    here. The caller owns it: a solver never shuts it down.
+
     Raises:
         InvalidProblem: if the budget is not a positive whole number of bytes, or the hierarchy is
             of another graph.
@@ -24,6 +28,7 @@ class Problem:
     graph: Graph
     budget_bytes: int
     hierarchy: Hierarchy | None = None
+    executor: Executor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         budget = self.budget_bytes
@@ -100,7 +105,8 @@ class Solver(Protocol):
     """Turns a graph and a byte budget into a schedule.
 
     `exact` solvers prove optimality for the order of the graph when given enough time. A solver
-    whose `needs_hierarchy` is true is only asked about problems that have one.
+    whose `needs_hierarchy` is true is only asked about problems that have one. An attribute
+    `citation` is what `cite` gives; there need not be one.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ from remat_graph.plugins import Plugin, find_plugins
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, UnknownSolver
 from remat_solvers.problem import Solver
 
-__all__ = ["GROUP", "find", "get_solver", "list_solvers"]
+__all__ = ["GROUP", "cite", "find", "get_solver", "list_solvers"]
 
 GROUP = "remat.solvers"
 
@@ -36,6 +36,18 @@ def get_solver(name: str) -> Solver:
         BrokenSolver: if it cannot be imported or made, or is no solver.
     """
     return _make(find(name))
+
+
+def cite(name: str) -> str:
+    """Cite the method of a solver: authors, title, where; or say that its distribution names none.
+
+    Raises:
+        UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
+    """
+    citation = getattr(get_solver(name), "citation", None)
+    if isinstance(citation, str) and citation.strip():
+        return citation
+    return f"solver {name!r} names no source; cite what {find(name).origin} is described in"
 
 
 def find(name: str) -> Plugin:

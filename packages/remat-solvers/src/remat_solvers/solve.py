@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from concurrent.futures import Executor
 
 from remat_graph import Graph, Hierarchy, InvalidSchedule, Solution, Status, simulate
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
@@ -45,9 +46,13 @@ def solve(
     solver: str = AUTO,
     hierarchy: Hierarchy | None = None,
     limit_seconds: float | None = None,
+    executor: Executor | None = None,
     progress: Report | None = None,
 ) -> Solution:
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
+
+    Solvers that have independent sub-problems run them on `executor`, with the same answer as
+    without; the caller owns it.
 
     Raises:
         InvalidProblem: if the budget or the limit is no positive number, or the hierarchy is of
@@ -56,8 +61,9 @@ def solve(
         UnknownSolver, DuplicateSolver, BrokenSolver: if there is no such solver, or two, or it does
             not load, fails, or gives an answer that does not hold.
         UnsuitableSolver: if the solver says that it cannot take the problem.
+        WorkerDied: if the executor lost a sub-problem.
     """
-    problem = Problem(graph, budget_bytes, hierarchy)
+    problem = Problem(graph, budget_bytes, hierarchy, executor)
     limit = Limit.starting_now(limit_seconds)
     relay = _Relay(silent if progress is None else progress)
     names = ["store-all", "refine"] if solver == AUTO else [solver]

@@ -1,7 +1,8 @@
 """`ap-greedy`: `chen-greedy` on any graph, with articulation ops as the candidates.
 
 Where there are none, nothing is kept. Guarantee: of the segment sizes tried, the fastest that fits.
-Complexity: at most 65 sizes, each O(ops x values).
+Complexity: at most 65 sizes, each O(ops x values). Limits: knows sizes, no times; needs a forward
+and a backward half.
 Source: Jain et al. 2020, section 6.1 and appendix on baselines (AP greedy).
 """
 

@@ -2,6 +2,8 @@
 
 All that backward needs of what lies before an articulation op can be computed again without what
 lies after it. Where there are none, nothing is kept. Guarantee: none. Complexity: O(ops x values).
+Limits: knows no costs, and has one schedule whatever the budget; needs a forward and a backward
+half.
 Source: Jain et al. 2020, section 6.1 and appendix on baselines (AP root n).
 """
 

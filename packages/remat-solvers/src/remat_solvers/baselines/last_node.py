@@ -2,7 +2,8 @@
 
 Guarantee: none; close to the least memory that one run per stage can reach, at up to n times the
 time. Results stay, as the paper's gradients of parameters do.
-Complexity: O(ops^2) steps, so graphs above 2,000 ops are refused.
+Complexity: O(ops^2) steps. Limits: graphs above 2,000 ops are refused; one schedule whatever the
+budget; needs a forward and a backward half.
 Source: "checkpoint last node" of the code of Jain et al. 2020: S_{t,t-1} = 1, then the least R.
 """
 

@@ -2,7 +2,7 @@
 
 What a segment reads of another one besides its checkpoint is computed again with it.
 Guarantee: of the segment sizes tried, the fastest that fits. Complexity: at most 65 sizes, each
-O(ops x values).
+O(ops x values). Limits: knows sizes, no times; needs a forward and a backward half.
 Source: Jain et al. 2020, section 6.1 and appendix on baselines (linearized greedy).
 """
 

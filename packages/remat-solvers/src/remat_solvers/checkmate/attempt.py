@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 
-import cvxpy as cp
 import numpy as np
 
 from remat_graph import Solution, Status, simulate
@@ -13,7 +12,7 @@ from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import count_columns
 from remat_solvers.checkmate.stages import Bits, Stages
 from remat_solvers.least import least
-from remat_solvers.milp import Outcome, relaxed, solve_program
+from remat_solvers.milp import Outcome, missing_back_end, relaxed, solve_program
 from remat_solvers.problem import Limit, Problem, Progress, Report
 from remat_solvers.trace import Trace, sequence_time, trace
 from remat_solvers.wiring import Ints, Wiring, expand
@@ -29,12 +28,9 @@ def why_not(problem: Problem, back_end: str, most_columns: int) -> str | None:
     """Say why the program cannot be written or handed to the back end, or `None`."""
     if not problem.graph.ops:
         return "the graph has no ops"
-    installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
-    if back_end not in installed:
-        return (
-            f"CVXPY has no solver {back_end!r} installed; "
-            f"pip install it, or use one of {', '.join(installed)}"
-        )
+    missing = missing_back_end(back_end)
+    if missing is not None:
+        return missing
     columns = count_columns(Stages.of(Wiring.of(problem.graph)))
     if columns > most_columns:
         return (

@@ -1,0 +1,69 @@
+"""What reaches the MILP back ends, and what comes back."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from remat_solvers.milp import BudgetedProgram, Outcome, Program, solve_program
+
+HAIR = 1 - 1e-6  # values are negative, so this makes them larger
+
+
+def knapsacks(items: int = 100, rows: int = 40) -> Program:
+    """A program that no back end closes in a moment, of items whole but for some."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(1, 1000, (rows, items)).astype(float)
+    return Program(
+        cost=-rng.integers(1, 1000, items).astype(float),
+        matrix=sparse.csr_array(weight),
+        right=weight.sum(axis=1) / 3,
+        lower=np.zeros(items),
+        upper=np.ones(items),
+        integral=np.arange(items) % 10 > 0,
+    )
+
+
+@pytest.mark.parametrize("back_end", ["HIGHS", "GUROBI"])
+def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
+    program = knapsacks()
+    short = solve_program(program, seconds=0.5, back_end=back_end)
+    assert short.outcome is Outcome.STOPPED
+    assert short.bound < short.value < 0
+    coarse = solve_program(program, seconds=60, gap=0.2, back_end=back_end)
+    assert coarse.outcome is Outcome.SOLVED
+    assert coarse.value * 1.2 <= coarse.bound * HAIR <= coarse.value * HAIR
+    longer = solve_program(program, seconds=2, back_end=back_end)
+    resumed = solve_program(program, seconds=0.3, start=longer.point, back_end=back_end)
+    assert resumed.value <= longer.value * HAIR
+    assert longer.value <= short.value * HAIR
+    full = dataclasses.replace(program, lower=np.ones(100))
+    assert solve_program(full, seconds=5, back_end=back_end).outcome is Outcome.INFEASIBLE
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_sweep_with_gurobi_starts_where_it_is_told():
+    plain = knapsacks()
+    program = BudgetedProgram(
+        dataclasses.replace(plain, right=np.zeros_like(plain.right)), plain.right, "GUROBI"
+    )
+    first = program.solve(1.0, seconds=1)
+    assert program.solve(0.5, seconds=1, start=first.point).value > first.value
+    again = program.solve(1.0, seconds=0.02, start=first.point)  # not from the solve before
+    assert again.value <= first.value * HAIR
+
+
+def test_a_program_beyond_the_licence_of_gurobi_is_out_of_time(caplog):
+    most = 2_001
+    program = Program(
+        cost=np.ones(most),
+        matrix=sparse.csr_array(np.ones((1, most))),
+        right=np.ones(1),
+        lower=np.zeros(most),
+        upper=np.ones(most),
+        integral=np.ones(most, dtype=bool),
+    )
+    if solve_program(program, seconds=5, back_end="GUROBI").outcome is Outcome.SOLVED:
+        pytest.skip("a full licence of Gurobi is installed")
+    assert "GUROBI gave up on 2001 variables" in caplog.text
