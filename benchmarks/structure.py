@@ -10,13 +10,19 @@ Nothing is run: costs are estimated. Each model is captured in a process of its 
 A second table has the bytes that cross between blocks, at the lowest level and between the members
 of the root, for H-Partition, `sequence`, `repeats`, and as many balanced parts made by METIS.
 
-Exit code 1 if the lowest blocks of GPT-2 with 96 layers fall into more classes than with 24.
+Exit code 1 if the lowest blocks of GPT-2 with 96 layers fall into more classes than with 24. Those
+are compared, as they are where operations are scheduled. Blocks that group a chain of layers are of
+up to four classes on each level (the first, the last, and two sizes in between), and bounded blocks
+need as many levels as the logarithm of the layers: their number can grow, slowly, and is printed.
 
-`--svg` draws each hierarchy with one block of each class open; the picture in docs/ is made by the
-last of these commands.
+`--svg` draws each hierarchy with one block of each class open, and `--tables` puts both tables into
+a Markdown file, between the comments that name them; docs/partition.md and the pictures in docs/
+are made by the last two of these commands.
 
     python benchmarks/structure.py [--json FILE] [--quick] [--models NAME ...] [--svg FOLDER]
-    python benchmarks/structure.py --models gpt-24 --svg docs
+                                   [--tables FILE]
+    python benchmarks/structure.py --tables docs/partition.md
+    python benchmarks/structure.py --models gpt-24 unet mlp-mixer --svg docs
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import multiprocessing
 import resource
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,6 +84,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"without {' and '.join(SLOW)}")
     parser.add_argument("--models", nargs="+", choices=zoo.PUBLISHED, metavar="NAME")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="draw the hierarchies here")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="put the tables into this page")
     parser.add_argument("--max-top-ops", type=int, help="members of the root")
     parser.add_argument("--max-block-ops", type=int, help="members of any other block")
     options = parser.parse_args()
@@ -97,6 +105,10 @@ def main() -> int:
         print_cuts(level, rows)
     if options.json:
         write(options.json, rows)
+    if options.tables:
+        page = options.tables.read_text(encoding="utf-8")
+        page = put(page, "structure", structure_table(rows))
+        options.tables.write_text(put(page, "cuts", cuts_table(rows)), encoding="utf-8")
     return int(grows(rows))
 
 
@@ -126,6 +138,7 @@ def examine(name: str, bounds: dict[str, int | None], pictures: Path | None) -> 
         "levels": levels(hierarchy.root),
         "blocks": len(blocks),
         "unique": len(unique),
+        "unique_by_level": kinds_by_level(hierarchy),
         "unique_of_repeats": len(hierarchies["repeats"].unique_blocks),
         "largest": max((len(block.members) for block in blocks[1:]), default=0),
         "lowest": len(lowest),
@@ -137,6 +150,7 @@ def examine(name: str, bounds: dict[str, int | None], pictures: Path | None) -> 
         "peak_rss_bytes": captured.peak_rss_bytes,
         "cut_seconds": seconds,
         "cuts": cuts(hierarchies),
+        "published": dict(zip(COLUMNS, PUBLISHED[name], strict=True)),
     }
 
 
@@ -173,6 +187,12 @@ def levels(block: Block) -> int:
     return 1 + max((levels(inner) for inner in inner_blocks(block)), default=0)
 
 
+def kinds_by_level(hierarchy: Hierarchy) -> list[int]:
+    """Count the classes of blocks by levels below them, those of the lowest blocks first."""
+    kinds = Counter(levels(found.representative) for found in hierarchy.unique_blocks)
+    return [kinds[level] for level in sorted(kinds)]
+
+
 def forward_bytes(graph: Graph) -> int:
     """Add up what the forward half makes."""
     made = (v for op in graph.ops[: graph.boundary_index] for v in op.outputs)
@@ -206,6 +226,41 @@ def print_cuts(level: str, rows: list[dict[str, Any]]) -> None:
         print(line)
 
 
+def structure_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Make a Markdown table of ours and of the published figures, in one cell each."""
+    lines = [f"| | {' | '.join(COLUMNS)} | unique by level |", "|---|" + 8 * "---|"]
+    for row in rows:
+        cells = [f"{row[column]} ({row['published'][column]})" for column in COLUMNS]
+        kinds = ", ".join(map(str, row["unique_by_level"]))
+        lines.append(f"| {row['model']} | {' | '.join(cells)} | {kinds} |")
+    return lines
+
+
+def cuts_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Make a Markdown table of MiB and groups at the lowest level, and MiB at the top."""
+    columns = (*PARTITIONERS, "metis")
+    lines = [f"| | made | {' | '.join(columns)} |", "|---|---|" + len(columns) * "---|"]
+    for row in rows:
+        cells = []
+        for column in columns:
+            lowest, top = row["cuts"]["lowest"][column], row["cuts"]["top"][column]
+            sizes = f"{lowest['size_bytes'] / 2**20:.1f} / {top['size_bytes'] / 2**20:.1f}"
+            cells.append(f"{sizes} in {lowest['groups']}, {lowest['largest']}")
+        made = f"{row['forward_bytes'] / 2**20:.0f}"
+        lines.append(f"| {row['model']} | {made} | {' | '.join(cells)} |")
+    return lines
+
+
+def put(page: str, name: str, lines: list[str]) -> str:
+    """Replace what stands in a page between the comments that name a table."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"the page has no comments {start.strip()} and {end}")
+    return before + start + "\n".join(lines) + "\n" + end + after
+
+
 def grows(rows: list[dict[str, Any]]) -> bool:
     """Compare the two depths of GPT-2, if both are there."""
     by_name = {row["model"]: row for row in rows}
@@ -213,9 +268,9 @@ def grows(rows: list[dict[str, Any]]) -> bool:
         return False
     shallow, deep = by_name["gpt-24"], by_name["gpt-96"]
     print(f"\nGPT-2 with 24 and 96 layers: {shallow['lowest_unique']} and {deep['lowest_unique']} "
-          f"classes of lowest blocks, {shallow['unique']} and {deep['unique']} with those that "
-          f"group layers; of `repeats` {shallow['unique_of_repeats']} and "
-          f"{deep['unique_of_repeats']}")  # fmt: skip
+          f"classes of lowest blocks; {shallow['unique']} and {deep['unique']} with those that "
+          f"group them, by level {shallow['unique_by_level']} and {deep['unique_by_level']}; of "
+          f"`repeats` {shallow['unique_of_repeats']} and {deep['unique_of_repeats']}")  # fmt: skip
     return bool(deep["lowest_unique"] > shallow["lowest_unique"])
 
 

@@ -1,9 +1,12 @@
+import copy
+import pickle
+
 import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_graph import Block, Graph, Hierarchy, InvalidGraph, Stage
+from remat_graph import Block, Graph, Hierarchy, InvalidGraph, Stage, decode, encode, to_svg
 
 
 def test_a_tree_over_the_forward_ops(diamond):
@@ -37,6 +40,34 @@ def test_refuses(diamond, members, match):
 def test_a_graph_without_forward_ops_has_an_empty_root(diamond):
     empty = type(diamond)((), ())
     assert list(Hierarchy(empty, Block("root", ())).root.op_names()) == []
+    with pytest.raises(InvalidGraph, match="block 'inner' is empty"):
+        Hierarchy(empty, Block("root", (Block("inner", ()),)))
+
+
+def test_members_are_a_tuple(diamond):
+    listed = Block("root", ["A", Block("inner", ["B", "C"]), "L"])
+    assert listed == Block("root", ("A", Block("inner", ("B", "C")), "L"))
+    assert hash(listed) == hash(Hierarchy(diamond, listed).root)
+    with pytest.raises(InvalidGraph, match="block 'root' has the string 'ABCL' for members"):
+        Block("root", "ABCL")
+
+
+def nested(levels):
+    block = Block("b0", ("A", "B", "C", "L"))
+    for i in range(1, levels):
+        block = Block(f"b{i}", (block,))
+    return block
+
+
+def test_what_is_nested_too_deep_is_refused_and_nothing_else_fails(diamond):
+    deepest = Hierarchy(diamond, nested(100))
+    assert pickle.loads(pickle.dumps(deepest)) == copy.deepcopy(deepest) == deepest
+    assert decode(encode(deepest)) == deepest
+    assert len(deepest.unique_blocks) == 1
+    assert to_svg(deepest).count("<rect") == 1 + 100 + 4
+    for levels in (101, 3000):
+        with pytest.raises(InvalidGraph, match=rf"'b{levels - 101}' is more than 100 blocks deep"):
+            Hierarchy(diamond, nested(levels))
 
 
 @pytest.mark.parametrize(

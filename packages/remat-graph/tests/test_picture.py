@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, Op, Value, to_dot, to_svg
-from remat_graph.layout import lay_out
+from remat_graph.layout import MOST_LANES, lay_out
 from remat_graph.picture import draw, readable_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -113,6 +113,21 @@ def test_a_layout_overlaps_nothing_and_runs_down(data):
                 assert beside
 
 
+def test_long_arrows_share_one_lane_beside_the_boxes():
+    """Lanes of their own would be one in every layer for every box: a picture of n² places."""
+    count = 400
+    chain = [(i, i + 1) for i in range(count - 1)]
+    long = [(i, count - 1) for i in range(count - 2)]
+    layout = lay_out([(30.0, 20.0)] * count, [*chain, *long])
+    routes = dict(zip([*chain, *long], layout.routes, strict=True))
+    assert max(map(len, layout.routes)) <= 2 * MOST_LANES + 4
+    right = max(x for x, _ in layout.corners) + 30
+    beside = {points[2][0] for ends, points in routes.items() if ends[1] - ends[0] > MOST_LANES + 1}
+    assert len(beside) == 1
+    assert right < beside.pop() <= layout.width
+    assert len(routes[count - 2 - MOST_LANES, count - 1]) == 2 * (MOST_LANES + 1) + 2
+
+
 def rectangles(svg):
     """Find the boxes of a picture: text to (left, top, right, bottom, fill)."""
     found = {}
@@ -189,13 +204,19 @@ def test_dot_of_two_layers():
 
 
 def test_any_name_can_be_drawn():
-    names = ['"quoted"', "<a & b>", "back\\slash", "\x00\x1b\ud800", "line\nbreak", "]]>"]
+    names = ['"quoted"', "<a & b>", "back\\slash", "\x00\x1b\ud800", "line\nbreak", "]]>", "&lt;"]
     graph = Graph((), tuple(Op(name, (), (), 1.0) for name in names))
     hierarchy = Hierarchy(graph, Block("<root>", (names[0], Block(names[0], tuple(names[1:])))))
     found = rectangles(to_svg(hierarchy))
-    assert {'"quoted"', "<a & b>", "back\\slash", '"quoted" · 5 ops', "]]>"} <= found.keys()
+    assert {'"quoted"', "<a & b>", "back\\slash", '"quoted" · 6 ops', "]]>", "&lt;"} <= found.keys()
     to_svg(hierarchy).encode()
-    assert dot_nodes(to_dot(hierarchy))[:3] == ['\\"quoted\\"', "<a & b>", "back\\\\slash"]
+    dot = to_dot(hierarchy)
+    dot.encode()
+    odd = "\N{REPLACEMENT CHARACTER}"
+    assert dot_nodes(dot) == [
+        '\\"quoted\\"', "<a &amp; b>", "back\\\\slash", 3 * odd, f"line{odd}break",
+        "]]>", "&amp;lt;",
+    ]  # fmt: skip
 
 
 def test_nothing_to_draw():

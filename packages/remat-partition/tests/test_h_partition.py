@@ -1,6 +1,9 @@
 """H-Partition against definitions written out: candidates, scores, the greedy order, the levels."""
 
 import math
+import random
+from collections import Counter
+from dataclasses import dataclass
 
 import networkx as nx
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Op, Value, equivalence_classes
-from remat_partition import partition
+from remat_partition import dominators, merging, partition
 from remat_partition.dominators import dominated_groups
 from remat_partition.merging import merge
 from remat_partition.quotient import Quotient
@@ -23,6 +26,7 @@ def dag_of(quotient):
 
 def every_candidate(dag, bound):
     """The four variants for every node, by networkx's dominators and by reachability."""
+    hubs = {x for x in dag if max(dag.in_degree(x), dag.out_degree(x)) > 4 * bound}
     dag = dag.copy()
     dag.add_edges_from(("source", x) for x in list(dag) if not dag.in_degree(x))
     dag.add_node("source")
@@ -33,7 +37,7 @@ def every_candidate(dag, bound):
             head = closest[x]
             between = nx.descendants(dag, head) & nx.ancestors(dag, x)
             for group in (between, between | {x}, between | {head}, between | {head, x}):
-                if "source" not in group and 2 <= len(group) <= bound:
+                if 2 <= len(group) <= bound and not group & {"source", *hubs}:
                     found.add(frozenset(group))
     return found
 
@@ -112,20 +116,22 @@ def test_groups_that_would_close_a_cycle_are_not_ordered(plain):
 def test_a_soft_dependency_keeps_its_source_with_what_follows():
     """C.1.2: j -> k -> (soft) x, j -> x: no block has j and x without k."""
     ops = (
-        Op("j", (), ("vj",), 1.0),
-        Op("k", ("vj",), ("vk",), 1.0),
-        Op("x", ("vj",), ("vx",), 1.0, order_after=("k",)),
-        Op("end", ("vk", "vx"), ("e",), 1.0),
+        Op("j", (), ("much", "little"), 1.0),
+        Op("k", ("little",), ("vk",), 1.0),
+        Op("x", ("much",), ("vx",), 1.0, order_after=("k",)),
+        Op("y", ("little",), ("vy",), 1.0),
     )
-    # Without the soft dependency, j and x are the best block: nothing big leaves them.
-    sizes = {"vj": 100, "vk": 100, "vx": 1, "e": 1}
+    sizes = {"much": 100, "little": 1, "vk": 0, "vx": 1, "vy": 1}
     values = tuple(Value(v, size) for v, size in sizes.items())
     hard = tuple(Op(op.name, op.inputs, op.outputs, 1.0) for op in ops)
-    roots = [
-        partition(Graph(values, each), max_top_ops=3, max_block_ops=2).root for each in (ops, hard)
-    ]
-    inside = [{frozenset(b.op_names()) for b in root.blocks()} for root in roots]
-    assert frozenset("jx") not in inside[0]
+
+    def blocks(ops):
+        graph = Graph(values, ops, results=frozenset(["vk", "vx", "vy"]))
+        root = partition(graph, max_top_ops=3, max_block_ops=2).root
+        return [tuple(b.op_names()) for b in root.blocks() if b is not root]
+
+    assert blocks(hard) == [("j", "x")]
+    assert blocks(ops) == [("k", "x")]
 
 
 def residual_layers(count):
@@ -179,6 +185,22 @@ def test_more_layers_bring_few_new_blocks(plain):
     assert found[1] <= 12
 
 
+def height(block):
+    return 1 + max((height(m) for m in block.members if isinstance(m, Block)), default=0)
+
+
+def test_however_many_layers_a_level_has_few_kinds_of_blocks(plain):
+    """First, last, and two sizes in between; more layers bring more levels, by their logarithm."""
+    lowest = set()
+    for layers in (96, 192, 384, 1536):
+        before, classes = residual_layers(layers)
+        unique = partition(plain(before, classes=classes)).unique_blocks
+        kinds = Counter(height(found.representative) for found in unique)
+        assert max(kinds.values()) <= 4
+        lowest.add(kinds[1])
+    assert len(lowest) == 1
+
+
 def test_alpha_prefers_short_blocks(plain):
     """Little crosses around the long block: alpha 0 takes it first, a large alpha the short one."""
     sizes = [9, 9, 9, 1, 9, 2, 1, 1]
@@ -204,10 +226,108 @@ def last_op(member):
     return member if isinstance(member, str) else list(member.op_names())[-1]
 
 
-def test_a_hub_is_cut_in_time(plain):
-    """A fork and a join over thousands of ops; quadratic work would take minutes."""
+@dataclass
+class Work:
+    """What partitioning does: scores, the values they look at, and steps of walks."""
+
+    scores: int = 0
+    looks: int = 0
+    steps: int = 0
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Count the work of the calls that follow."""
+    done = Work()
+    score, pop = merging._Merging.score, dominators.heappop
+
+    def counting_score(self, groups):
+        done.scores += 1
+        done.looks += sum(len(self.reads[g]) + len(self.makes[g]) for g in groups)
+        return score(self, groups)
+
+    def counting_pop(heap):
+        done.steps += 1
+        return pop(heap)
+
+    monkeypatch.setattr(merging._Merging, "score", counting_score)
+    monkeypatch.setattr(dominators, "heappop", counting_pop)
+    return done
+
+
+def fork_join(width, count):
+    """Forks to `width` ops and joins of them, one after the other."""
+    before = [()]
+    while len(before) < count:
+        fork = len(before) - 1
+        before += [(fork,)] * width
+        before.append(tuple(range(fork + 1, fork + 1 + width)))
+    return before
+
+
+def read_all_along(hubs, count):
+    """A chain whose ops all read the same values as well: a mask, sines and cosines."""
+    chain = [(*range(hubs), *([i - 1] if i > hubs else [])) for i in range(hubs, count)]
+    return [()] * hubs + chain
+
+
+def rails(count):
+    """Two chains, the second of which reads the first at every step."""
+    before = [(), (0,)]
+    while len(before) < count:
+        first = len(before) - 2
+        before += [(first,), (first + 1, first + 2)]
+    return before
+
+
+def random_dag(count):
+    draw = random.Random(0)
+    return [
+        tuple(sorted(draw.sample(range(i), min(i, draw.choice([1, 2, 3]))))) for i in range(count)
+    ]
+
+
+def test_a_hub_is_cut_in_few_scores(plain, work):
+    """A fork and a join over thousands of ops: none of them is scored again for each other."""
     count = 5000
-    graph = plain([(), *[(0,)] * (count - 2), tuple(range(1, count - 1))])
+    graph = plain(fork_join(count - 2, count))
     root = partition(graph).root
     assert len(root.members) <= 20
     assert len(equivalence_classes(graph)) == 3
+    assert work.scores <= 10 * count
+
+
+@pytest.mark.parametrize("width", [79, 81, 254])
+def test_wide_forks_cost_no_more_than_four_bounds(plain, work, width):
+    count = 2000
+    partition(plain(fork_join(width, count)))
+    assert work.looks <= 4 * 20 * 20 * count
+
+
+@pytest.mark.parametrize("hubs", [1, 2, 8])
+def test_values_read_all_along_cost_no_walks(plain, work, hubs):
+    """Where no dominator is near, the distance to what is read says so without a walk."""
+    count = 2000
+    partition(plain(read_all_along(hubs, count)))
+    assert work.steps <= count
+    assert work.scores <= 60 * count
+
+
+def test_a_dominator_far_away_is_not_walked_to(plain, work):
+    count = 2000
+    groups = dominated_groups(Quotient.of(plain(rails(count))), 20)
+    assert groups
+    assert work.steps <= 21 * count
+
+
+@pytest.mark.parametrize("make", [rails, random_dag])
+def test_a_huge_bound_costs_what_a_bound_of_64_does(plain, work, make):
+    graph = plain(make(600))
+    found = []
+    for bound in (64, 10**6):
+        work.looks = work.steps = 0
+        root = partition(graph, max_block_ops=bound).root
+        assert len(root.members) <= 20
+        found.append((work.looks, work.steps))
+    assert found[1][0] <= 2 * found[0][0]
+    assert found[1][1] <= 2 * found[0][1]

@@ -169,7 +169,10 @@ def test_hash_seeds_do_not_matter():
 @settings(max_examples=40)
 @given(data=st.data())
 def test_resident_values_are_no_dependencies(graphs, data):
-    """What is always there is at no border and in no path (C.1.3)."""
+    """What is always there is at no border and in no path (C.1.3).
+
+    `sequence` asks of an op with a twin whether it reads what may have a gradient.
+    """
     graph = data.draw(graphs())
     assume(graph.ops)
     without = Graph(
@@ -186,6 +189,7 @@ def test_resident_values_are_no_dependencies(graphs, data):
         graph.results,
         graph.boundary,
     )  # fmt: skip
-    for partitioner in ("h-partition", "sequence"):
+    twins = any(op.twin is not None for op in graph.ops)
+    for partitioner in ("h-partition",) if twins else ("h-partition", "sequence"):
         with_w = partition(graph, partitioner=partitioner)
         assert partition(without, partitioner=partitioner).root == with_w.root

@@ -43,17 +43,32 @@ def test_three_partitioners_are_installed():
 def test_bounds_that_cannot_be_met(chain, partitioner, option, bound):
     with pytest.raises(InvalidOption, match=f"{option}=.* must be an int, 2 or more") as caught:
         partition(chain, partitioner=partitioner, **{option: bound})
+    assert ("and no bool" in str(caught.value)) == (bound is True)
     assert caught.value.option == option
     assert caught.value.value is bound
 
 
 @pytest.mark.parametrize("partitioner", ["h-partition", "repeats"])
 @pytest.mark.parametrize(
-    "alpha", [-0.5, -1, math.nan, math.inf, -math.inf, 10**400, "0.5", True, 1j, [0.5]]
+    "alpha",
+    [
+        -0.5,
+        -1,
+        math.nan,
+        math.inf,
+        -math.inf,
+        10**400,
+        pytest.param(-(10**5000), id="huge"),
+        "0.5",
+        True,
+        1j,
+        [0.5],
+    ],
 )
 def test_alpha_that_will_not_do(chain, partitioner, alpha):
-    with pytest.raises(InvalidOption, match=r"alpha=.* must be"):
+    with pytest.raises(InvalidOption, match=r"alpha=.* must be") as caught:
         partition(chain, partitioner=partitioner, alpha=alpha)
+    assert len(str(caught.value)) < 120
 
 
 def test_numbers_of_other_kinds_will_do(chain):
@@ -95,7 +110,11 @@ def test_an_object_has_its_options_already(chain):
         partition(chain, partitioner=made, alpha=0.5)
 
 
-@pytest.mark.parametrize("what", [HPartition, 3, None])
+class Nameless(HPartition):
+    name = None
+
+
+@pytest.mark.parametrize("what", [HPartition, 3, None, Nameless()])
 def test_what_is_no_partitioner(chain, what):
     with pytest.raises(PartitionError, match="neither the name of an installed"):
         partition(chain, partitioner=what)

@@ -109,3 +109,21 @@ def test_without_repeats_it_is_h_partition(plain):
     root = partition(graph, partitioner="repeats").root
     assert root == partition(graph, partitioner="h-partition").root
     assert len(root.members) <= 20
+
+
+def test_what_lies_between_repeats_is_cut_into_blocks_too(plain):
+    """Chains of 60 ops around layers, with pairs alike: no op is left beside blocks."""
+    graph = layered(24, 4)
+    odd = [str(i * i) for i in range(40) for _ in range(1 + i % 2)]
+    before = [(i - 1,) if i else () for i in range(60)]
+    start = len(before) - 1
+    before += [tuple(source + start for source in sources) for sources in graph["before"][1:]]
+    before += [(len(before) - 1 + i,) for i in range(60)]
+    classes = [*odd, *graph["classes"][1:], *(f"end {kind}" for kind in odd)]
+    root = partition(plain(before, classes=classes), partitioner="repeats").root
+    lowest = [b for b in root.blocks() if not any(isinstance(m, Block) for m in b.members)]
+    assert sum(len(block.members) for block in lowest) == len(before)
+    assert len(lowest) <= 24
+    layers = [{f"op{i}" for i in range(start + 1 + 4 * j, start + 5 + 4 * j)} for j in range(24)]
+    blocks = [set(block.op_names()) for block in lowest]
+    assert all(any(layer <= block for block in blocks) for layer in layers)

@@ -1,15 +1,15 @@
 """The chain against articulation points by networkx and chains by exhaustion."""
 
 import itertools
+from dataclasses import replace
 
 import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_graph import Block
+from remat_graph import Block, Graph, Op, Stage, Value
 from remat_partition import UnknownOption, partition
-from remat_partition.quotient import Quotient
 from remat_partition.sequence import _cuts
 
 
@@ -49,7 +49,7 @@ def every_cut(dag):
 def test_cuts_are_articulation_ops(dags, plain, data):
     before = data.draw(dags(max_ops=16))
     dag = dag_of(before)
-    cuts = _cuts(Quotient.of(plain(before)))
+    cuts = _cuts(before)
     assert cuts == set(every_cut(dag))
     articulations = set(nx.articulation_points(dag.to_undirected()))
     assert {node for node in cuts if dag.in_degree(node)} <= articulations
@@ -128,3 +128,82 @@ def test_chains_have_blocks_of_single_ops_as_ops(plain):
 def test_there_are_no_options(plain, option):
     with pytest.raises(UnknownOption, match=rf"'sequence' takes no option '{option}'; .*none"):
         partition(plain([()]), partitioner="sequence", **{option: 5})
+
+
+def masked_layers(layers, *, twins=True):
+    """Residual layers that read one mask and drop out in order, and their backward half.
+
+    As captured: positions and mask have no gradient, yet positions are the twin of an op.
+    """
+    ops = [
+        Op("arange", (), ("arange",), 1.0),
+        Op("positions", ("arange",), ("positions",), 1.0),
+        Op("mask", ("positions",), ("mask",), 1.0),
+        Op("h0", ("w", "positions"), ("h0",), 1.0),
+    ]
+    gradients = ["positions", "h0"]
+    for i in range(1, layers + 1):
+        after = (f"dropped{i - 1}",) if i > 1 else ()
+        ops += [
+            Op(f"scores{i}", (f"h{i - 1}", "w"), (f"scores{i}",), 1.0),
+            Op(f"masked{i}", (f"scores{i}", "mask"), (f"masked{i}",), 1.0),
+            Op(f"dropped{i}", (f"masked{i}",), (f"dropped{i}",), 1.0, order_after=after),
+            Op(f"h{i}", (f"h{i - 1}", f"dropped{i}"), (f"h{i}",), 1.0),
+        ]
+        gradients += [f"scores{i}", f"dropped{i}"]
+    ops.append(Op("count", ("w",), ("count",), 1.0))
+    values = [Value("w", 1), *(Value(op.name, 1) for op in ops)]
+    for twin in reversed(gradients):
+        values.append(Value(f"d_{twin}", 1))
+        back = twin if twins else None
+        ops.append(Op(f"d_{twin}", (twin,), (f"d_{twin}",), 1.0, 0, Stage.BACKWARD, back))
+    results = frozenset({f"h{layers}", "count"})
+    return Graph(tuple(values), tuple(ops), frozenset({"w"}), results, f"d_{gradients[-1]}")
+
+
+def names_of(root):
+    return [tuple(m.op_names()) if isinstance(m, Block) else (m,) for m in root.members]
+
+
+def test_what_makes_no_gradient_and_the_order_of_dropouts_hold_no_layers_together():
+    """C.1.3; a mask goes to the first layer that reads it, a counter that nothing reads last."""
+    found = names_of(partition(masked_layers(3), partitioner="sequence").root)
+    assert found == [
+        ("arange", "positions", "h0"),
+        ("mask", "scores1", "masked1", "dropped1", "h1"),
+        ("scores2", "masked2", "dropped2", "h2"),
+        ("scores3", "masked3", "dropped3", "h3", "count"),
+    ]
+
+
+def test_without_twins_all_that_is_read_counts():
+    found = names_of(partition(masked_layers(3, twins=False), partitioner="sequence").root)
+    assert found[:2] == [("arange",), ("positions",)]
+    assert len(found) == 3
+    assert max(map(len, found)) == 15
+
+
+def with_order(graph, after):
+    """The same graph with soft dependencies: of each op, the one that it comes after."""
+    ops = [
+        replace(op, order_after=(f"op{after[i]}",) if i in after else ())
+        for i, op in enumerate(graph.ops)
+    ]
+    return replace(graph, ops=tuple(ops))
+
+
+def test_what_hangs_on_nothing_is_where_it_is_first_needed(plain):
+    graph = plain([(), (0,), (), (2,), (1,), (4,)])
+    free = names_of(partition(graph, partitioner="sequence").root)
+    assert free == [("op0",), ("op1",), ("op4",), ("op2", "op3", "op5")]
+    found = names_of(partition(with_order(graph, {4: 3}), partitioner="sequence").root)
+    assert found == [("op0",), ("op1",), ("op2", "op3", "op4"), ("op5",)]
+
+
+def test_blocks_are_merged_where_a_soft_dependency_runs_against_them(plain):
+    """Op 4 reads the first of a chain, and comes after the last."""
+    graph = plain([(), (0,), (1,), (2,), (0,)])
+    free = names_of(partition(graph, partitioner="sequence").root)
+    assert free == [("op0",), ("op1", "op4"), ("op2",), ("op3",)]
+    found = names_of(partition(with_order(graph, {4: 3}), partitioner="sequence").root)
+    assert found == [("op0",), ("op1", "op2", "op3", "op4")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from remat_graph.hierarchy import Hierarchy
-from remat_graph.picture import Box, draw, readable_bytes
+from remat_graph.picture import Box, draw, printable, readable_bytes
 
 __all__ = ["to_dot"]
 
@@ -51,5 +51,6 @@ def _box(box: Box, number: dict[str, int], indent: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Write a label, in which Graphviz reads escapes and HTML entities."""
+    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
     return f'"{escaped}"'

@@ -24,13 +24,29 @@ from remat_graph.unique_blocks import UniqueBlock, find_unique
 
 __all__ = ["Block", "Hierarchy"]
 
+_MOST_LEVELS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the forward graph: operations of its own and smaller blocks, in execution order."""
+    """A part of the forward graph: operations of its own and smaller blocks, in execution order.
+
+    Members may be given as a list; they are kept as a tuple.
+
+    Raises:
+        InvalidGraph: if the members are a string.
+    """
 
     name: str
     members: tuple[str | Block, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.members, str):
+            raise InvalidGraph(
+                f"block {self.name!r} has the string {self.members!r} for members; "
+                f"give a tuple of names and blocks"
+            )
+        object.__setattr__(self, "members", tuple(self.members))
 
     def op_names(self) -> Iterator[str]:
         """Yield the forward operations of this block and of those below it, in order."""
@@ -67,13 +83,14 @@ class Hierarchy:
     )
 
     def __post_init__(self) -> None:
+        _check_depth(self.root)
         forward = {op.name for op in self.graph.ops if op.stage is Stage.FORWARD}
         blocks: dict[str, Block] = {}
         for block in self.root.blocks():
             if block.name in blocks:
                 raise InvalidGraph(f"two blocks are called {block.name!r}; names must be unique")
             blocks[block.name] = block
-            if not block.members and forward:
+            if not block.members and (forward or block is not self.root):
                 raise InvalidGraph(f"block {block.name!r} is empty; leave it out")
         seen: set[str] = set()
         for op in self.root.op_names():
@@ -154,6 +171,19 @@ class Hierarchy:
                         f"is in member {after.position}, the other in member {before.position}; "
                         f"members must be in execution order, and blocks convex"
                     )
+
+
+def _check_depth(root: Block) -> None:
+    """Refuse what walks, copies and files, all recursive, would fail on halfway."""
+    inside = [root]
+    for _ in range(_MOST_LEVELS):
+        inside = [m for block in inside for m in block.members if isinstance(m, Block)]
+        if not inside:
+            return
+    raise InvalidGraph(
+        f"block {inside[0].name!r} is more than {_MOST_LEVELS} blocks deep inside others; bounded "
+        f"blocks need as many levels as the logarithm of their operations: nest less"
+    )
 
 
 def _inside_first(block: Block) -> Iterator[Block]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from remat_graph.graph import Stage
 from remat_graph.hierarchy import Block, Hierarchy
 
-__all__ = ["Arrow", "Box", "Picture", "draw", "readable_bytes"]
+__all__ = ["Arrow", "Box", "Picture", "draw", "printable", "readable_bytes"]
 
 _GOLDEN_RATIO = 0.618034
 
@@ -89,6 +89,11 @@ def draw(hierarchy: Hierarchy, *, fold: bool = False) -> Picture:
         return Box(key, member.name, True, len(names), time, colours.get(own_class), inside)
 
     return Picture(boxed(hierarchy.root), tuple(_arrows(hierarchy, shown_as)))
+
+
+def printable(text: str) -> str:
+    """Replace what no document may contain: control characters, lone surrogates."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def readable_bytes(count: int) -> str:

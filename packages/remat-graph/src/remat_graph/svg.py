@@ -7,12 +7,12 @@ arrow is drawn in the innermost block that holds both its ends, between the memb
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
 from remat_graph.hierarchy import Hierarchy
 from remat_graph.layout import Layout, Point, lay_out
-from remat_graph.picture import Arrow, Box, Picture, draw, readable_bytes
+from remat_graph.picture import Arrow, Box, Picture, draw, printable, readable_bytes
 
 __all__ = ["to_svg"]
 
@@ -71,15 +71,16 @@ def _arrows_by_block(picture: Picture) -> dict[str, dict[_Ends, Arrow]]:
                 path[member.key] = here
 
     walk(picture.root, ())
-    found: dict[str, dict[_Ends, Arrow]] = {}
+    carried: dict[str, dict[_Ends, dict[str, int]]] = {}
     for arrow in picture.arrows:
         for (block, i), (_, j) in zip(path[arrow.source], path[arrow.target], strict=False):
             if i != j:
-                here = found.setdefault(block, {})
-                known = here.get((i, j), arrow)
-                here[i, j] = replace(known, values={**known.values, **arrow.values})
+                carried.setdefault(block, {}).setdefault((i, j), {}).update(arrow.values)
                 break
-    return found
+    return {
+        block: {ends: Arrow(block, block, values) for ends, values in arrows.items()}
+        for block, arrows in carried.items()
+    }
 
 
 def _place(box: Box, arrows: Mapping[str, Mapping[_Ends, Arrow]]) -> _Placed:
@@ -131,8 +132,7 @@ def _draw(placed: _Placed, corner: Point, most: int) -> Iterator[str]:
 
 
 def _text(content: str) -> str:
-    """Escape, and replace what a document must not contain."""
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in content))
+    return escape(printable(content))
 
 
 def _curve(points: list[Point]) -> str:

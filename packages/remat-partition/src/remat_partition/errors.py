@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 __all__ = [
@@ -30,12 +31,12 @@ class UnknownPartitioner(PartitionError):
 
 
 class DuplicatePartitioner(PartitionError):
-    """Several distributions offer a partitioner of the same name."""
+    """A name is offered more than once: by several distributions, or by one of them."""
 
-    def __init__(self, name: str, origins: Sequence[str]) -> None:
-        super().__init__(
-            f"partitioner {name!r} is offered by {' and by '.join(origins)}; uninstall all but one"
-        )
+    def __init__(
+        self, name: str, origins: Sequence[str], remedy: str = "uninstall all but one"
+    ) -> None:
+        super().__init__(f"partitioner {name!r} is offered by {' and by '.join(origins)}; {remedy}")
         self.name = name
         self.origins = tuple(origins)
 
@@ -69,6 +70,14 @@ class InvalidOption(PartitionError):
     """An option of a partitioner has a value that it cannot have."""
 
     def __init__(self, option: str, value: object, rule: str) -> None:
-        super().__init__(f"{option}={value!r} will not do; {rule}")
+        super().__init__(f"{option}={_shown(value)} will not do; {rule}")
         self.option = option
         self.value = value
+
+
+def _shown(value: object) -> str:
+    """Write a value in a line, whatever it is: Python refuses to write ints of 4300 digits."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"

@@ -15,11 +15,16 @@ Guarantee: every block is convex and every quotient acyclic, soft dependencies i
 but the root has 2 to `max_block_ops` members, the root at most `max_top_ops`, for every graph. The
 answer depends neither on names nor on chance. Neighbours alone leave at most 2 * n / (b + 1) + 1 of
 n nodes, with b for `max_block_ops`, so there are O(log n) levels, which together cost a constant
-times the first: O(n * b) scores and O(n * b * log n) for the heap.
+times the first.
+
+Time of a level: dominators are looked at within c = min(b, 64) members, and groups made by them are
+no larger; larger blocks are merged from those as neighbours. That is O(n * c) scores and, with d
+dependencies of a node, O(n * c * d * log n) for walks and heap; then O(n) scores for neighbours. A
+score takes time linear in what its groups read and make: O(c * d) before neighbours, with d at most
+4 * c in a group (see `dominators`), and O(b * d) for neighbours.
 
 Limits: the order of the graph decides what neighbours are, and greedy merging promises no least
-cut. The dominators of rustworkx take time quadratic in the length of a chain each of whose nodes a
-last one reads: 2 s of 13 for an unrolled RNN of 10^5 ops.
+cut. Forks and joins just short of 4 * c wide take four times as long as other graphs of their size.
 """
 
 from __future__ import annotations
@@ -38,6 +43,9 @@ __all__ = ["MAX_BLOCK_OPS", "MAX_TOP_OPS", "HPartition"]
 # Measured on models of HiRemate's table 3: docs/decisions/0011.
 MAX_TOP_OPS = 20
 MAX_BLOCK_OPS = 20
+
+# The most members that rounds by dominators look at, and put together.
+_WIDEST = 64
 
 
 class HPartition:
@@ -69,7 +77,7 @@ class HPartition:
         members: list[Member] = list(range(len(quotient)))
         while len(quotient) > self.max_top_ops:
             quotient = quotient.fresh()
-            groups = self._level(quotient)
+            groups = self.level(quotient)
             members = [
                 members[group[0]] if len(group) == 1 else [members[node] for node in group]
                 for group in groups
@@ -77,15 +85,17 @@ class HPartition:
             quotient = quotient.contract(groups)
         return members
 
-    def _level(self, quotient: Quotient) -> list[list[int]]:
+    def level(self, quotient: Quotient) -> list[list[int]]:
         """Group the nodes of one level: groups in topological order, their nodes ascending."""
         start = len(quotient)
         groups = [[node] for node in range(start)]
-        for candidates in (_one_way_out, _one_way_in, _neighbours):
+        near = min(self.max_block_ops, _WIDEST)
+        rounds = ((_one_way_out, near), (_one_way_in, near), (_neighbours, self.max_block_ops))
+        for candidates, bound in rounds:
             merged = merge(
                 quotient,
-                candidates(quotient, self.max_block_ops),
-                bound=self.max_block_ops,
+                candidates(quotient, bound),
+                bound=bound,
                 most=self.max_top_ops,
                 alpha=self.alpha,
             )

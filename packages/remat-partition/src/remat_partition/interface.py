@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeGuard, runtime_checkable
 
 from remat_graph import Graph, Hierarchy
 
-__all__ = ["Partitioner"]
+__all__ = ["Partitioner", "is_partitioner"]
 
 
 @runtime_checkable
@@ -29,3 +29,11 @@ class Partitioner(Protocol):
             PartitionError: if it cannot cut this graph, saying why.
         """
         ...
+
+
+def is_partitioner(thing: object) -> TypeGuard[Partitioner]:
+    """Say whether something is a partitioner with a name, rather than the class of one."""
+    if isinstance(thing, type) or not isinstance(thing, Partitioner):
+        return False
+    name: object = thing.name
+    return isinstance(name, str)

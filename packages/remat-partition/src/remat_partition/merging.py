@@ -11,8 +11,10 @@ A candidate is a set of groups. It changes, and so does its score, only when a g
 is merged, so an index from groups to candidates finds all that must be scored again, and the heap
 drops outdated entries as they surface. Each change of a candidate leaves it fewer groups or gives
 it more nodes, and it has at most `bound` of either, so it is scored at most 2 * bound times: n
-candidates cost O(n * bound) scores of O(values at the border) and O(n * bound * log n) for the
-heap, however deep they nest.
+candidates cost O(n * bound) scores and O(n * bound * log n) for the heap, however deep they nest. A
+score takes time linear in what the groups of the candidate read and make, so the bound counts twice
+where candidates are large: `h_partition` gives a small one. Candidates of two neighbours are merged
+with one of two others at a time, whatever the bound: O(n) scores.
 
 Guarantee: where every union of intersecting candidates is again of a kind whose disjoint members
 close no cycle (see `dominators`; intervals of the order are another such kind), the quotient by

@@ -21,7 +21,9 @@ def as_bound(name: str, bound: object) -> int:
         whole = index(bound)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidOption(name, bound, "it must be an int, 2 or more") from None
-    if isinstance(bound, bool) or whole < 2:
+    if isinstance(bound, bool):
+        raise InvalidOption(name, bound, "it must be an int, 2 or more, and no bool")
+    if whole < 2:
         raise InvalidOption(
             name, bound, "it must be an int, 2 or more: blocks of fewer members cut nothing"
         )

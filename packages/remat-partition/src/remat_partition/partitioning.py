@@ -5,7 +5,7 @@ from __future__ import annotations
 from remat_graph import Graph, Hierarchy
 from remat_partition import registry
 from remat_partition.errors import BrokenPartitioner, PartitionError, UnknownOption
-from remat_partition.interface import Partitioner
+from remat_partition.interface import Partitioner, is_partitioner
 
 __all__ = ["partition"]
 
@@ -48,10 +48,10 @@ def partition(
         plugin = registry.find(partitioner)
         name, origin = plugin.name, plugin.origin
         partitioner = registry.make_with(plugin, options)
-    elif isinstance(partitioner, type) or not isinstance(partitioner, Partitioner):
+    elif not is_partitioner(partitioner):
         raise PartitionError(
             f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
-            f"object with `name` and `partition`"
+            f"object with a `name`, a string, and `partition`"
         )
     else:
         name, origin = partitioner.name, _home(partitioner)
@@ -61,7 +61,7 @@ def partition(
         found: object = partitioner.partition(graph)
     except PartitionError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BrokenPartitioner(name, origin, f"{type(error).__name__}: {error}") from error
     if not isinstance(found, Hierarchy):
         raise BrokenPartitioner(name, origin, f"it returned a {type(found).__name__}, no Hierarchy")

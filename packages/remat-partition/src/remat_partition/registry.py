@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 
 from remat_graph.plugins import Plugin, find_plugins
 from remat_partition.errors import (
@@ -18,7 +19,7 @@ from remat_partition.errors import (
     UnknownOption,
     UnknownPartitioner,
 )
-from remat_partition.interface import Partitioner
+from remat_partition.interface import Partitioner, is_partitioner
 
 __all__ = ["GROUP", "get_partitioner", "list_partitioners"]
 
@@ -54,8 +55,11 @@ def find(name: str) -> Plugin:
 
 
 def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
+    origins = [plugin.origin for plugin in plugins]
+    if len({(plugin.distribution, plugin.version) for plugin in plugins}) > 1:
+        raise DuplicatePartitioner(name, origins)
     if len(plugins) > 1:
-        raise DuplicatePartitioner(name, [plugin.origin for plugin in plugins])
+        raise DuplicatePartitioner(name, origins, "it may be declared once: report it there")
     return plugins[0]
 
 
@@ -84,9 +88,12 @@ def make_with(plugin: Plugin, options: Mapping[str, object]) -> Partitioner:
 
 
 def _load(plugin: Plugin) -> object:
+    if EntryPoint.pattern.match(plugin.target) is None:
+        cause = f"its entry point {plugin.target!r} is not of the form 'module:object'"
+        raise BrokenPartitioner(plugin.name, plugin.origin, cause)
     try:
         return plugin.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = f"it does not load ({type(error).__name__}: {error})"
         raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
 
@@ -108,10 +115,10 @@ def _made(plugin: Plugin, kind: object, options: Mapping[str, object]) -> Partit
         made = kind(**options)  # type: ignore[operator]
     except PartitionError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = f"it cannot be made ({type(error).__name__}: {error})"
         raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
-    if not isinstance(made, Partitioner):
-        cause = f"a {type(made).__name__} is no Partitioner, which has `name` and `partition`"
+    if not is_partitioner(made):
+        cause = f"a {type(made).__name__} is no Partitioner, which has a `name` and `partition`"
         raise BrokenPartitioner(plugin.name, plugin.origin, cause)
     return made

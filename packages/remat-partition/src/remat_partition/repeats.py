@@ -2,14 +2,15 @@
 
 The ops in execution order are a sequence of equivalence classes (HiRemate, C.1.1, uses them to
 find identical blocks after cutting; here they say where to cut). A run of this sequence, the same
-classes again and again, is cut into its periods, where in the period the fewest bytes cross on
-average. The blocks so found are elements of a shorter sequence, equal where they are the same
-inside, which is cut in the same way: layers into groups of layers. What is left without repeats,
-and is still too much for a block, H-Partition cuts, which keeps the elements whole.
+classes again and again, that is longer than a block may be, is cut into its periods, where in the
+period the fewest bytes cross on average; what lies between runs is grouped by one level of
+H-Partition. The blocks so found are elements of a shorter sequence, equal where they are the same
+inside, which is cut in the same way: layers into groups of layers. What is left without runs, and
+is still too much for a block, H-Partition cuts, which keeps the elements whole.
 
-A period above `max_block_ops` is one block cut inside, by the same rules; short periods are taken
-together, as many as fit and divide their number evenly where some do. Blocks that are the same
-inside are cut once, so identical blocks are identical at every level.
+A period above `max_block_ops` is one block cut inside, by the same rules, into as few parts as may
+do; short periods are taken together, as many as fit and divide their number evenly where some do.
+Blocks that are the same inside are cut once, so identical blocks are identical at every level.
 
 Guarantee: as H-Partition for bounds, validity and determinism. A repeated layer makes the same
 blocks however often it is repeated, but for the groups of layers at the levels above. O(n log² n)
@@ -98,20 +99,34 @@ class _Cutting:
         rest = HPartition(max_top_ops=most, max_block_ops=self.bound, alpha=self.alpha)
         return _put(rest.cut(quotient), members)
 
-    def groups(self, quotient: Quotient, tokens: list[int], most: int) -> list[range]:
-        """Cut the order into periods of runs, and single nodes in between."""
+    def groups(self, quotient: Quotient, tokens: list[int], most: int) -> list[list[int]]:
+        """Cut the order into periods of runs, and what lies in between as H-Partition does."""
         crossing = _crossing(quotient)
-        groups: list[range] = []
+        periods: list[range] = []
+        between: list[range] = []
         done = 0
         for run in find_runs(tokens):
-            start, periods = _best_phase(run, crossing)
-            together = self.together(run.period, periods, len(quotient), most)
-            step = run.period * together
-            end = start + run.period * periods
-            groups += [range(i, i + 1) for i in range(done, start)]
-            groups += [range(i, min(i + step, end)) for i in range(start, end, step)]
-            done = end
-        return [*groups, *(range(i, i + 1) for i in range(done, len(quotient)))]
+            if run.length > self.bound:
+                start, count = _best_phase(run, crossing)
+                step = run.period * self.together(run.period, count, len(quotient), most)
+                end = start + run.period * count
+                periods += [range(i, min(i + step, end)) for i in range(start, end, step)]
+                between.append(range(done, start))
+                done = end
+        between.append(range(done, len(quotient)))
+        fits = len(periods) + sum(map(len, between)) <= most
+        if fits or not periods:
+            between = [range(i, i + 1) for nodes in between for i in nodes]
+        groups = [list(nodes) for nodes in periods]
+        for nodes, part in zip(between, quotient.split(between), strict=True):
+            groups += [[nodes[i] for i in group] for group in self.level(part)]
+        return quotient.order(groups)
+
+    def level(self, part: Quotient) -> list[list[int]]:
+        """Group the nodes of a stretch by one level of H-Partition, or all if they fit."""
+        if len(part) <= self.bound:
+            return [list(range(len(part)))] if len(part) else []
+        return HPartition(max_top_ops=2, max_block_ops=self.bound, alpha=self.alpha).level(part)
 
     def together(self, period: int, periods: int, count: int, most: int) -> int:
         """Choose how many periods make one block."""
@@ -123,7 +138,8 @@ class _Cutting:
             left = count - period * periods + periods // together
             if periods % together == 0 and left <= most:
                 return together
-        return min(range((fit + 2) // 2, fit + 1), key=lambda k: (k < least, periods % k > 0, -k))
+        best = min(range((fit + 2) // 2, fit + 1), key=lambda k: (k < least, periods % k > 0, -k))
+        return math.ceil(periods / math.ceil(periods / best))
 
     def block(self, part: Quotient, tokens: list[int]) -> tuple[int, list[Member]]:
         """Give the token of a block, the same for the same inside, and its members."""
@@ -135,7 +151,7 @@ class _Cutting:
             most = self.bound
             if len(part) > most:
                 # Cut down to the bound alone, it would be full of pairs.
-                most = min(most, math.ceil(2 * len(part) / most))
+                most = min(most, math.ceil(len(part) / most))
             self.known[key] = (token, self.cut(part, tokens, most))
         return self.known[key]
 
