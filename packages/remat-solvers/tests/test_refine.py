@@ -8,12 +8,13 @@ from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
-from remat_graph import Graph, Status, simulate
+from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.least import least
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
-from remat_solvers.refine.relaxation import relax
+from remat_solvers.refine.relaxation import Stagewise, relax
+from remat_solvers.refine.solver import in_order
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
 from remat_solvers.wiring import Wiring, expand
@@ -113,12 +114,57 @@ def test_transformer_gap_is_certified_and_small(fraction):
     assert times == sorted(times, reverse=True)
 
 
+def test_a_point_keeps_what_it_keeps_at_the_next_checkpoint():
+    point = Stagewise((3, 7), (frozenset({1}), frozenset({2})), (frozenset(), frozenset()))
+    assert [point.keeps(op, 1) for op in (0, 3, 4, 7, 8)] == [True, True, False, False, True]
+
+
+def test_what_no_cut_allows_is_infeasible_at_once():
+    """Each op alone fits, and so do all results; the last large op beside the others does not."""
+    values, ops = [Value("x", 1)], []
+    for i in range(10):
+        values += [Value(f"big{i}", 50), Value(f"mid{i}", 20), Value(f"w{i}", 10)]
+        ops += [
+            Op(f"make{i}", ("x",), (f"big{i}",), 1.0),
+            Op(f"shrink{i}", (f"big{i}",), (f"mid{i}",), 1.0),
+            Op(f"result{i}", (f"mid{i}",), (f"w{i}",), 1.0),
+        ]
+    results = frozenset(f"w{i}" for i in range(10))
+    graph = Graph(tuple(values), tuple(ops), frozenset({"x"}), results, None)
+    assert least(Wiring.of(graph)).peak_bytes == 120
+    assert refine(graph, 160).schedule is not None
+    reports = []
+    assert refine(graph, 159, report=reports.append).status is Status.INFEASIBLE
+    assert [r.round for r in reports] == [0]
+
+
 def test_an_op_that_does_not_fit_is_infeasible_at_once():
     graph = gpt2(layers=1)
     floor = least(Wiring.of(graph))
     solution = refine(graph, floor.peak_bytes - 1)
     assert solution.status is Status.INFEASIBLE
     assert solution.schedule is None
+
+
+def test_a_schedule_given_is_where_it_begins():
+    """Without time for a program, the answer is no slower than the start."""
+    graph = gpt2(layers=4)
+    budget = int(0.4 * simulate(graph, store_all(graph)).peak_bytes)
+    good = refine(graph, budget, seconds=5)
+    reports = []
+    problem = Problem(graph, budget, start=good.schedule)
+    Refine().solve(problem, Limit.starting_now(5.0), reports.append)
+    assert reports[0].incumbent_time <= good.time
+    assert simulate(graph, reports[0].incumbent()).peak_bytes <= budget
+
+
+def test_only_a_schedule_in_the_order_of_the_graph_is_begun_with():
+    values = tuple(Value(name, 1) for name in ("x", "a", "b"))
+    ops = (Op("a", ("x",), ("a",), 1.0), Op("b", ("x",), ("b",), 1.0))
+    wiring = Wiring.of(Graph(values, ops, frozenset({"x"}), frozenset({"a", "b"}), None))
+    ab = Schedule((Compute("a"), Free("a"), Compute("b"), Compute("a")))
+    assert in_order(wiring, ab).tolist() == [0, 1, 0]
+    assert in_order(wiring, Schedule((Compute("b"), Compute("a")))) is None
 
 
 def test_no_time_still_gives_a_schedule():

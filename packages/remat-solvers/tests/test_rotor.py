@@ -1,7 +1,9 @@
 import dataclasses
+import math
 from collections import Counter
 from math import comb
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,8 +17,10 @@ from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solv
 from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
+from remat_solvers.rotor.program import fastest as fastest_sequence
 from remat_solvers.rotor.program import least_bytes
 from remat_solvers.store_all import store_all
+from remat_solvers.trace import trace
 from remat_solvers.wiring import Wiring
 
 UNIT = {
@@ -270,3 +274,50 @@ def test_a_twin_too_late_ties_no_more_than_it_must():
     ops = [dataclasses.replace(op, twin="f4" if op.name == "b1" else op.twin) for op in graph.ops]
     late = Graph(graph.values, tuple(ops), graph.resident, graph.results, graph.boundary)
     assert [len(stage.forward) for stage in find_chains(Wiring.of(late))[0].stages] == [1, 2, 1, 1]
+
+
+def test_what_the_backward_of_an_earlier_stage_reads_is_held():
+    """However stages are merged: here b1 reads what f2 makes, and merging hides why it is held."""
+    values = [Value("x", 1), Value("a2", 5), *(Value(v, 1) for v in ("a0", "a1", "a3", "a4"))]
+    values += [Value(f"g{i}", 1) for i in range(5)]
+    forward = [Op(f"f{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), 1.0) for i in range(5)]
+    forward[4] = dataclasses.replace(forward[4], inputs=("a3", "a2"))
+    backward = [
+        Op(
+            f"b{i}",
+            (*(() if i == 4 else (f"g{i + 1}",)), *(("a2",) if i == 1 else ())),
+            (f"g{i}",),
+            1.0,
+            stage=Stage.BACKWARD,
+            twin=f"f{i}",
+        )
+        for i in reversed(range(5))
+    ]
+    ops = (*forward, *backward)
+    graph = Graph(tuple(values), ops, frozenset({"x"}), frozenset({"g0"}), "b4")
+    wiring = Wiring.of(graph)
+    spanning = wiring.values.index("a2")
+    for found in find_chains(wiring):
+        for most in range(2, len(found.stages) + 1):
+            coarse = merged(wiring, found, most)
+            home = {op: k for k, s in enumerate(coarse.stages) for op in (*s.forward, *s.backward)}
+            assert spanning in coarse.held or home[graph.op_index["b1"]] == home[2]
+            costs = measure_stages(wiring, coarse)
+            least = least_bytes(costs)
+            sequence = fastest_sequence(costs, least, least, math.inf)
+            assert sequence is not None
+            assert trace(wiring, np.array(sequence)).peak_bytes <= least
+
+
+def test_neighbours_without_backward_are_one_stage():
+    """The writing of statistics after the loss, say, is no chain of its own."""
+    graph = chain([UNIT] * 4)
+    tail = [Op(f"s{i}", ("a-1",), (f"n{i}",), 0.0, replayable=False) for i in range(3)]
+    ops = (*graph.ops[:4], *tail, *graph.ops[4:])
+    values = (*graph.values, *(Value(f"n{i}", 1) for i in range(3)))
+    results = graph.results | {"n0", "n1", "n2"}
+    longer = Graph(values, ops, graph.resident, results, graph.boundary)
+    counts = [len(stage.forward) for stage in find_chains(Wiring.of(longer))[0].stages]
+    assert counts == [1, 1, 1, 1, 3]
+    for budget in range(store_all_peak(graph) - 1, store_all_peak(graph) + 4):
+        check(longer, budget, rotor(longer, budget))

@@ -14,7 +14,9 @@ from remat_graph import (
     Free,
     Graph,
     Hierarchy,
+    InvalidSchedule,
     Op,
+    Schedule,
     Status,
     Value,
     from_networkx,
@@ -107,6 +109,36 @@ def test_a_hierarchy_of_another_graph_is_refused():
     names = tuple(op.name for op in other.ops[: other.boundary_index])
     with pytest.raises(InvalidProblem, match="another graph"):
         solve(GRAPH, PEAK, hierarchy=Hierarchy(other, Block("root", names)))
+
+
+def _interrupt_at_the_first_schedule(progress):
+    if progress.incumbent is not None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("solver", ["refine", "tw-remat", "checkmate-rounding"])
+def test_the_best_so_far_is_kept_on_ctrl_c_if_asked(solver):
+    options = {"solver": solver, "progress": _interrupt_at_the_first_schedule, "limit_seconds": 30}
+    solution = solve(GRAPH, int(PEAK * 0.7), keep_best=True, **options)
+    assert solution.status is Status.FEASIBLE
+    assert simulate(GRAPH, solution.schedule).peak_bytes <= int(PEAK * 0.7)
+    with pytest.raises(KeyboardInterrupt):
+        solve(GRAPH, int(PEAK * 0.7), **options)
+
+
+def test_ctrl_c_before_any_schedule_is_ctrl_c():
+    def interrupt(_progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(GRAPH, int(PEAK * 0.7), keep_best=True, solver="tw-remat", progress=interrupt)
+
+
+def test_a_schedule_to_start_from_must_be_legal():
+    start = store_all(GRAPH)
+    with pytest.raises(InvalidSchedule, match="not alive"):
+        solve(GRAPH, PEAK, start=Schedule(start.steps[1:]))
+    assert solve(GRAPH, PEAK, start=start).status is Status.OPTIMAL
 
 
 def test_any_networkx_dag_can_be_planned():

@@ -1,16 +1,17 @@
-"""Bring a sequence of computations within a budget: evict by price, one value at a time.
+"""Bring a sequence of computations within a budget: evict by price, some values at a time.
 
 At the moment of the peak, of the values that are alive but idle, the one is evicted whose
 recomputation just before its next use costs least time per byte freed. The closure of what is no
 longer alive at that use is recomputed with it. Dearer: recomputations that would themselves be over
 budget. Cheaper: lives that cover more moments over budget.
-Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: one trace per eviction.
+Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: a trace per eviction, or
+per handful of them on graphs of more than 500 ops, so that the number of traces does not grow.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from remat_solvers.wiring import Ints, Wiring
 __all__ = ["Taste", "evict"]
 
 _NEVER = np.iinfo(np.int64).max
+_OPS_PER_EVICTION = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ def evict(
     while now.peak_bytes > budget_bytes and since < patience:
         if deadline is not None and time.perf_counter() > deadline:
             break
-        choice = _cheapest(wiring, now, budget_bytes, taste, weights)
-        if choice is None:
+        choices = _cheapest(wiring, now, budget_bytes, taste, weights)
+        if not choices:
             break
-        now = trace(wiring, np.insert(now.sequence, *choice))
+        where = [q for q, closure in choices for _ in closure]
+        what = [op for _, closure in choices for op in closure]
+        now = trace(wiring, np.insert(now.sequence, where, what))
         excess = _excess(now, budget_bytes)
         since += 1
         if excess < least_excess:
@@ -77,13 +81,13 @@ def _excess(now: Trace, budget_bytes: int) -> int:
 
 def _cheapest(
     wiring: Wiring, now: Trace, budget_bytes: int, taste: Taste, weights: list[float]
-) -> tuple[int, list[int]] | None:
-    """Choose the eviction of least price at the peak: where to recompute, and what."""
+) -> list[tuple[int, list[int]]]:
+    """Choose the evictions of least price at the peak: where to recompute, and what."""
     peak = int(now.during.argmax())
     over = int(now.during[peak]) - budget_bytes
     copies, last_before, next_after = idle_copies(wiring, now, peak)
     if not len(copies):
-        return None
+        return []
     values = now.copy_value[copies]
     crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
     covered = crowded[np.minimum(next_after, now.steps)] - crowded[last_before + 1]
@@ -91,16 +95,18 @@ def _cheapest(
     gain = np.minimum(wiring.size[values], over) * share**taste.cover
     floor = wiring.time[wiring.producer[values]] / gain
     closures = Closures(wiring, now)
-    best_price, best = np.inf, None
+    most = 1 + wiring.op_count // _OPS_PER_EVICTION
+    best: list[tuple[float, int, list[int], int]] = []
+    worst = np.inf  # the price of the last of `most`
     for i in np.argsort(floor, kind="stable").tolist():
         v = int(values[i])
         weight = weights[v]
-        if floor[i] * 0.2 >= best_price and floor[i] * weight >= best_price:
+        if floor[i] * 0.2 >= worst and floor[i] * weight >= worst:
             if taste.noise == 0:
                 break
             continue
         q = int(next_after[i])
-        found = closures.at(v, q, best_price * float(gain[i]) / weight)
+        found = closures.at(v, q, worst * float(gain[i]) / weight)
         if found is None:
             continue
         closure, cost, bytes_there = found
@@ -108,9 +114,18 @@ def _cheapest(
         price = cost / float(gain[i]) * weight
         if crowd > 0:
             price *= 1 + taste.crowding * crowd / max(over, 1)
-        if price < best_price:
-            best_price, best = price, (q, closure)
-    return best
+        if price < worst:
+            insort(best, (price, q, closure, int(wiring.size[v])))
+            del best[most:]
+            worst = best[-1][0] if len(best) == most else np.inf
+    chosen: list[tuple[int, list[int]]] = []
+    freed = 0
+    for _, q, closure, size in best:
+        if freed >= over:
+            break
+        chosen.append((q, closure))
+        freed += size
+    return chosen
 
 
 def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:

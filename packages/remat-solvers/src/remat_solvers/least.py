@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.wiring import Wiring
+from remat_solvers.wiring import Ints, Wiring
 
-__all__ = ["Least", "least"]
+__all__ = ["Least", "least", "while_running"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def least(wiring: Wiring) -> Least:
     """Find the op that needs most whatever the schedule."""
     if not wiring.op_count:
         return Least(0, None)
-    need = _while_running(wiring) + _pinned(wiring)
+    need = while_running(wiring) + _pinned(wiring)
     at = int(need.argmax())
     bound, where = int(need[at]), wiring.graph.ops[at].name
     at_end = _at_last_result(wiring)
@@ -37,14 +37,15 @@ def least(wiring: Wiring) -> Least:
     return Least(bound, where)
 
 
-def _while_running(wiring: Wiring) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def while_running(wiring: Wiring) -> Ints:
+    """Sum, for each op, its inputs, its outputs and its workspace."""
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
-    need = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
+    need: Ints = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
     np.add.at(need, reader, wiring.size[wiring.in_value])
     return need
 
 
-def _pinned(wiring: Wiring) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _pinned(wiring: Wiring) -> Ints:
     """Sum what cannot be made again and is neither read nor made by the op, but needed after it."""
     last = wiring.producer.copy()
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
@@ -54,7 +55,7 @@ def _pinned(wiring: Wiring) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     change = np.zeros(wiring.op_count + 2, dtype=np.int64)
     np.add.at(change, wiring.producer[once] + 1, wiring.size[once])
     np.subtract.at(change, np.maximum(last[once], wiring.producer[once] + 1), wiring.size[once])
-    held = np.cumsum(change)[: wiring.op_count]
+    held: Ints = np.cumsum(change)[: wiring.op_count]
     for v in once.tolist():
         for op in set(reader[wiring.in_value == v].tolist()):
             if op < last[v]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from remat_graph import Graph, Hierarchy, Solution
+from remat_graph import Graph, Hierarchy, Schedule, Solution
 from remat_solvers.errors import InvalidProblem
 
 __all__ = ["Limit", "Problem", "Progress", "Report", "Solver", "silent"]
@@ -18,7 +19,8 @@ class Problem:
     """A graph to be scheduled within `budget_bytes`; `hierarchy` for solvers that cut first.
 
     `executor` is where a solver may run independent sub-problems (`parallel.run_all`); `None` is
-    here. The caller owns it: a solver never shuts it down.
+    here. The caller owns it: a solver never shuts it down. `start` is a schedule to begin with,
+    which a solver may use; it need not fit.
 
     Raises:
         InvalidProblem: if the budget is not a positive whole number of bytes, or the hierarchy is
@@ -29,6 +31,7 @@ class Problem:
     budget_bytes: int
     hierarchy: Hierarchy | None = None
     executor: Executor | None = field(default=None, compare=False, repr=False)
+    start: Schedule | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         budget = self.budget_bytes
@@ -78,7 +81,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a solver is: the best schedule so far, and what no schedule can beat."""
+    """How far a solver is: the best schedule so far, and what no schedule can beat.
+
+    `incumbent` makes that schedule when called; `None` where there is none, or it cannot be had.
+    """
 
     solver: str
     round: int
@@ -87,6 +93,7 @@ class Progress:
     lower_bound: float | None
     seconds: float
     message: str
+    incumbent: Callable[[], Schedule] | None = field(default=None, compare=False, repr=False)
 
 
 class Report(Protocol):

@@ -22,40 +22,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from remat_graph import Solution
 from remat_solvers.decomposition import Bag, Precedence, path_of, shrink_path
-from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.recursion import Recursion, sweep
-from remat_solvers.wiring import Wiring
+from remat_solvers.recursion import Recursion, RecursionSolver
 
 __all__ = ["PWRemat", "PathRecursion"]
 
 _Path = tuple[Bag, ...]
 
 
-class PWRemat:
+class PWRemat(RecursionSolver):
     """The recursion on a path, stopped below `k` bags; without `k`, swept over it."""
 
     name: ClassVar[str] = "pw-remat"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang. "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019. Section 5."
     )
 
-    def __init__(self, k: int | None = None) -> None:
-        self._k = k
-
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Take the fastest schedule within the budget over all k; `LIMIT` if there is none."""
-        wiring = Wiring.of(problem.graph)
-        recursion = PathRecursion(Precedence.of(wiring))
-        return sweep(self.name, wiring, recursion, problem, limit, report, self._k)
+    def recursion(self, precedence: Precedence) -> PathRecursion:
+        """Decompose a graph into a path of bags."""
+        return PathRecursion(precedence)
 
 
 class PathRecursion(Recursion):

@@ -1,6 +1,7 @@
 """What the two recursions over decompositions share: the division, the sweep, the clean-up.
 
-Kumar et al. (NeurIPS 2019), Algorithm 1 and section 4.3.
+Kumar et al. (NeurIPS 2019), Algorithm 1 and section 4.3. `sequences` sweeps over the limit at which
+a recursion stops; `RecursionSolver` is a solver made of that.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -18,7 +21,7 @@ from remat_solvers.decomposition import Bag, Precedence
 from remat_solvers.problem import Limit, Problem, Progress, Report
 from remat_solvers.wiring import Ints, Wiring, expand
 
-__all__ = ["Recursion", "playable", "sweep"]
+__all__ = ["Recursion", "RecursionSolver", "playable", "sequences"]
 
 Part = TypeVar("Part")
 
@@ -109,62 +112,88 @@ def playable(wiring: Wiring, order: Sequence[int]) -> Ints:
     return np.array(kept[::-1], dtype=np.int64)
 
 
-def sweep(
-    name: str,
-    wiring: Wiring,
-    recursion: Recursion,
-    problem: Problem,
-    limit: Limit,
-    report: Report,
-    only: int | None,
-) -> Solution:
-    """Try recursion limits from storing everything down to 1 and take the fastest that fits.
+def sequences(
+    wiring: Wiring, recursion: Recursion, deadline: float, only: int | None = None
+) -> Iterator[tuple[int, Ints]]:
+    """Yield legal sequences with their k, from storing everything down to k = 1.
 
-    Stops at the limit (30 s), and where the schedules are longer than 60 times the ops; with `only`
-    a k, nothing else is tried. `LIMIT` with the least peak met if none fits.
+    Ends at `deadline` of `time.perf_counter`, but not before the first, and where the sequences are
+    longer than 60 times the ops; with `only` a k, nothing else is tried.
     """
-    graph, budget = problem.graph, problem.budget_bytes
-    deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-    best: tuple[Schedule, Timeline] | None = None
-    least: int | None = None
-    for tried, k in enumerate(_recursion_limits(recursion.bag_count) if only is None else [only]):
+    limits = _recursion_limits(recursion.bag_count) if only is None else [only]
+    for tried, k in enumerate(limits):
         if tried and time.perf_counter() > deadline:
-            break
+            return
         order = recursion.order(k, _MOST_LENGTHS * wiring.op_count)
         if order is None:
-            break
-        schedule = expand(wiring, playable(wiring, order))
-        timeline = simulate(graph, schedule)
-        least = min(timeline.peak_bytes, timeline.peak_bytes if least is None else least)
-        fits = timeline.peak_bytes <= budget
-        if fits and (best is None or timeline.time < best[1].time):
-            best = schedule, timeline
-        report(
-            Progress(
-                solver=name,
-                round=tried + 1,
-                incumbent_time=best[1].time if best else None,
-                incumbent_peak_bytes=best[1].peak_bytes if best else None,
-                lower_bound=None,
-                seconds=limit.elapsed,
-                message=f"k={k}: time {timeline.time:.6g}, peak {timeline.peak_bytes} bytes",
+            return
+        yield k, playable(wiring, order)
+
+
+class RecursionSolver(ABC):
+    """Takes the fastest sequence of a recursion within the budget: with one k, or over all."""
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+
+    def __init__(self, k: int | None = None) -> None:
+        self._k = k
+
+    @abstractmethod
+    def recursion(self, precedence: Precedence) -> Recursion:
+        """Decompose a graph."""
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Take any graph that has an op."""
+        return None if problem.graph.ops else "the graph has no ops"
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Try k from storing everything down to 1 (for 30 s if no limit is set).
+
+        `LIMIT` with the least peak met if none fits.
+        """
+        graph, budget = problem.graph, problem.budget_bytes
+        wiring = Wiring.of(graph)
+        recursion = self.recursion(Precedence.of(wiring))
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        best: tuple[Schedule, Timeline] | None = None
+        least: int | None = None
+        found = sequences(wiring, recursion, deadline, self._k)
+        for number, (k, sequence) in enumerate(found, start=1):
+            schedule = expand(wiring, sequence)
+            timeline = simulate(graph, schedule)
+            least = min(timeline.peak_bytes, timeline.peak_bytes if least is None else least)
+            fits = timeline.peak_bytes <= budget
+            if fits and (best is None or timeline.time < best[1].time):
+                best = schedule, timeline
+            report(
+                Progress(
+                    solver=self.name,
+                    round=number,
+                    incumbent_time=best[1].time if best else None,
+                    incumbent_peak_bytes=best[1].peak_bytes if best else None,
+                    lower_bound=None,
+                    seconds=limit.elapsed,
+                    message=f"k={k}: time {timeline.time:.6g}, peak {timeline.peak_bytes} bytes",
+                    incumbent=None if best is None else partial(itemgetter(0), best),
+                )
             )
+            if best and best[1].time <= graph.time:
+                break
+        if best is None:
+            peak = 0 if least is None else least
+            return Solution(Status.LIMIT, None, math.inf, peak, None, self.name, limit.elapsed)
+        schedule, timeline = best
+        return Solution(
+            status=Status.FEASIBLE,
+            schedule=schedule,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=None,
+            solver=self.name,
+            solve_seconds=limit.elapsed,
         )
-        if best and best[1].time <= graph.time:
-            break
-    if best is None:
-        peak = 0 if least is None else least
-        return Solution(Status.LIMIT, None, math.inf, peak, None, name, limit.elapsed)
-    schedule, timeline = best
-    return Solution(
-        status=Status.FEASIBLE,
-        schedule=schedule,
-        time=timeline.time,
-        peak_bytes=timeline.peak_bytes,
-        lower_bound=None,
-        solver=name,
-        solve_seconds=limit.elapsed,
-    )
 
 
 def _recursion_limits(bag_count: int) -> list[int]:

@@ -1,9 +1,10 @@
 """The smallest budget for which a schedule is found, and the proof below which there is none.
 
-Evicts at budgets halved between the proved least and the best found so far, then at some shares of
-the best; the peak that an attempt reaches counts even where it misses its budget.
-Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved; between them nothing
-is known. Complexity: about a dozen repairs.
+Budgets are halved between what is proved and the best found, then some shares of the best are
+tried: at each, the best schedule is mended (`evict`), the ops are run in one pass (`paging`), and
+storing everything is mended. The peak that an attempt reaches counts even where it misses.
+Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`); between
+them nothing is known. Complexity: some dozens of attempts, each limited in time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_graph import Graph, Schedule
+from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import Taste, evict
 from remat_solvers.least import least
+from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit
 from remat_solvers.prune import drop_unused
 from remat_solvers.trace import Trace, trace
@@ -24,7 +27,10 @@ from remat_solvers.wiring import Wiring, expand
 __all__ = ["SmallestBudget", "smallest_budget", "smallest_trace"]
 
 _TASTES = (Taste(), Taste(crowding=8.0), Taste(cover=0.0, crowding=0.5))
+_HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
+_ATTEMPT_SECONDS = 0.5
 _DEFAULT_SECONDS = 10.0
+_PROOF_SHARE = 0.3
 _CLOSE = 1.02
 _SHARES = (0.98, 0.94, 0.88, 0.8)
 
@@ -47,8 +53,9 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     """
     wiring = Wiring.of(graph)
     limit = Limit.starting_now(limit_seconds)
-    found = smallest_trace(wiring, limit.started + limit.left(_DEFAULT_SECONDS))
-    floor = least(wiring)
+    seconds = limit.left(_DEFAULT_SECONDS)
+    floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
+    found = smallest_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
     return SmallestBudget(
         peak_bytes=found.peak_bytes,
         schedule=expand(wiring, found.sequence),
@@ -57,10 +64,13 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     )
 
 
-def smallest_trace(wiring: Wiring, deadline: float) -> Trace:
-    """Halve, then lower the target from the best found until nothing helps, or `deadline`."""
+def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
+    """Halve, then lower the target from the best found until nothing helps, or `deadline`.
+
+    `floor_bytes` is a peak below which it is known that there is nothing.
+    """
     best = trace(wiring, np.arange(wiring.op_count))
-    low = floor = least(wiring).peak_bytes
+    low = floor = max(floor_bytes, least(wiring).peak_bytes)
     while best.peak_bytes > low * _CLOSE and time.perf_counter() < deadline:
         middle = (low + best.peak_bytes) // 2
         best = _lower(wiring, best, middle, deadline)
@@ -76,13 +86,23 @@ def smallest_trace(wiring: Wiring, deadline: float) -> Trace:
 
 
 def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> Trace:
-    """Evict from storing everything, by every taste until one reaches the target."""
-    for taste in _TASTES:
-        if best.peak_bytes <= target_bytes or time.perf_counter() >= deadline:
+    """Try in turn to reach the target: mend the best, run in one pass, mend storing everything."""
+    everything = np.arange(wiring.op_count)
+    for attempt in range(2 * len(_TASTES) + 1):
+        now = time.perf_counter()
+        if best.peak_bytes <= target_bytes or now >= deadline:
             break
-        found = evict(
-            wiring, np.arange(wiring.op_count), target_bytes, taste=taste, deadline=deadline
-        )
+        soon = min(deadline, now + max(_ATTEMPT_SECONDS, (deadline - now) / 30))
+        which, paged = divmod(attempt, 2)
+        if paged:
+            sequence = page(wiring, target_bytes, habit=_HABITS[which], deadline=soon)
+            if sequence is None:
+                continue
+            found = trace(wiring, sequence)
+        else:
+            start = everything if attempt else best.sequence
+            taste = _TASTES[max(which - 1, 0)]
+            found = evict(wiring, start, target_bytes, taste=taste, deadline=soon)
         found = drop_unused(wiring, found)
         if found.peak_bytes < best.peak_bytes:
             best = found

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from concurrent.futures import Executor
 
-from remat_graph import Graph, Hierarchy, InvalidSchedule, Solution, Status, simulate
+from remat_graph import (
+    Graph,
+    Hierarchy,
+    InvalidSchedule,
+    Schedule,
+    Solution,
+    Status,
+    simulate,
+)
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.registry import find, get_solver
 from remat_solvers.smallest import smallest_budget
 
-__all__ = ["AUTO", "solve"]
+__all__ = ["AUTO", "search", "solve"]
 
 AUTO = "auto"
 _PROBE_SECONDS = 5.0
@@ -25,13 +34,19 @@ _log = logging.getLogger(__name__)
 
 
 class _Relay:
-    """Passes progress on, and remembers what the receiver raised, so that no solver is blamed."""
+    """Passes progress on, and remembers what the receiver raised, so that no solver is blamed.
+
+    Remembers the last progress that came with a schedule, too.
+    """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.raised: Exception | None = None
+        self.last: Progress | None = None
 
     def __call__(self, progress: Progress, /) -> None:
+        if progress.incumbent is not None:
+            self.last = progress
         try:
             self._report(progress)
         except Exception as error:
@@ -48,8 +63,14 @@ def solve(
     limit_seconds: float | None = None,
     executor: Executor | None = None,
     progress: Report | None = None,
+    keep_best: bool = False,
+    start: Schedule | None = None,
 ) -> Solution:
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
+
+    With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
+    else, and without it, `KeyboardInterrupt` is raised. `start` is a schedule to begin with, such
+    as that for another budget: it need not fit, but it must be legal.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without; the caller owns it.
@@ -62,17 +83,42 @@ def solve(
             not load, fails, or gives an answer that does not hold.
         UnsuitableSolver: if the solver says that it cannot take the problem.
         WorkerDied: if the executor lost a sub-problem.
+        InvalidSchedule: if `start` is not legal for the graph.
     """
-    problem = Problem(graph, budget_bytes, hierarchy, executor)
+    problem = Problem(graph, budget_bytes, hierarchy, executor, start)
+    if start is not None:
+        simulate(graph, start)
     limit = Limit.starting_now(limit_seconds)
     relay = _Relay(silent if progress is None else progress)
-    names = ["store-all", "refine"] if solver == AUTO else [solver]
-    answer: Solution | None = None
-    for name in names:
-        answer = _ask(name, problem, limit, relay)
-        if answer.schedule is not None:
-            return answer
-    raise _too_small(problem, limit, answer)
+    try:
+        answer = _search(problem, solver, limit, relay)
+    except KeyboardInterrupt:
+        best = _best_so_far(problem, limit, relay.last) if keep_best else None
+        if best is None:
+            raise
+        return best
+    if answer.schedule is None:
+        raise _too_small(problem, limit, answer)
+    return answer
+
+
+def search(problem: Problem, solver: str, limit: Limit, report: Report = silent) -> Solution:
+    """Ask as `solve` does, but hand back an answer that has no schedule: nothing else is probed.
+
+    Raises:
+        SolverError: as `solve`, but for `BudgetTooSmall`.
+    """
+    return _search(problem, solver, limit, _Relay(report))
+
+
+def _search(problem: Problem, solver: str, limit: Limit, relay: _Relay) -> Solution:
+    """Ask the solver, or those of `auto` in turn until one has a schedule; the last answer."""
+    first, *others = ["store-all", "refine"] if solver == AUTO else [solver]
+    answer = _ask(first, problem, limit, relay)
+    for name in others:
+        if answer.schedule is None:
+            answer = _ask(name, problem, limit, relay)
+    return answer
 
 
 def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
@@ -91,6 +137,23 @@ def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
         cause = f"it raised {type(error).__name__}: {error}"
         raise BrokenSolver(name, find(name).origin, cause) from error
     return _checked(name, problem, answer)
+
+
+def _best_so_far(problem: Problem, limit: Limit, last: Progress | None) -> Solution | None:
+    """Make an answer, checked, of the last schedule that a solver reported."""
+    if last is None or last.incumbent is None:
+        return None
+    schedule = last.incumbent()
+    found = Solution(
+        status=Status.FEASIBLE,
+        schedule=schedule,
+        time=math.inf,
+        peak_bytes=0,
+        lower_bound=last.lower_bound,
+        solver=last.solver,
+        solve_seconds=limit.elapsed,
+    )
+    return _checked(last.solver, problem, found)
 
 
 def _why_not(chosen: Solver, problem: Problem) -> str | None:
@@ -133,12 +196,12 @@ def _checked(name: str, problem: Problem, answer: object) -> Solution:
     return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
 
 
-def _too_small(problem: Problem, limit: Limit, answer: Solution | None) -> BudgetTooSmall:
+def _too_small(problem: Problem, limit: Limit, answer: Solution) -> BudgetTooSmall:
     """Say what would fit."""
     seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
     smallest = smallest_budget(problem.graph, limit_seconds=seconds)
     least_bytes, least_at = smallest.least_bytes, smallest.least_at
-    proved = answer is not None and answer.status is Status.INFEASIBLE
+    proved = answer.status is Status.INFEASIBLE
     if proved and least_bytes <= problem.budget_bytes:
         least_bytes, least_at = problem.budget_bytes + 1, None
     status = Status.INFEASIBLE if least_bytes > problem.budget_bytes else Status.LIMIT

@@ -16,7 +16,7 @@ import numpy as np
 
 from remat_solvers.wiring import Ints, Wiring
 
-__all__ = ["Trace", "sequence_time", "trace"]
+__all__ = ["Trace", "first_runs", "sequence_time", "trace"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +92,13 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
         use_position=use_position,
         use_copy=use_copy,
     )
+
+
+def first_runs(wiring: Wiring, now: Trace) -> Ints:
+    """Find the position of the first computation of each op."""
+    width = now.steps + 1
+    first: Ints = now.key[np.searchsorted(now.key, np.arange(wiring.op_count) * width)] % width
+    return first
 
 
 def sequence_time(wiring: Wiring, sequence: Ints) -> float:

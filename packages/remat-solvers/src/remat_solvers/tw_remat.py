@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from remat_graph import Solution
 from remat_solvers.decomposition import (
     Bag,
     Precedence,
@@ -38,36 +37,23 @@ from remat_solvers.decomposition import (
     tree_of,
     without_bag,
 )
-from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.recursion import Recursion, sweep
-from remat_solvers.wiring import Wiring
+from remat_solvers.recursion import Recursion, RecursionSolver
 
 __all__ = ["TWRemat", "TreeRecursion"]
 
 
-class TWRemat:
+class TWRemat(RecursionSolver):
     """Algorithm 1 with the recursion stopped below `k` bags; without `k`, swept over it."""
 
     name: ClassVar[str] = "tw-remat"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang. "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019."
     )
 
-    def __init__(self, k: int | None = None) -> None:
-        self._k = k
-
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Take the fastest schedule within the budget over all k; `LIMIT` if there is none."""
-        wiring = Wiring.of(problem.graph)
-        recursion = TreeRecursion(Precedence.of(wiring))
-        return sweep(self.name, wiring, recursion, problem, limit, report, self._k)
+    def recursion(self, precedence: Precedence) -> TreeRecursion:
+        """Decompose a graph into a tree of bags."""
+        return TreeRecursion(precedence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -117,14 +118,20 @@ class Recorder:
         return quick(level, budget_bytes, seconds)
 
 
-def levels_of(
-    hierarchy: Hierarchy, most_options: int = 12, most_nodes: int = 1
-) -> list[Level]:
+def levels_of(hierarchy: Hierarchy, most_options: int = 12, most_nodes: int = 1) -> list[Level]:
     """Plan the blocks of a hierarchy quickly: its levels, with the options found, the top last."""
     blocks, recorder = Blocks(hierarchy, most_options), Recorder()
     blocks.plan(recorder, None, time.perf_counter() + 60, lambda message: None)
-    return [*{level.wiring.values: level for level in recorder.levels}.values(), blocks.top(most_nodes)]
+    return [
+        *{level.wiring.values: level for level in recorder.levels}.values(),
+        blocks.top(most_nodes),
+    ]
 
 
 def store_all_peak(level: Level) -> int:
     return trace(level.wiring, np.arange(level.wiring.op_count)).peak_bytes
+
+
+def fatal(level: Level, budget_bytes: int, seconds: float) -> list[Ints]:
+    """Plan nothing: end the process."""
+    os._exit(1)

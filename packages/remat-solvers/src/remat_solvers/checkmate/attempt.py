@@ -1,4 +1,4 @@
-"""What both Checkmate solvers keep while they work: the best schedule, the bound, the answer."""
+"""What solvers by integer programs keep while they work: best schedule, bound, answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from remat_graph import Solution, Status, simulate
+from remat_graph import Schedule, Solution, Status, simulate
 from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import count_columns
 from remat_solvers.checkmate.stages import Bits, Stages
@@ -84,6 +84,11 @@ class Attempt:
             self.best, self.best_time = now, found_time
         return True
 
+    def take(self, sequence: Ints) -> None:
+        """Keep a sequence if it fits and is faster, and report it."""
+        if self.offer(sequence):
+            self.say("a schedule was found")
+
     def offer_kept(self, kept: Bits) -> bool:
         """Offer the least recomputation for what is kept."""
         return self.offer(self.stages.sequence(self.stages.least_run(kept)))
@@ -119,9 +124,15 @@ class Attempt:
             lower_bound=self.bound,
             seconds=self._limit.elapsed,
             message=message,
+            incumbent=None if self.best is None else self._schedule,
         )
         _log.info("%s", progress)
         self._report(progress)
+
+    def _schedule(self) -> Schedule:
+        if self.best is None:
+            raise ValueError("no schedule has been found")
+        return expand(self.wiring, self.best.sequence)
 
     def solution(self) -> Solution:
         """Give the answer, with the simulator's figures."""
@@ -135,7 +146,7 @@ class Attempt:
                 solver=self._solver,
                 solve_seconds=self._limit.elapsed,
             )
-        schedule = expand(self.wiring, self.best.sequence)
+        schedule = self._schedule()
         timeline = simulate(self.wiring.graph, schedule)
         return Solution(
             status=Status.OPTIMAL if self.closed else Status.FEASIBLE,

@@ -1,7 +1,8 @@
 """The stage-refined ILP: near-optimal schedules with a certified bound, for graphs of 1,000 ops.
 
 `relaxation` writes the program, `construct` turns its point into a schedule, `moments` finds where
-to refine it, `embed` maps schedules back for warm starts, `solver` runs the rounds.
+to refine it, `embed` maps schedules back for warm starts, `rounds` decides what comes when,
+`solver` is the door.
 """
 
 from remat_solvers.refine.solver import Refine

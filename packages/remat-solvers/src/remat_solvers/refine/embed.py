@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from remat_solvers.refine.relaxation import Relaxation
-from remat_solvers.trace import Trace
+from remat_solvers.trace import Trace, first_runs
 from remat_solvers.wiring import Floats, Ints, Wiring
 
 __all__ = ["embed"]
@@ -19,8 +19,7 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     """Write a trace as a point: what is alive at each checkpoint and what is redone in between."""
     point = np.zeros(len(relaxation.program.cost))
     steps = now.steps
-    ops = np.arange(wiring.op_count)
-    first = now.key[np.searchsorted(now.key, ops * (steps + 1))] % (steps + 1)
+    first = first_runs(wiring, now)
     stops = (*relaxation.checkpoints, wiring.op_count)
     for k, c in enumerate(relaxation.checkpoints):
         since = int(first[c])

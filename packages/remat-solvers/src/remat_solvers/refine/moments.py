@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.trace import Trace
-from remat_solvers.wiring import Ints, Wiring
+from remat_solvers.trace import Trace, first_runs
+from remat_solvers.wiring import Wiring
 
 __all__ = ["Refinement", "refinements"]
 
@@ -40,8 +40,7 @@ def refinements(
     wiring: Wiring, now: Trace, budget_bytes: int, present: Refinement, most: int
 ) -> list[Refinement]:
     """List up to `most` refinements not yet present, for the moments most over budget."""
-    ops = np.arange(wiring.op_count)
-    first: Ints = now.key[np.searchsorted(now.key, ops * (now.steps + 1))] % (now.steps + 1)
+    first = first_runs(wiring, now)
     over = now.during - budget_bytes
     found: list[Refinement] = []
     near = max(1, wiring.op_count // 50)

@@ -29,6 +29,7 @@ and 7; (d) and (e) are its memory rows at chosen moments, (f) is ours.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,11 @@ class Stagewise:
     checkpoints: tuple[int, ...]
     kept: tuple[frozenset[int], ...]
     redo: tuple[frozenset[int], ...]
+
+    def keeps(self, op: int, value: int) -> bool:
+        """Say whether a value made before `op` is kept at the first checkpoint from `op` on."""
+        k = bisect_left(self.checkpoints, op)
+        return k == len(self.checkpoints) or value in self.kept[k]
 
 
 def relax(

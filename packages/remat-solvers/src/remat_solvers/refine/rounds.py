@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 import numpy as np
 
+from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import Taste, evict
 from remat_solvers.exhaust import exhaust
-from remat_solvers.least import least
 from remat_solvers.milp import Answer, Outcome, solve_program
+from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, Progress, Report
 from remat_solvers.prune import prune
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, refinements
-from remat_solvers.refine.relaxation import Relaxation, read_point, relax
+from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point, relax
 from remat_solvers.shake import shake
 from remat_solvers.trace import Trace, sequence_time, trace
-from remat_solvers.wiring import Wiring
+from remat_solvers.wiring import Ints, Wiring, expand
 
 __all__ = ["TOLERANCE", "Rounds"]
 
@@ -38,6 +40,10 @@ _TASTES = (
     Taste(noise=0.2, seed=1),
 )
 
+_HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
+_ATTEMPT_SECONDS = 0.4
+_ATTEMPT_SECONDS_PER_OP = 5e-4
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +51,13 @@ class Rounds:
     """The state of one solve: incumbent, bound, and the program's checkpoints and rows."""
 
     def __init__(
-        self, wiring: Wiring, budget_bytes: int, deadline: float, limit: Limit, report: Report
+        self,
+        wiring: Wiring,
+        budget_bytes: int,
+        deadline: float,
+        limit: Limit,
+        report: Report,
+        start: Ints | None = None,
     ) -> None:
         self.wiring = wiring
         self.budget_bytes = budget_bytes
@@ -55,6 +67,7 @@ class Rounds:
         self.once = wiring.graph.time
         self.bound = self.once
         self.infeasible = False
+        self._given = start
         self._limit = limit
         self._report = report
         self._round = 0
@@ -66,13 +79,10 @@ class Rounds:
         self.offer(everything)
         if self.closed(0.0):
             return self._say("storing everything fits")
-        if least(self.wiring).peak_bytes > self.budget_bytes:
+        if bottleneck(self.wiring, self._soon()).peak_bytes > self.budget_bytes:
             self.infeasible = True
-            return self._say("one op alone needs more than the budget")
-        for taste in _TASTES:
-            self._repair(everything, taste)
-            if self.best is not None:
-                break
+            return self._say("nothing fits: the least peak is above the budget")
+        self._start(everything)
         self._say("repaired storing everything")
         self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
         if not self.infeasible and not self.closed(0.0):
@@ -80,6 +90,17 @@ class Rounds:
         if not self.infeasible:
             self._polish(self._left())
         return None
+
+    def _start(self, everything: Trace) -> None:
+        """Find a schedule that fits without a program, by whatever gives one first."""
+        if self._given is not None:
+            self._repair(trace(self.wiring, self._given), _TASTES[0])
+        self._repair(everything, _TASTES[0])
+        for taste, habit in zip(_TASTES[1:], _HABITS, strict=True):
+            if self.best is None:
+                self._page(habit, None)
+            if self.best is None:
+                self._repair(everything, taste)
 
     def closed(self, gap: float) -> bool:
         """Say whether the incumbent is proved to be within a share `gap` of the bound."""
@@ -100,6 +121,11 @@ class Rounds:
 
     def _left(self) -> float:
         return self.deadline - time.perf_counter()
+
+    def _soon(self) -> float:
+        """Give one attempt of a heuristic its time."""
+        seconds = _ATTEMPT_SECONDS + _ATTEMPT_SECONDS_PER_OP * self.wiring.op_count
+        return time.perf_counter() + min(self._left(), max(seconds, self._left() / 30))
 
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
@@ -155,7 +181,7 @@ class Rounds:
         return relaxation, answer
 
     def _reserve(self, tried: Refinement) -> None:
-        """Start from programs with less room, whose schedules overshoot less; prune to the rest."""
+        """Build from programs with less room, whose schedules overshoot less; prune then."""
         for share in _RESERVES:
             if self._enough():
                 break
@@ -185,16 +211,31 @@ class Rounds:
         stagewise = read_point(relaxation, self.wiring, answer.point)
         built = trace(self.wiring, construct(self.wiring, stagewise))
         self._repair(built, Taste())
+        if self.best is None:
+            self._page(_HABITS[0], stagewise)
         return built
 
     def _where(self, built: Trace, tried: Refinement) -> list[Refinement]:
         return refinements(self.wiring, built, self.budget_bytes, tried, 3 * _AT_ONCE)
 
     def _repair(self, start: Trace, taste: Taste) -> None:
+        """Evict, prune and offer."""
         fitting = evict(
-            self.wiring, start.sequence, self.budget_bytes, taste=taste, deadline=self.deadline
+            self.wiring, start.sequence, self.budget_bytes, taste=taste, deadline=self._soon()
         )
         self.offer(prune(self.wiring, fitting, self.budget_bytes))
+
+    def _page(self, habit: Habit, stagewise: Stagewise | None) -> None:
+        """Run within the budget in one pass, keeping what the point of a program keeps."""
+        sequence = page(
+            self.wiring,
+            self.budget_bytes,
+            habit=habit,
+            plan=None if stagewise is None else stagewise.keeps,
+            deadline=self._soon(),
+        )
+        if sequence is not None:
+            self.offer(prune(self.wiring, trace(self.wiring, sequence), self.budget_bytes))
 
     def _polish(self, seconds: float) -> None:
         if self.best is not None and seconds > 0 and not self._enough():
@@ -218,6 +259,7 @@ class Rounds:
             lower_bound=self.bound,
             seconds=self._limit.elapsed,
             message=message,
+            incumbent=None if best is None else partial(expand, self.wiring, best.sequence),
         )
         _log.info("%s", progress)
         self._report(progress)

@@ -1,18 +1,19 @@
 """`refine`: rounds of the stage-refined ILP, each certified, repaired and improved.
 
-Memory binds only at a few moments, so the program has few checkpoints (`relaxation`). A round
-solves it, takes the back end's dual bound as a lower bound on the time of every schedule in the
-order of the graph, builds a schedule from the point, and simulates it. Within budget: done, and the
-gap is certified. Else the schedule is repaired (`evict`), pruned, shaken, and kept if it is the
-fastest so far, and checkpoints and running-memory rows are added where it was over budget. The
-first program is also solved with reserves, less room than the budget, for schedules that overshoot
-less; what they leave free is pruned back. On graphs of about a dozen ops a search of all states
-(`exhaust`) closes what the program leaves open.
+A first schedule comes of mending storing everything (`evict`) or, where little fits, of running the
+ops within the budget in one pass (`paging`). Memory binds only at a few moments, so the program has
+few checkpoints (`relaxation`). A round solves it, takes the back end's dual bound as a lower bound
+on the time of every schedule in the order of the graph, builds a schedule from the point, and
+simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
+shaken, and kept if it is the fastest so far, and checkpoints and running-memory rows are added
+where it was over budget. The first program is also solved with reserves, less room than the budget,
+for schedules that overshoot less; what they leave free is pruned back. On graphs of about a dozen
+ops a search of all states (`exhaust`) closes what the program leaves open.
 
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
 `INFEASIBLE` that the program is.
-Complexity: rounds of MILPs, stopped by the limit; 1,000 ops take seconds at half the memory.
+Complexity: rounds of MILPs, stopped by the limit; 7,000 ops take seconds at half the memory.
 Limits: the order of first computations is fixed; recomputations of one op in one segment count once
 in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al. 2020), section 4.
 """
@@ -23,13 +24,15 @@ import math
 import time
 from typing import ClassVar
 
-from remat_graph import Solution, Status, simulate
+import numpy as np
+
+from remat_graph import Compute, Schedule, Solution, Status, simulate
 from remat_solvers.problem import Limit, Problem, Report
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.wiring import Ints, Wiring, expand
 
-__all__ = ["Refine"]
+__all__ = ["Refine", "in_order"]
 
 _DEFAULT_SECONDS = 30.0
 
@@ -40,6 +43,11 @@ class Refine:
     name: ClassVar[str] = "refine"
     exact: ClassVar[bool] = True
     needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "The stage-refined integer program of remat-solvers, a relaxation of the program of "
+        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
+        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
+    )
 
     def can_solve(self, problem: Problem) -> str | None:
         """Take any graph that has an op."""
@@ -49,7 +57,8 @@ class Refine:
         """Refine until the gap is closed or the limit is reached (30 s if none is set)."""
         wiring = Wiring.of(problem.graph)
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        rounds = Rounds(wiring, problem.budget_bytes, deadline, limit, report)
+        start = None if problem.start is None else in_order(wiring, problem.start)
+        rounds = Rounds(wiring, problem.budget_bytes, deadline, limit, report, start)
         rounds.run()
         best = rounds.best
         if best is None:
@@ -79,3 +88,11 @@ class Refine:
             solver=self.name,
             solve_seconds=limit.elapsed,
         )
+
+
+def in_order(wiring: Wiring, start: Schedule) -> Ints | None:
+    """List the computations of a schedule; `None` if it first computes ops in another order."""
+    number = {op.name: i for i, op in enumerate(wiring.graph.ops)}
+    sequence = [number[step.op] for step in start if isinstance(step, Compute)]
+    in_order = list(dict.fromkeys(sequence)) == list(range(wiring.op_count))
+    return np.array(sequence, dtype=np.int64) if in_order else None

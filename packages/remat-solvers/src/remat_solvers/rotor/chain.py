@@ -4,7 +4,8 @@ HiRemate, appendix C.1.3: the forward ops are cut where one value alone goes on,
 inputs (resident values) ignored. A stage is what lies between two cuts; a backward op goes to the
 stage of its twin, or to the last stage where its inputs are there if that is earlier. Stages that
 the backward half ties together, because it reads a forward value of a stage that is neither its own
-nor the carried value of the one before, or because its order contradicts theirs, are merged.
+nor the carried value of the one before, or because its order contradicts theirs, are merged. So are
+neighbours that both have no backward op, as there is nothing to record between them.
 
 Some values need not hinder a cut, because they may be held from their first computation to their
 last use: results; what carries no gradient, such as masks (nothing it comes from is the twin of a
@@ -44,7 +45,7 @@ class Chain:
     """Stages in forward order; `held` values live from their first computation to their last use.
 
     They are results, outputs of ops that are not replayable, and what is read beyond the next
-    stage.
+    stage, or by the backward of an earlier one.
     """
 
     stages: tuple[ChainStage, ...]
@@ -197,7 +198,13 @@ def _with_backward(wiring: Wiring, stages: list[ChainStage], boundary: int) -> l
         depth += glued[k]
         if depth == 0 and k < count - 1:
             groups.append([])
-    return [_join(group) for group in groups]
+    found: list[ChainStage] = []
+    for stage in map(_join, groups):
+        if found and not found[-1].backward and not stage.backward:
+            found[-1] = _join([found[-1], stage])
+        else:
+            found.append(stage)
+    return found
 
 
 def _assign(
@@ -253,9 +260,10 @@ def _held(wiring: Wiring, stages: list[ChainStage] | tuple[ChainStage, ...]) -> 
     held = {v for v in made if v in read and not wiring.replayable_list[wiring.producer_list[v]]}
     held.update(set(made) & set(wiring.results.tolist()))
     carried = [stage.carried for stage in stages]
-    for op, k in home.items():
-        for v in wiring.inputs[op]:
-            source = home[wiring.producer_list[v]]
-            if source < k and not (source == k - 1 and carried[source] == v):
-                held.add(v)
+    for k, stage in enumerate(stages):
+        for op in (*stage.forward, *stage.backward):
+            for v in wiring.inputs[op]:
+                source = home.get(wiring.producer_list[v], k)
+                if source != k and not (source == k - 1 and carried[source] == v):
+                    held.add(v)
     return frozenset(held)

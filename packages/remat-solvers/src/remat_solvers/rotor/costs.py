@@ -1,29 +1,40 @@
 """What each stage of a chain costs in every way that the dynamic programme may run it.
 
-Every figure is that of running the ops of a stage one by one in execution order, a value given up
-right after its last use unless the way of running keeps it: workspace and inner values count.
-A forward stage is run
+Every figure is that of running the ops of a stage one by one, a value given up right after its last
+use unless the way of running keeps it: workspace and inner values count. A forward stage is run
 
 - *forgetting* (Fn): the input may go, only the carried value stays;
 - *keeping* (Fck): as before, but the input stays; it is counted outside;
 - *recording* (Fe): what its backward reads stays as well; the input is counted outside;
-- *recording and freeing*: as before, but the input goes, where the backward does not read it.
+- *recording and freeing*: as before, but the input goes after its last use, which may be in the
+  backward.
+
+Recording has options: each is a schedule of the two halves of the stage. Storing everything inside
+is the first one, and rotor's only one (Beaumont et al. 2019); in the others, which rk-rotor adds
+(Zhao et al. 2023), the backward half computes some of the forward ops again. Then the input of the
+stage is there until the backward where that, or what it computes again, reads it. What is held from
+its first computation to its last use is never computed again for its own sake.
 
 The first run of a stage runs all of its ops; a later one those that lead to what is kept, which for
-a recording right before the backward need not include the carried value (the third of a `record`).
-Complexity: linear in the ops and values of the graph, but for sums over live backward values.
+a recording right before the backward need not include the carried value (the third of a record).
+Guarantee: no figure is below that of the trace of the same ops.
+Complexity: linear in the ops and values of the graph and of the options, but for sums over live
+backward values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_solvers.rotor.chain import Chain
 from remat_solvers.wiring import Wiring
 
-__all__ = ["Run", "StageCosts", "measure_stages"]
+__all__ = ["Halves", "Record", "Run", "StageCosts", "measure_stages"]
+
+# A schedule of a stage: the ops of the forward half, and those of the backward half, in order.
+Halves = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,86 +50,167 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """An option: how a stage records, and its backward after that.
+
+    Of forward runs there are the first, the later ones, and the last before the backward. The peaks
+    of a backward run include all that is alive, but for the input of the stage; those of the
+    `..._freeing` runs include the input. `freed_bytes` is the input, if the backward does not read
+    it; `rereads` says whether the backward reads the carried value that was recorded.
+    """
+
+    forward: tuple[Run, Run, Run]
+    backward: Run
+    forward_freeing: tuple[Run, Run, Run]
+    backward_freeing: Run
+    recorded_bytes: int
+    freed_bytes: int
+    rereads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StageCosts:
     """All ways of running one stage, and the bytes around them.
 
-    A pair is the first run and the later ones; a triple adds the last before the backward.
-    `base_first_bytes` is held when the stage runs for the first time, `base_bytes` once the stages
-    after it have run backward: gradients, results, held values. The peak of `backward` includes
-    everything but the input of the stage. `freed_bytes` is the input, if the backward does not read
-    it; `rereads` says whether the backward reads the carried value.
+    `forget` and `keep` are the first run and the later ones; `records` starts with storing
+    everything. `base_first_bytes` is held when the stage runs for the first time, `base_bytes` once
+    the stages after it have run backward: gradients, results, held values.
     """
 
     forget: tuple[Run, Run]
     keep: tuple[Run, Run]
-    record: tuple[Run, Run, Run]
-    record_freeing: tuple[Run, Run, Run]
-    backward: Run
+    records: tuple[Record, ...]
+    input_bytes: int
     carried_bytes: int
-    recorded_bytes: int
-    freed_bytes: int
-    rereads: bool
     base_first_bytes: int
     base_bytes: int
 
 
-def measure_stages(wiring: Wiring, chain: Chain) -> tuple[StageCosts, ...]:
-    """Work out the costs of every stage."""
+def measure_stages(
+    wiring: Wiring, chain: Chain, options: Sequence[Iterable[Halves]] | None = None
+) -> tuple[StageCosts, ...]:
+    """Work out the costs of every stage; `options` are those besides storing everything."""
     lives = _Lives(wiring, chain)
     costs: list[StageCosts] = []
     before: set[int] = set()
     source: int | None = None
-    held = chain.held
     for k, stage in enumerate(chain.stages):
-        made = {v for op in stage.forward for v in wiring.outputs[op]}
-        read = {v for op in stage.backward for v in wiring.inputs[op]}
-        here = made & held
-        inputs = _only(source, held)
-        carried = _only(stage.carried, held)
-        saved = (read & made) - held
-        kept = carried | saved
-        freed = inputs - read
-        there = held | inputs
-        around, after = lives.into(k), lives.into(k - 1)
-        to_carried = _closure(wiring, stage.forward, carried, there)
-        to_kept = _closure(wiring, stage.forward, kept, there)
-        to_saved = _closure(wiring, stage.forward, saved, there)
+        border = _Border(
+            wiring=wiring,
+            forward=stage.forward,
+            backward=stage.backward,
+            inputs=_only(source, chain.held),
+            carried=_only(stage.carried, chain.held),
+            held=chain.held,
+            before=frozenset(before),
+            around=frozenset(lives.into(k)),
+            after=frozenset(lives.into(k - 1)),
+        )
+        halves = [(stage.forward, stage.backward), *(options[k] if options else ())]
         costs.append(
             StageCosts(
-                forget=(
-                    _run(wiring, stage.forward, inputs, carried | here, before),
-                    _run(wiring, to_carried, inputs, carried, held),
-                ),
-                keep=(
-                    _run(wiring, stage.forward, (), carried | here, before),
-                    _run(wiring, to_carried, (), carried, held),
-                ),
-                record=(
-                    _run(wiring, stage.forward, (), kept | here, before),
-                    _run(wiring, to_kept, (), kept, held),
-                    _run(wiring, to_saved, (), saved, held),
-                ),
-                record_freeing=(
-                    _run(wiring, stage.forward, freed, kept | here, before),
-                    _run(wiring, to_kept, freed, kept, held),
-                    _run(wiring, to_saved, freed, saved, held),
-                ),
-                backward=_run(wiring, stage.backward, saved | around, after, inputs),
-                carried_bytes=_bytes(wiring, carried),
-                recorded_bytes=_bytes(wiring, kept),
-                freed_bytes=_bytes(wiring, freed),
-                rereads=bool(carried & saved),
+                forget=border.passing(border.inputs),
+                keep=border.passing(()),
+                records=tuple(dict.fromkeys(border.record(*pair) for pair in halves)),
+                input_bytes=_bytes(wiring, border.inputs),
+                carried_bytes=_bytes(wiring, border.carried),
                 base_first_bytes=_bytes(wiring, before),
-                base_bytes=_bytes(wiring, around),
+                base_bytes=_bytes(wiring, border.around),
             )
         )
-        before |= here
+        before |= border.here
         source = stage.carried
     return tuple(costs)
 
 
 def _only(value: int | None, held: frozenset[int]) -> frozenset[int]:
     return frozenset() if value is None or value in held else frozenset({value})
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """A stage and what it meets: `before` is held when it runs first; for the others see `_Lives`.
+
+    `inputs` and `carried` have at most one value, and none that is held.
+    """
+
+    wiring: Wiring
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    inputs: frozenset[int]
+    carried: frozenset[int]
+    held: frozenset[int]
+    before: frozenset[int]
+    around: frozenset[int]
+    after: frozenset[int]
+
+    @property
+    def made(self) -> frozenset[int]:
+        """What the forward half makes."""
+        return frozenset(v for op in self.forward for v in self.wiring.outputs[op])
+
+    @property
+    def here(self) -> frozenset[int]:
+        """What the first run leaves to be held."""
+        return self.made & self.held
+
+    def passing(self, start: frozenset[int] | tuple[()]) -> tuple[Run, Run]:
+        """Measure the runs that leave the carried value alone."""
+        again, _ = self._leading(self.forward, self.carried)
+        return (
+            _run(self.wiring, self.forward, start, self.carried | self.here, self.before),
+            _run(self.wiring, again, start, self.carried, self.held),
+        )
+
+    def record(self, forward: tuple[int, ...], backward: tuple[int, ...]) -> Record:
+        """Measure an option."""
+        wiring = self.wiring
+        backward, needed = self._leading(backward, self.after, self.backward)
+        saved = needed & self.made
+        kept = self.carried | saved
+        reread = self.inputs & {v for op in backward for v in wiring.inputs[op]}
+        runs = [
+            (self._leading(forward, kept, self.forward)[0], kept | self.here, self.before),
+            (self._leading(forward, kept)[0], kept, self.held),
+            (self._leading(forward, saved)[0], saved, self.held),
+        ]
+        start = saved | self.around
+
+        def ahead(given: frozenset[int], stays: frozenset[int]) -> tuple[Run, Run, Run]:
+            first, later, last = (
+                _run(wiring, ops, given, keep | stays, outside) for ops, keep, outside in runs
+            )
+            return first, later, last
+
+        return Record(
+            forward=ahead(frozenset(), frozenset()),
+            backward=_run(wiring, backward, start, self.after, self.inputs),
+            forward_freeing=ahead(self.inputs, reread),
+            backward_freeing=_run(wiring, backward, start | reread, self.after, ()),
+            recorded_bytes=_bytes(wiring, kept),
+            freed_bytes=_bytes(wiring, self.inputs - reread),
+            rereads=bool(self.carried & saved),
+        )
+
+    def _leading(
+        self, ops: Sequence[int], wanted: Iterable[int], once: Collection[int] = ()
+    ) -> tuple[tuple[int, ...], frozenset[int]]:
+        """List the ops that lead to values, and what they read that must be there before.
+
+        Of ops in `once` the first computation stays. Inputs and held values are there anyway.
+        """
+        there = self.held | self.inputs
+        needed = set(wanted) - there
+        first = {op: i for i, op in reversed(list(enumerate(ops))) if op in once}
+        chosen: list[int] = []
+        for i in reversed(range(len(ops))):
+            op = ops[i]
+            if needed.isdisjoint(self.wiring.outputs[op]) and first.get(op) != i:
+                continue
+            chosen.append(op)
+            needed.difference_update(self.wiring.outputs[op])
+            needed.update(v for v in self.wiring.inputs[op] if v not in there)
+        return tuple(reversed(chosen)), frozenset(needed)
 
 
 class _Lives:
@@ -148,48 +240,42 @@ class _Lives:
         return {v for v, made in self._made.items() if made > stage and self._last[v] <= stage}
 
 
-def _closure(
-    wiring: Wiring, ops: tuple[int, ...], wanted: Iterable[int], stops: Iterable[int]
-) -> tuple[int, ...]:
-    """List the ops of a stage that lead to values, given some that are there."""
-    needed, there = set(wanted), set(stops)
-    chosen: list[int] = []
-    for op in reversed(ops):
-        if needed.intersection(wiring.outputs[op]):
-            chosen.append(op)
-            needed.update(v for v in wiring.inputs[op] if v not in there)
-    return tuple(reversed(chosen))
-
-
 def _run(
     wiring: Wiring,
-    ops: tuple[int, ...],
+    ops: Sequence[int],
     start: Iterable[int],
     keep: Iterable[int],
     outside: Iterable[int],
 ) -> Run:
     """Follow a run: `start` is alive before, `keep` after it, `outside` is counted elsewhere.
 
-    What starts alive and is neither read nor kept goes before the run.
+    A value goes after its last use before it is made again; what starts alive and is not used goes
+    before the run.
     """
-    last = {v: i for i, op in enumerate(ops) for v in wiring.inputs[op]}
-    stays, elsewhere = set(keep), set(outside)
-    alive = {v for v in start if v in last or v in stays}
-    leaving: dict[int, list[int]] = {}
-    for v, i in last.items():
-        if v not in stays:
-            leaving.setdefault(i, []).append(v)
+    live = set(keep)
+    born: list[list[int]] = [[] for _ in ops]
+    leaving: list[list[int]] = [[] for _ in ops]
+    for i in reversed(range(len(ops))):
+        for v in wiring.outputs[ops[i]]:
+            if v in live:
+                born[i].append(v)
+                live.remove(v)
+        for v in wiring.inputs[ops[i]]:
+            if v not in live:
+                leaving[i].append(v)
+                live.add(v)
+    elsewhere = set(outside)
+    alive = live.intersection(start)
     held = peak = _bytes(wiring, alive)
     for i, op in enumerate(ops):
         peak = max(peak, held + wiring.made_list[op] + wiring.workspace_list[op])
-        fresh = [v for v in wiring.outputs[op] if v not in elsewhere and v not in alive]
-        fresh = [v for v in fresh if v in stays or v in last]
+        fresh = [v for v in born[i] if v not in elsewhere]
         alive.update(fresh)
         held += _bytes(wiring, fresh)
-        gone = [v for v in leaving.get(i, ()) if v in alive]
+        gone = [v for v in leaving[i] if v in alive]
         alive.difference_update(gone)
         held -= _bytes(wiring, gone)
-    return Run(ops, math.fsum(wiring.time_list[op] for op in ops), peak)
+    return Run(tuple(ops), math.fsum(wiring.time_list[op] for op in ops), peak)
 
 
 def _bytes(wiring: Wiring, values: Iterable[int]) -> int:

@@ -7,15 +7,19 @@ the lesser of
 
     C1(s, t, m) = min over s < k <= t of  time of Fck(s) Fn(s+1) ... Fn(k-1)
                                           + C(k, t, m - |input of k|) + C(s, k-1, m)
-    C2(s, t, m) = Fe(s) + C(s+1, t, m - |what Fe(s) recorded|) + B(s)
+    C2(s, t, m) = min over options o of
+                  Fe_o(s) + C(s+1, t, m - |what Fe_o(s) recorded|) + B_o(s)
 
 each where the most bytes held by its own runs are within m. m is what is left for everything but
 the stored inputs and records around s..t. As what is held besides (gradients made so far, results)
-depends on t alone, it is added to the needs and not to the state.
+depends on t alone, it is added to the needs and not to the state. rotor's one option is to store
+all that the backward of a stage reads; rk-rotor (Zhao et al., ICML 2023) has one for each schedule
+of the stage, and what its backward half computes again is in B_o.
 
 Memory is counted in slots, sizes and needs rounded up, so a plan never needs more than the budget;
-with as many slots as bytes nothing is lost. Complexity: O(stages^3 * slots) in numpy, 100 stages
-with 500 slots take about a second. `least_bytes` is the same recursion with bytes for time: exact.
+with as many slots as bytes nothing is lost. Complexity: O((stages^3 + stages^2 * options) * slots)
+in numpy, 100 stages with 500 slots take about a second. `least_bytes` is the same recursion with
+bytes for time: exact.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.rotor.costs import Run, StageCosts
+from remat_solvers.rotor.costs import Record, Run, StageCosts
 from remat_solvers.wiring import Floats, Ints
 
 __all__ = ["fastest", "least_bytes"]
 
-_RECORD = -1
+_RECORD = -1  # with the first option; -2 with the second, and so on
 
 
 def fastest(
@@ -57,10 +61,17 @@ def least_bytes(costs: tuple[StageCosts, ...]) -> int:
         for s in range(count - length):
             t = s + length
             for freeing in (False, True):
-                need = needs.record(s, t, freeing=freeing)
+                need = min(
+                    max(
+                        needs.record(record, s, t, freeing=freeing),
+                        needs.recorded(record, freeing=freeing)
+                        + int(least[needs.frees_after(record), s + 1, t])
+                        if s < t
+                        else 0,
+                    )
+                    for record in costs[s].records
+                )
                 if s < t:
-                    rest = needs.recorded(s, freeing=freeing)
-                    need = max(need, rest + int(least[needs.frees_after(s), s + 1, t]))
                     moves = np.maximum(needs.forward(s, t), stored[t, s + 1 : t + 1])
                     need = min(need, int(np.maximum(moves, least[int(freeing), s, s:t]).min()))
                 least[int(freeing), s, t] = need
@@ -81,27 +92,39 @@ class _Needs:
         """Index of the run: what comes before the last stage's backward is a first run."""
         return 0 if t == len(self.costs) - 1 else 1
 
-    def frees_after(self, s: int) -> int:
-        """Say whether stage s + 1 may free its input though stage s has recorded."""
-        return 0 if self.costs[s].rereads else 1
+    def frees_after(self, record: Record) -> int:
+        """Say whether the next stage may free its input after a record of its maker."""
+        return 0 if record.rereads else 1
 
-    def recording(self, s: int, t: int, *, freeing: bool) -> Run:
+    def recording(self, record: Record, s: int, t: int, *, freeing: bool) -> Run:
         """Choose the run of Fe."""
         again = self.first(t)
-        runs = self.costs[s].record_freeing if freeing else self.costs[s].record
+        runs = record.forward_freeing if freeing else record.forward
         return runs[2 if again and s == t else again]
 
-    def record(self, s: int, t: int, *, freeing: bool) -> int:
+    def record(self, record: Record, s: int, t: int, *, freeing: bool) -> int:
         """Bound the bytes while Fe(s) and B(s) run, the input of s not counted."""
         stage = self.costs[s]
         base = self.costs[t].base_bytes if self.first(t) else stage.base_first_bytes
-        peak = base + self.recording(s, t, freeing=freeing).peak_bytes
-        peak = max(peak, stage.backward.peak_bytes)
-        return max(0, peak - stage.freed_bytes) if freeing else peak
+        ahead = base + self.recording(record, s, t, freeing=freeing).peak_bytes
+        if freeing:
+            return max(0, max(ahead, record.backward_freeing.peak_bytes) - stage.input_bytes)
+        return max(ahead, record.backward.peak_bytes)
 
-    def recorded(self, s: int, *, freeing: bool) -> int:
-        """Count what Fe(s) adds to what is held; below 0 where it frees more than it makes."""
-        return self.costs[s].recorded_bytes - (self.costs[s].freed_bytes if freeing else 0)
+    def recorded(self, record: Record, *, freeing: bool) -> int:
+        """Count what Fe adds to what is held; below 0 where it frees more than it makes."""
+        return record.recorded_bytes - (record.freed_bytes if freeing else 0)
+
+    def freeing_matters(self, s: int) -> bool:
+        """Say whether it is ever of use that stage s may free its input, and not always given."""
+        if s == 0 or not any(record.rereads for record in self.costs[s - 1].records):
+            return False
+        size = self.costs[s].input_bytes
+        return any(
+            record.freed_bytes
+            or record.backward_freeing.peak_bytes - size < record.backward.peak_bytes
+            for record in self.costs[s].records
+        )
 
     def forward(self, s: int, t: int) -> Ints:
         """Bound the bytes while s..k-1 run forward, for k from s + 1 to t."""
@@ -136,9 +159,7 @@ class _Table:
         self._budget = budget_bytes
         freeing = [np.full((count - s, slots + 1), np.inf) for s in range(count)]
         moves = [np.full((count - s, slots + 1), _RECORD, np.int16) for s in range(count)]
-        self._two = [
-            s > 0 and costs[s].freed_bytes > 0 and costs[s - 1].rereads for s in range(count)
-        ]
+        self._two = [self._needs.freeing_matters(s) for s in range(count)]
         self._left = (
             [freeing[s].copy() if two else freeing[s] for s, two in enumerate(self._two)],
             freeing,
@@ -168,8 +189,12 @@ class _Table:
         return True
 
     def _fill_one(self, s: int, t: int, *, freeing: bool) -> None:
-        best = self._recorded_times(s, t, freeing=freeing)
         left, move = self._left[freeing][s], self._move[freeing][s][t - s]
+        best = left[t - s]
+        for option, record in enumerate(self._costs[s].records):
+            times = self._recorded_times(record, s, t, freeing=freeing)
+            move[times < best] = _RECORD - option
+            best = np.minimum(best, times)
         if s < t:
             forward = self._needs.forward(s, t).tolist()
             needed = np.array([self._in_slots(need) for need in forward])
@@ -190,19 +215,23 @@ class _Table:
 
     def _shifted(self, times: Floats, by: int) -> Floats:
         """Read times with `by` slots less; more memory than there is counts as all there is."""
-        index = np.arange(self.slots + 1) - by
-        found = times[np.minimum(np.maximum(index, 0), self.slots)]
-        return np.where(index < 0, np.inf, found)
+        shifted = np.full(self.slots + 1, np.inf if by > 0 else times[-1])
+        if by > 0:
+            shifted[by:] = times[: max(0, self.slots + 1 - by)]
+        else:
+            shifted[: self.slots + 1 + by] = times[-by:]
+        return shifted
 
-    def _recorded_times(self, s: int, t: int, *, freeing: bool) -> Floats:
-        own = self._needs.recording(s, t, freeing=freeing).time + self._costs[s].backward.time
+    def _recorded_times(self, record: Record, s: int, t: int, *, freeing: bool) -> Floats:
+        needs = self._needs
+        own = needs.recording(record, s, t, freeing=freeing).time + record.backward.time
         if s == t:
             times = np.full(self.slots + 1, own)
         else:
-            size = self._in_slots(self._needs.recorded(s, freeing=freeing))
-            rest = self._left[self._needs.frees_after(s)][s + 1][t - s - 1]
+            size = self._in_slots(needs.recorded(record, freeing=freeing))
+            rest = self._left[needs.frees_after(record)][s + 1][t - s - 1]
             times = own + self._shifted(rest, size)
-        times[: self._in_slots(self._needs.record(s, t, freeing=freeing))] = np.inf
+        times[: self._in_slots(needs.record(record, s, t, freeing=freeing))] = np.inf
         return times
 
     def sequence(self) -> list[int]:
@@ -218,13 +247,14 @@ class _Table:
             s, t, slots, free = now
             again = self._needs.first(t)
             move = int(self._move[free][s][t - s, slots])
-            if move == _RECORD:
-                waiting.append(self._costs[s].backward)
+            if move <= _RECORD:
+                record = self._costs[s].records[_RECORD - move]
+                waiting.append(record.backward)
                 if s < t:
-                    size = self._in_slots(self._needs.recorded(s, freeing=bool(free)))
+                    size = self._in_slots(self._needs.recorded(record, freeing=bool(free)))
                     room = min(self.slots, slots - size)
-                    waiting.append((s + 1, t, room, self._needs.frees_after(s)))
-                waiting.append(self._needs.recording(s, t, freeing=bool(free)))
+                    waiting.append((s + 1, t, room, self._needs.frees_after(record)))
+                waiting.append(self._needs.recording(record, s, t, freeing=bool(free)))
                 continue
             middle = s + 1 + move
             waiting.append((s, middle - 1, slots, free))

@@ -1,0 +1,152 @@
+"""`h-ilp` and `rk-checkmate`: the hierarchical integer program of HiRemate, and it without blocks.
+
+Blocks are planned from the lowest level up, each kind once and at several budgets (`blocks`); what
+comes out are its options. The top level is solved with the options of its blocks, with corrections
+for what is freed inside them. Every answer is a sequence of ops whose memory has been traced, so
+none is over budget, whatever the program believed.
+
+Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does; the bound
+of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` only where a single op
+needs more than the budget.
+Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
+budget, whose size depends on the partition alone; the number of kinds grows with the graph.
+Limits: the order of first computations is that of the hierarchy.
+Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2023, "Rockmate".
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import cvxpy as cp
+
+from remat_graph import Solution
+from remat_solvers.blocks.hierarchical import Blocks
+from remat_solvers.blocks.level import Level
+from remat_solvers.checkmate.attempt import Attempt, why_not
+from remat_solvers.checkmate.solver import MOST_COLUMNS
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.hilp.planner import LevelPlanner
+from remat_solvers.hilp.search import search
+from remat_solvers.milp import Outcome, missing_back_end
+from remat_solvers.problem import Limit, Problem, Report
+
+__all__ = ["HILP", "RKCheckmate"]
+
+_DEFAULT_SECONDS = 60.0
+_BLOCKS_SHARE = 0.5
+_BOUND_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class HILP:
+    """H-ILP over the hierarchy of the problem.
+
+    `most_options` (N_o) is shared out among the blocks of a level. The smallest blocks at the top
+    are dissolved while that leaves at most `most_nodes` nodes there. `gap` is the relative gap of
+    the time at which the back end may stop.
+
+    Raises:
+        InvalidProblem: if `most_options` or `most_nodes` is below 1, or `gap` is negative.
+    """
+
+    name: ClassVar[str] = "h-ilp"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = True
+    citation: ClassVar[str] = (
+        "J. Gusak, X. Zhao, T. Le Hellard, Z. Li, L. Eyraud-Dubois, O. Beaumont: HiRemate: "
+        "Hierarchical Approach for Efficient Re-materialization of Neural Networks. 2024."
+    )
+
+    most_options: int = 200
+    most_nodes: int = 28
+    gap: float = 0.001
+    back_end: str = cp.HIGHS
+    planner: LevelPlanner = field(default_factory=LevelPlanner)
+
+    def __post_init__(self) -> None:
+        for name in ("most_options", "most_nodes"):
+            if getattr(self, name) < 1:
+                raise InvalidProblem(f"{name}={getattr(self, name)}; it must be 1 or more")
+        if not self.gap >= 0:
+            raise InvalidProblem(f"gap={self.gap}; it must be 0 or more")
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse graphs without ops, and back ends that are not installed."""
+        if not problem.graph.ops:
+            return "the graph has no ops"
+        return missing_back_end(self.back_end)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
+        if problem.hierarchy is None:
+            raise InvalidProblem(f"{self.name} needs a hierarchy")
+        started = time.perf_counter()
+        seconds = limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once():
+            return attempt.solution()
+        blocks = Blocks(problem.hierarchy, self.most_options)
+        until = started + _BLOCKS_SHARE * seconds
+        blocks.plan(self.planner, problem.executor, until, attempt.say)
+        found = search(
+            blocks.top(self.most_nodes),
+            problem.budget_bytes,
+            deadline=started + seconds,
+            gap=self.gap,
+            corrected=True,
+            back_end=self.back_end,
+            tell=attempt.take,
+        )
+        attempt.say(f"the program of the top level is {found.outcome.value}")
+        return attempt.solution()
+
+
+@dataclass(frozen=True, slots=True)
+class RKCheckmate:
+    """H-ILP's program over single ops: Rockmate's extension of Checkmate."""
+
+    name: ClassVar[str] = "rk-checkmate"
+    exact: ClassVar[bool] = True
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "X. Zhao, T. Le Hellard, L. Eyraud-Dubois, J. Gusak, O. Beaumont: Rockmate: an Efficient, "
+        "Fast, Automatic and Generic Tool for Re-materialization in PyTorch. ICML 2023."
+    )
+
+    gap: float = 0.0
+    back_end: str = cp.HIGHS
+    most_columns: int = MOST_COLUMNS
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse programs that are too large, and back ends that are not installed."""
+        return why_not(problem, self.back_end, self.most_columns)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once():
+            return attempt.solution()
+        left = deadline - time.perf_counter()
+        bounded = attempt.bound_all(_BOUND_SHARE * left, self.back_end)
+        attempt.say("bounded all schedules")
+        if attempt.infeasible:
+            return attempt.solution()
+        found = search(
+            Level.of(attempt.wiring),
+            problem.budget_bytes,
+            deadline=deadline,
+            gap=self.gap,
+            corrected=True,
+            back_end=self.back_end,
+            tell=attempt.take,
+        )
+        attempt.say(f"the program is {found.outcome.value}")
+        left = deadline - time.perf_counter()
+        if bounded is Outcome.STOPPED and not attempt.closed and left > 0:
+            attempt.bound_all(left, self.back_end)
+            attempt.say("bounded all schedules again")
+        return attempt.solution()

@@ -1,0 +1,136 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases.random_graphs import graphs, trainings
+from solver_cases.synthetic import gpt2
+
+from remat_graph import simulate
+from remat_solvers.evict import evict
+from remat_solvers.least import least
+from remat_solvers.paging import Habit, page
+from remat_solvers.prune import drop_unused, prune
+from remat_solvers.smallest import smallest_trace
+from remat_solvers.store_all import store_all
+from remat_solvers.trace import sequence_time, trace
+from remat_solvers.wiring import Wiring, expand
+
+thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+habits = st.builds(
+    Habit,
+    span=st.sampled_from([0.0, 0.5, 1.0]),
+    deep=st.booleans(),
+    noise=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 9),
+)
+
+
+@thorough
+@given(graphs() | trainings(), st.floats(0.3, 1.0), habits, st.booleans())
+def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, habit, planned):
+    wiring = Wiring.of(graph)
+    budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
+    plan = (lambda op, value: (op + value) % 2 == 0) if planned else None
+    sequence = page(wiring, budget, habit=habit, plan=plan)
+    if sequence is None:
+        return
+    timeline = simulate(graph, expand(wiring, sequence))
+    assert timeline.peak_bytes <= budget
+    firsts = list(dict.fromkeys(sequence.tolist()))
+    assert firsts == sorted(firsts)
+
+
+@thorough
+@given(graphs() | trainings())
+def test_with_room_for_everything_nothing_is_computed_twice(graph):
+    wiring = Wiring.of(graph)
+    room = sum(v.size_bytes for v in graph.values) + max(op.workspace_bytes for op in graph.ops)
+    sequence = page(wiring, room)
+    assert sequence is not None
+    assert sequence.tolist() == list(range(wiring.op_count))
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.25])
+def test_a_transformer_fits_in_one_pass(fraction):
+    graph = gpt2(layers=6)
+    wiring = Wiring.of(graph)
+    budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
+    sequence = page(wiring, budget)
+    assert sequence is not None
+    assert trace(wiring, sequence).peak_bytes <= budget
+
+
+def test_what_the_plan_keeps_is_kept():
+    """Of two values alike, the one that the plan gives up is dropped."""
+    graph = gpt2(layers=4)
+    wiring = Wiring.of(graph)
+    budget = int(0.8 * simulate(graph, store_all(graph)).peak_bytes)
+    free = page(wiring, budget)
+    assert free is not None
+    dropped = set(np.flatnonzero(np.bincount(free) > 1).tolist())
+    kept = page(wiring, budget, plan=lambda _op, value: wiring.producer_list[value] in dropped)
+    assert kept is not None
+    again = set(np.flatnonzero(np.bincount(kept) > 1).tolist())
+    assert len(again & dropped) < len(dropped) / 2
+
+
+def test_below_what_an_op_needs_there_is_nothing():
+    wiring = Wiring.of(gpt2(layers=1))
+    assert page(wiring, least(wiring).peak_bytes - 1) is None
+
+
+def test_a_deadline_that_has_passed_ends_it():
+    graph = gpt2(layers=12)
+    wiring = Wiring.of(graph)
+    assert page(wiring, 10**15, deadline=time.perf_counter() - 1) is None
+
+
+@thorough
+@given(graphs() | trainings(), st.floats(0.3, 1.0), st.floats(0.0, 1.0))
+def test_pruning_never_slows_nor_leaves_the_budget_and_is_done_after_once(graph, low, share):
+    wiring = Wiring.of(graph)
+    room = simulate(graph, store_all(graph)).peak_bytes
+    sequence = page(wiring, int(low * room))
+    if sequence is None:
+        return
+    tight = trace(wiring, sequence)
+    budget = int(tight.peak_bytes + share * (room - tight.peak_bytes))
+    pruned = prune(wiring, tight, budget)
+    assert pruned.peak_bytes <= max(budget, tight.peak_bytes)
+    assert sequence_time(wiring, pruned.sequence) <= sequence_time(wiring, sequence)
+    again = prune(wiring, pruned, budget)
+    assert again.sequence.tolist() == pruned.sequence.tolist()
+    assert drop_unused(wiring, pruned).steps == pruned.steps
+
+
+@thorough
+@given(graphs() | trainings(), st.floats(0.3, 1.0))
+def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
+    wiring = Wiring.of(graph)
+    sequence = page(wiring, int(low * simulate(graph, store_all(graph)).peak_bytes))
+    if sequence is None:
+        return
+    room = sum(v.size_bytes for v in graph.values) + max(op.workspace_bytes for op in graph.ops)
+    assert prune(wiring, trace(wiring, sequence), room).steps == wiring.op_count
+
+
+def test_the_smallest_peak_found_is_near_the_bound():
+    wiring = Wiring.of(gpt2(layers=4))
+    found = smallest_trace(wiring, time.perf_counter() + 5)
+    assert found.peak_bytes <= 1.25 * least(wiring).peak_bytes
+
+
+def test_several_evictions_at_once_are_about_as_good_as_one_by_one(monkeypatch):
+    graph = gpt2(layers=12)
+    wiring = Wiring.of(graph)
+    budget = simulate(graph, store_all(graph)).peak_bytes // 2
+    everything = np.arange(wiring.op_count)
+    extra = []
+    for ops_per_eviction in (10**9, 20):
+        monkeypatch.setattr("remat_solvers.evict._OPS_PER_EVICTION", ops_per_eviction)
+        found = prune(wiring, evict(wiring, everything, budget), budget)
+        assert found.peak_bytes <= budget
+        extra.append(sequence_time(wiring, found.sequence) - graph.time)
+    assert extra[1] <= 1.2 * extra[0]
