@@ -2,7 +2,8 @@
 
 `tiny` is for tests: a step takes well under 0.3 s on one core. `medium` is for benchmarks: a plain
 step takes 0.15 to 1 s on two cores. `peers` is the size at which remat is compared side by side
-with other tools, for three of the models. `published` has the twelve of HiRemate's table 3.
+with other tools, for three of the models. `published` has the twelve of HiRemate's table 3, and
+some more on which solvers are compared.
 """
 
 from __future__ import annotations

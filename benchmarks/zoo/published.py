@@ -2,6 +2,8 @@
 
 Depths and structure are the published ones; widths and batches are small, so that each is captured
 in little memory and a step takes at most some seconds. `tiny` ones are shallow as well, for tests.
+A few more are there to compare solvers on: shallower ones, and some with larger images, in which
+activations outweigh the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -51,6 +53,14 @@ _MODELS: dict[str, _Model] = {
     "uno": _Model(uno.make, (3, 16, 6, 8, 48), (1, 4, 2, 2, 16), {}),
 }
 
+_OTHERS: dict[str, _Model] = {
+    "gpt-12": _Model(gpt2.make, (12, 128, 4, 2000, 4, 128), _TINY_GPT, {}),
+    "unet-128": _Model(unet.make, (4, 16, 6, 128), (2, 4, 2, 16), {}),
+    "resnet-50-128": _Model(resnet.make, ((3, 4, 6, 3), 24, 12, 128), ((1, 2), 4, 2, 16), {}),
+    "resnet-101-128": _Model(resnet.make, ((3, 4, 23, 3), 24, 12, 128), ((1, 2), 4, 2, 16), {}),
+    "transformer-2-2": _Model(transformer.make, (2, 128, 4, 4, 64), _TINY_TRANSFORMER, {}),
+}
+
 PUBLISHED = tuple(_MODELS)
 
 
@@ -58,11 +68,12 @@ def published(name: str, *, tiny: bool = False, seed: int = 0) -> Example:
     """Build a model in training mode with a batch and a loss, as `zoo.build` does.
 
     Raises:
-        ValueError: if there is no such row.
+        ValueError: if there is no such row, nor one of the others.
     """
-    if name not in _MODELS:
-        raise ValueError(f"no row is called {name!r}; there are {', '.join(PUBLISHED)}")
-    model = _MODELS[name]
+    models = _MODELS | _OTHERS
+    if name not in models:
+        raise ValueError(f"no row is called {name!r}; there are {', '.join(models)}")
+    model = models[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         example = model.make(name, model.tiny if tiny else model.full, **model.options)

@@ -20,6 +20,7 @@ from remat_solvers.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.registry import cite, get_solver, list_solvers
 from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
+from remat_solvers.tradeoff import Tradeoff, TradeoffPoint, tradeoff
 
 __all__ = [
     "BrokenSolver",
@@ -34,6 +35,8 @@ __all__ = [
     "SmallestBudget",
     "Solver",
     "SolverError",
+    "Tradeoff",
+    "TradeoffPoint",
     "UnknownSolver",
     "UnsuitableSolver",
     "WorkerDied",
@@ -44,5 +47,6 @@ __all__ = [
     "max_batch_size",
     "smallest_budget",
     "solve",
+    "tradeoff",
     "with_batch",
 ]

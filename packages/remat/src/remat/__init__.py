@@ -4,10 +4,11 @@ from remat.__about__ import __version__
 from remat.budget import Budget
 from remat.errors import BudgetError, RematError
 from remat.planning import Plan, plan
+from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
 from remat.wrapping import rematerialize
 from remat_exec import BackwardError, BudgetExceeded, LossError, measure_peak
 from remat_graph.torch import CaptureError, DeviceSpec
-from remat_solvers import BudgetTooSmall, SolverError, list_solvers
+from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
 
 __all__ = [
     "BackwardError",
@@ -21,9 +22,14 @@ __all__ = [
     "Plan",
     "RematError",
     "SolverError",
+    "Tradeoff",
+    "TradeoffPoint",
     "__version__",
     "list_solvers",
     "measure_peak",
     "plan",
+    "plot_tradeoff",
     "rematerialize",
+    "save_tradeoff",
+    "tradeoff",
 ]

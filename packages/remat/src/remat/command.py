@@ -13,9 +13,12 @@ from rich.table import Table
 
 from remat.__about__ import __version__
 from remat.budget import parse_budget
-from remat.errors import BudgetError
+from remat.cutting import hierarchy_for
+from remat.errors import BudgetError, RematError
+from remat.tradeoff import check_picture, plot_tradeoff, save_tradeoff
+from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
-from remat_solvers import Progress, SolverError, list_solvers, solve
+from remat_solvers import Progress, SolverError, Tradeoff, list_solvers, solve
 
 __all__ = ["app", "main"]
 
@@ -75,11 +78,67 @@ def plan(
             found = "nothing yet" if best is None else f"{_overhead(loaded, best)}"
             bar.update(task, description=f"planning: {found}; {progress.message}")
 
-        solution = solve(loaded, size, solver=solver, limit_seconds=limit_seconds, progress=report)
+        solution = solve(
+            loaded,
+            size,
+            solver=solver,
+            hierarchy=hierarchy_for(loaded, solver),
+            limit_seconds=limit_seconds,
+            progress=report,
+        )
     _out.print(_summary(loaded, solution, size, everything))
     if output is not None:
         save(solution, output)
         _out.print(f"written to {output}")
+
+
+@app.command()
+def tradeoff(
+    graph: Annotated[Path, typer.Argument(help="A graph, as JSON.")],
+    points: Annotated[int, typer.Option(help="How many budgets, evenly spread.")] = 8,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: bytes with a unit, or a share ('50%'); may be repeated."),
+    ] = None,
+    solver: Annotated[str, typer.Option(help="A name from `remat solvers`.")] = "auto",
+    limit_seconds: Annotated[
+        float | None, typer.Option(help="Stop after this long, all budgets together.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the curve here, as JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the curve here (.png, .svg); needs remat[plot].")
+    ] = None,
+) -> None:
+    """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
+    loaded = _load_graph(graph)
+    if json is not None and not json.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(json)!r} does not exist")
+    if plot is not None:
+        check_picture(plot)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=_err, transient=True) as bar:
+        task = bar.add_task("looking for the smallest budget")
+
+        def report(progress: Progress) -> None:
+            bar.update(task, description=progress.message)
+
+        curve = find_tradeoff(
+            loaded,
+            points=points,
+            budgets=budget or None,
+            solver=solver,
+            limit_seconds=limit_seconds,
+            progress=report,
+        )
+    _out.print(_curve(curve))
+    _out.print(
+        f"smallest peak found {curve.smallest_bytes:,} bytes, nothing is below "
+        f"{curve.least_bytes:,}; {curve.seconds:.1f} s in all"
+    )
+    for path, write in ((json, save_tradeoff), (plot, plot_tradeoff)):
+        if path is not None:
+            write(curve, path)
+            _out.print(f"written to {path}", markup=False)
 
 
 @app.command()
@@ -130,10 +189,33 @@ def _summary(graph: Graph, solution: Solution, budget: int, everything: int) -> 
     return table
 
 
+def _curve(curve: Tradeoff) -> Table:
+    table = Table()
+    for name in ("budget", "share", "overhead %", "at least %", "gap %", "status", "seconds"):
+        table.add_column(name, justify="left" if name == "status" else "right")
+
+    def percent(time: float | None) -> str:
+        return "-" if time is None else f"{100 * curve.overhead(time):.2f}"
+
+    for point in curve.points:
+        found = point.solution
+        gap = None if found is None else found.gap
+        table.add_row(
+            f"{point.budget_bytes:,}",
+            f"{point.budget_bytes / max(1, curve.store_all_peak_bytes):.3f}",
+            percent(None if found is None else found.time),
+            percent(point.lower_bound),
+            "-" if gap is None else f"{100 * gap:.2f}",
+            point.status.value,
+            f"{point.seconds:.1f}",
+        )
+    return table
+
+
 def main() -> None:
     """Run the command; errors are one line on stderr and exit code 1."""
     try:
         app()
-    except (GraphError, SolverError, BudgetError, OSError) as error:
-        _err.print(f"remat: {error}", style="red", highlight=False)
+    except (GraphError, SolverError, RematError, OSError) as error:
+        _err.print(f"remat: {error}", style="red", highlight=False, markup=False)
         raise SystemExit(1) from None

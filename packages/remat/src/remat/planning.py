@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from remat.budget import Budget, parse_budget
+from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.plain import measure_outside_loss, measure_plain
 from remat_exec import BudgetExceeded, Executable, Loss
@@ -19,11 +20,11 @@ from remat_graph.torch import Capture, Costs, LossCost, capture, read_call
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
 
-__all__ = ["Plan", "Planned", "Settings", "make_plan", "plan"]
+__all__ = ["SCALAR_BYTES", "Plan", "Planned", "Settings", "make_plan", "plan"]
 
 logger = logging.getLogger(__name__)
 
-_SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
+SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 4
 
 
@@ -231,7 +232,7 @@ def make_plan(
         captured = captured.with_loss(cost)
     seconds = time.perf_counter() - start
     tensors = read_call(args, kwargs).tensors
-    scalar_bytes = _SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     kept = captured.loss.kept_bytes
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes + kept
     plain: int | None = None
@@ -308,6 +309,7 @@ def _solve(graph: Graph, budget: int, target: int, settings: Settings) -> Soluti
             graph,
             max(1, target),
             solver=settings.solver,
+            hierarchy=hierarchy_for(graph, settings.solver),
             limit_seconds=settings.limit_seconds,
             progress=settings.progress,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import Taste, evict
 from remat_solvers.exhaust import exhaust
+from remat_solvers.least import least
 from remat_solvers.milp import Answer, Outcome, solve_program
 from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, Progress, Report
@@ -79,10 +80,14 @@ class Rounds:
         self.offer(everything)
         if self.closed(0.0):
             return self._say("storing everything fits")
-        if bottleneck(self.wiring, self._soon()).peak_bytes > self.budget_bytes:
+        if least(self.wiring).peak_bytes > self.budget_bytes:
             self.infeasible = True
-            return self._say("nothing fits: the least peak is above the budget")
+            return self._say("one op alone needs more than the budget")
         self._start(everything)
+        if self.best is None:
+            self.infeasible = bottleneck(self.wiring, self._soon()).peak_bytes > self.budget_bytes
+            if self.infeasible:
+                return self._say("nothing fits: the least peak is above the budget")
         self._say("repaired storing everything")
         self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
         if not self.infeasible and not self.closed(0.0):

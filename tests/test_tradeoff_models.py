@@ -1,0 +1,79 @@
+"""`remat.tradeoff` on a captured model: its budgets are those of `plan`."""
+
+import pytest
+import torch
+
+import remat
+import zoo
+from remat_graph import Status, simulate
+from remat_graph.torch import CaptureError
+from remat_solvers import InvalidProblem
+
+NAME = "gpt2-no-dropout"
+
+
+@pytest.fixture(scope="module")
+def example():
+    return zoo.build(NAME)
+
+
+def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
+    before = {name: tensor.clone() for name, tensor in example.model.state_dict().items()}
+    call = (example.model, example.args, example.kwargs)
+    curve = remat.tradeoff(*call, points=3, costs="estimate", limit_seconds=4)
+    first, middle, last = curve.points
+    assert last.budget_bytes == curve.store_all_peak_bytes
+    assert last.status is Status.OPTIMAL
+    assert last.solution.time == curve.store_all_time <= middle.solution.time
+    for point in (first, middle):
+        assert point.lower_bound <= point.solution.time
+        assert point.solution.peak_bytes < point.budget_bytes
+    plan = remat.plan(*call, budget=last.budget_bytes, costs="estimate")
+    assert plan.solution.time == curve.store_all_time
+    assert simulate(plan.graph, middle.solution.schedule).time == middle.solution.time
+    tighter = remat.plan(*call, budget=last.budget_bytes - 1, costs="estimate", limit_seconds=1)
+    assert tighter.solution.solver != "store-all"
+    with pytest.raises(remat.BudgetTooSmall):
+        remat.plan(*call, budget=curve.least_bytes - 1, costs="estimate", limit_seconds=1)
+    assert all(torch.equal(before[k], v) for k, v in example.model.state_dict().items())
+
+
+def test_measured_with_a_loss_and_fractions_of_plain():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.Tanh())
+    batch = torch.randn(256, 64)
+
+    def loss(output):
+        return (output - 1).square().mean()
+
+    def curve(**options):
+        return remat.tradeoff(model, batch, limit_seconds=3, **options)
+
+    with_loss = curve(budgets=[0.9, "1.0 GiB"], loss=loss)
+    plan = remat.plan(model, batch, budget=0.9, loss=loss, limit_seconds=1)
+    assert with_loss.points[0].budget_bytes == pytest.approx(plan.budget_bytes, rel=0.02)
+    assert with_loss.points[1].budget_bytes == 2**30
+    assert with_loss.points[1].status is Status.OPTIMAL
+
+
+def test_what_is_refused(example):
+    graph = remat.plan(torch.nn.Linear(2, 2), torch.ones(1, 2), budget="1GiB").graph
+    assert remat.tradeoff(graph, budgets=["50%", 1.0]).points[-1].status is Status.OPTIMAL
+    for extra in ({"args": ()}, {"costs": "estimate"}, {"loss": abs}, {"kwargs": {"x": 1}}):
+        with pytest.raises(remat.RematError, match="are for a model"):
+            remat.tradeoff(graph, **extra)
+    with pytest.raises(remat.BudgetError, match="no point of a curve"):
+        remat.tradeoff(example.model, example.args, example.kwargs, budgets=["auto"])
+    with pytest.raises(remat.BudgetError, match="budget=-1"):
+        remat.tradeoff(graph, budgets=[-1])
+    with pytest.raises(InvalidProblem, match="budgets="):
+        remat.tradeoff(graph, budgets=[])
+    with pytest.raises(remat.SolverError, match="no solver is called"):
+        remat.tradeoff(example.model, example.args, example.kwargs, solver="none")
+    with pytest.raises(CaptureError):
+        remat.tradeoff(Decides(), torch.ones(2))
+
+
+class Decides(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
