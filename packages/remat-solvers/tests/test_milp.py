@@ -11,7 +11,7 @@ from remat_solvers.milp import BudgetedProgram, Outcome, Program, solve_program
 HAIR = 1 - 1e-6  # values are negative, so this makes them larger
 
 
-def knapsacks(items: int = 100, rows: int = 40) -> Program:
+def knapsacks(items: int = 300, rows: int = 40) -> Program:
     """A program that no back end closes in a moment, of items whole but for some."""
     rng = np.random.default_rng(0)
     weight = rng.integers(1, 1000, (rows, items)).astype(float)
@@ -28,7 +28,7 @@ def knapsacks(items: int = 100, rows: int = 40) -> Program:
 @pytest.mark.parametrize("back_end", ["HIGHS", "GUROBI"])
 def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     program = knapsacks()
-    short = solve_program(program, seconds=0.5, back_end=back_end)
+    short = solve_program(program, seconds=0.2, back_end=back_end)
     assert short.outcome is Outcome.STOPPED
     assert short.bound < short.value < 0
     coarse = solve_program(program, seconds=60, gap=0.2, back_end=back_end)
@@ -38,7 +38,7 @@ def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     resumed = solve_program(program, seconds=0.3, start=longer.point, back_end=back_end)
     assert resumed.value <= longer.value * HAIR
     assert longer.value <= short.value * HAIR
-    full = dataclasses.replace(program, lower=np.ones(100))
+    full = dataclasses.replace(program, lower=np.ones(300))
     assert solve_program(full, seconds=5, back_end=back_end).outcome is Outcome.INFEASIBLE
     assert capfd.readouterr() == ("", "")
 

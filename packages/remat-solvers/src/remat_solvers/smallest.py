@@ -9,6 +9,7 @@ them nothing is known. Complexity: some dozens of attempts, each limited in time
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -67,8 +68,11 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
 def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
     """Halve, then lower the target from the best found until nothing helps, or `deadline`.
 
-    `floor_bytes` is a peak below which it is known that there is nothing.
+    `floor_bytes` is a peak below which it is known that there is nothing. All ops count as equally
+    long, so that measured times, which vary, have no part in what can be reached.
     """
+    ones = np.ones(wiring.op_count)
+    wiring = dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
     best = trace(wiring, np.arange(wiring.op_count))
     low = floor = max(floor_bytes, least(wiring).peak_bytes)
     while best.peak_bytes > low * _CLOSE and time.perf_counter() < deadline:

@@ -30,8 +30,9 @@ Rows:
   - sum over made_i of size (sum_o run[t, k, o] - made[t, d]) <= budget`.
   Without corrections, only the largest m_i counts and nothing is freed inside a run.
 
-All rows hold for every schedule in the phases; a point gives a schedule whose memory is at most
-what the rows say, since values are freed right after their last use.
+The columns are numbered in `columns`. All rows hold for every schedule in the phases; a point gives
+a schedule whose memory is at most what the rows say, as values are freed right after their last
+use.
 Size: O(nodes x (options + reads)) columns.
 """
 
@@ -42,8 +43,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.blocks.compose import Pick
-from remat_solvers.blocks.level import Choice, Level
+from remat_solvers.blocks.level import Level
 from remat_solvers.blocks.runs import Moment, Run
+from remat_solvers.hilp.columns import Columns, reads
 from remat_solvers.milp import Program
 from remat_solvers.rows import Rows
 from remat_solvers.wiring import Floats, Ints
@@ -123,162 +125,67 @@ def _mark(point: Floats, columns: Ints, first: int, last: int) -> bool:
 
 
 class _Writer:
-    """Numbers the columns and writes the rows of one program."""
+    """Writes the rows of one program over its columns."""
 
-    def __init__(self, level: Level, *, corrected: bool) -> None:
-        self.level = level
-        self.corrected = corrected
-        self.size = level.wiring.size
-        self.phases = len(level.nodes) + 1
-        self.width = 0
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.level = columns.level
+        self.phases = columns.phases
+        self.size = columns.size
         self.rows = Rows()
-        self.maker: dict[int, int] = {}
-        self.readers: dict[int, list[int]] = {}
-        self.halves: dict[tuple[int, bool], int] = {}
-        for k, node in enumerate(level.nodes):
-            if node.layer is not None:
-                self.halves[node.layer, node.backward] = k
-            for choice in node.choices:
-                self.maker.update(dict.fromkeys(choice.first.makes, k))
-                for d in _reads(choice):
-                    if k not in self.readers.setdefault(d, []):
-                        self.readers[d].append(k)
-        end = self.phases - 1
-        self.results = set(level.wiring.results.tolist())
-        for d in self.results:
-            self.readers.setdefault(d, []).append(end)
-        self.last_run, self.last_keep = self._horizons()
-        self.phase = np.arange(self.phases)
-
-    def _horizons(self) -> tuple[list[int], dict[int, int]]:
-        """Say up to which phase running a node and keeping a value can be of use."""
-        nodes = self.level.nodes
-        last_run = [*range(len(nodes)), len(nodes)]
-        last_keep: dict[int, int] = {}
-        for k in reversed(range(len(nodes))):
-            node = nodes[k]
-            again = [c.later for c in node.choices if c.later is not None]
-            for d in {d for choice in node.choices for d in choice.first.makes}:
-                last_keep[d] = max((last_run[r] for r in self.readers.get(d, [])), default=k)
-            ends = [last_keep[d] for run in again for d in run.makes]
-            if again and node.layer is not None and not node.backward:
-                back = self.halves.get((node.layer, True))
-                ends += [] if back is None else [last_run[back]]
-            last_run[k] = max([k, *ends])
-        return last_run, last_keep
-
-    def number(self, there: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
-        """Give columns their numbers, where they are there."""
-        columns = np.full(len(there), -1, dtype=np.int64)
-        count = int(there.sum())
-        columns[there] = np.arange(self.width, self.width + count)
-        self.width += count
-        return columns
-
-    def span(self, first: int, last: int) -> Ints:
-        """Give columns to the phases from `first` to `last`."""
-        return self.number((self.phase >= first) & (self.phase <= last))
 
     def write(self) -> Formulation:
         """Write everything."""
-        nodes = self.level.nodes
-        self.run = [
-            np.array(
-                [
-                    self.span(k, k if choice.later is None else self.last_run[k])
-                    for choice in node.choices
-                ]
-            )
-            for k, node in enumerate(nodes)
-        ]
-        self.kept = {d: self.span(self.maker[d] + 1, last) for d, last in self.last_keep.items()}
-        self.saved = [self._phantoms(j) for j in range(len(self.level.layers))]
-        self.made = {d: self._creations(d) for d in self.maker if self._needs_creation(d)}
-        whole = self.width
-        self.free: dict[int, dict[int, Ints]] = {d: self._frees(d) for d in self.maker}
+        columns = self.columns
         self._choices()
-        for d in self.maker:
+        for d in columns.maker:
             self._life(d)
-        per_byte, used_start = self._memory()
-        cost = self._cost()
-        lower, upper = np.zeros(self.width), np.ones(self.width)
+        used_start = columns.width
+        per_byte = self._memory()
+        lower, upper = np.zeros(columns.width), np.ones(columns.width)
         upper[used_start:] = np.inf
-        for k, columns in enumerate(self.run):
-            if len(columns) == 1:
-                lower[columns[0, k]] = 1
+        for k, run in enumerate(columns.run):
+            if len(run) == 1:
+                lower[run[0, k]] = 1
         program = Program(
-            cost=cost,
-            matrix=self.rows.matrix(self.width),
+            cost=self._cost(),
+            matrix=self.rows.matrix(columns.width),
             right=self.rows.bounds(),
             lower=lower,
             upper=upper,
-            integral=np.arange(self.width) < whole,
+            integral=np.arange(columns.width) < columns.whole,
         )
         return Formulation(
             level=self.level,
             program=program,
             per_byte=per_byte,
-            run=tuple(self.run),
-            kept=self.kept,
-            made=self.made,
-            saved=tuple(self.saved),
+            run=tuple(columns.run),
+            kept=columns.kept,
+            made=columns.made,
+            saved=tuple(columns.saved),
         )
-
-    def _phantoms(self, layer: int) -> Ints:
-        """Give columns to the phantoms of a layer, a row of phases for each option."""
-        forward, back = self.halves[layer, False], self.halves.get((layer, True))
-        last = -1 if back is None else self.last_run[back]
-        count = len(self.level.layers[layer].options)
-        rows = [self.span(forward + 1, last) for _ in range(count)]
-        return np.array(rows, dtype=np.int64).reshape(count, self.phases)
-
-    def _needs_creation(self, d: int) -> bool:
-        node = self.level.nodes[self.maker[d]]
-        return node.layer is not None or len(node.choices[0].first.makes) > 1
-
-    def _creations(self, d: int) -> Ints:
-        k = self.maker[d]
-        again = any(c.later is not None and d in c.later.makes for c in self.level.nodes[k].choices)
-        return self.span(k, self.last_run[k] if again else k)
-
-    def _frees(self, d: int) -> dict[int, Ints]:
-        """Give columns to freeing a value after its readers.
-
-        After its maker too if several values come of that; in the phase of a node itself only where
-        corrections ask for it.
-        """
-        if self.size[d] == 0:
-            return {}
-        k = self.maker[d]
-        after = [r for r in self.readers.get(d, []) if r < self.phases - 1]
-        if self._needs_creation(d):
-            after.append(k)
-        columns: dict[int, Ints] = {}
-        for r in sorted(set(after)):
-            runs = (self.run[r] >= 0).any(axis=0)
-            own = self.corrected and self.level.nodes[r].layer is not None and r != k
-            runs &= (self.phase > r) | ((self.phase == r) & own)
-            columns[r] = self.number(runs)
-        return columns
 
     def _choices(self) -> None:
         """Add (5) to (9)."""
-        for k, columns in enumerate(self.run):
+        for k, columns in enumerate(self.columns.run):
             if len(columns) > 1:
                 there = np.flatnonzero((columns >= 0).any(axis=0))
                 self.rows.add(1.0, len(there), *((row[there], 1.0) for row in columns))
                 self.rows.add(-1.0, 1, *((row[k : k + 1], -1.0) for row in columns))
-        for layer, saved in enumerate(self.saved):
-            forward, back = self.halves[layer, False], self.halves.get((layer, True))
+        for layer, saved in enumerate(self.columns.saved):
+            forward, back = (
+                self.columns.halves[layer, False],
+                self.columns.halves.get((layer, True)),
+            )
             if back is None:
                 continue
-            there = np.arange(forward, self.last_run[back] + 1)
+            there = np.arange(forward, self.columns.last_run[back] + 1)
             none = np.full(self.phases + 1, -1, dtype=np.int64)
             terms = []
             for option, row in enumerate(saved):
                 after = none.copy()
                 after[: self.phases] = row
-                ahead, behind = self.run[forward][option], self.run[back][option]
+                ahead, behind = self.columns.run[forward][option], self.columns.run[back][option]
                 self.rows.add(
                     0.0,
                     len(there),
@@ -292,15 +199,15 @@ class _Writer:
 
     def _life(self, d: int) -> None:
         """Add the rows of one value: made, read, kept, freed."""
-        k = self.maker[d]
+        k = self.columns.maker[d]
         node = self.level.nodes[k]
         nothing = np.full(self.phases, -1, dtype=np.int64)
-        kept = self.kept.get(d, nothing)
-        if d in self.made:
-            made = self.made[d]
+        kept = self.columns.kept.get(d, nothing)
+        if d in self.columns.made:
+            made = self.columns.made[d]
             there = np.flatnonzero(made >= 0)
             terms = [(made[there], 1.0)]
-            for choice, row in zip(node.choices, self.run[k], strict=True):
+            for choice, row in zip(node.choices, self.columns.run[k], strict=True):
                 makes = there == k
                 if choice.later is not None and d in choice.later.makes:
                     makes = there >= k
@@ -309,34 +216,36 @@ class _Writer:
             alive = [(columns, -entry) for columns, entry in terms]
             self.rows.add(0.0, len(there), *alive, (kept[there], -1.0))
         else:
-            made = self.run[k][0]
-        frees = self.free[d]
-        for r in self.readers.get(d, []):
+            made = self.columns.run[k][0]
+        frees = self.columns.free[d]
+        for r in self.columns.readers.get(d, []):
             if r == self.phases - 1:
                 at_end = [(kept[r:], -1.0), (made[r:], -1.0)]
                 self.rows.add(-1.0, 1, *at_end, *((columns[r:], 1.0) for columns in frees.values()))
                 continue
             reading = [
                 (choice, row)
-                for choice, row in zip(self.level.nodes[r].choices, self.run[r], strict=True)
-                if d in _reads(choice)
+                for choice, row in zip(
+                    self.level.nodes[r].choices, self.columns.run[r], strict=True
+                )
+                if d in reads(choice)
             ]
-            there = np.flatnonzero((self.run[r] >= 0).any(axis=0))
+            there = np.flatnonzero((self.columns.run[r] >= 0).any(axis=0))
             terms = []
             for choice, row in reading:
-                reads = np.where(
+                chosen = np.where(
                     there == r,
                     d in choice.first.reads,
                     choice.later is not None and d in choice.later.reads,
                 )
-                terms.append((np.where(reads, row[there], -1), 1.0))
+                terms.append((np.where(chosen, row[there], -1), 1.0))
             self.rows.add(0.0, len(there), *terms, (kept[there], -1.0), (made[there], -1.0))
             earlier = [columns[there] for at, columns in frees.items() if at < r]
             if earlier:
                 self.rows.add(1.0, len(there), *terms, *((columns, 1.0) for columns in earlier))
         for at, columns in frees.items():
             there = np.flatnonzero(columns >= 0)
-            ran = ((row[there], -1.0) for row in self.run[at])
+            ran = ((row[there], -1.0) for row in self.columns.run[at])
             self.rows.add(0.0, len(there), (columns[there], 1.0), *ran)
         later = np.append(kept[1:], -1)
         freed = np.zeros(self.phases, dtype=np.bool_)
@@ -352,23 +261,22 @@ class _Writer:
             *((columns[there], 1.0) for columns in frees.values()),
         )
 
-    def _memory(self) -> tuple[Floats, int]:
+    def _memory(self) -> Floats:
         """Add the bytes used before each node of a phase, and the budget."""
         unit = max(float(sum(self.size.tolist())) / 1000, 1e-3)
         size = self.size / unit
-        used_start = self.width
-        may = np.array([(columns >= 0).any(axis=0) for columns in self.run])
-        used = [self.number(row) for row in may]
+        may = np.array([(columns >= 0).any(axis=0) for columns in self.columns.run])
+        used = [self.columns.number(row) for row in may]
         numbers: list[int] = []
         before = np.full(self.phases, -1, dtype=np.int64)
         # What a node changes is added to the row of the node after it in the same phase.
-        pending: list[tuple[Ints, Floats]] = []
-        for d, columns in self.kept.items():
-            pending.append((columns, np.full(self.phases, size[d])))
-        for layer, saved in enumerate(self.saved):
-            for option, columns in enumerate(saved):
-                pending.append((columns, np.full(self.phases, self._phantom(layer, option) / unit)))
-        open_terms = pending
+        open_terms = [
+            (kept, np.full(self.phases, size[d])) for d, kept in self.columns.kept.items()
+        ]
+        for layer, saved in enumerate(self.columns.saved):
+            for option, phantoms in enumerate(saved):
+                weight = self.columns.phantom_bytes(layer, option) / unit
+                open_terms.append((phantoms, np.full(self.phases, weight)))
         for k in range(len(self.level.nodes)):
             there = np.flatnonzero(may[k])
             terms = [(columns[there], weights[there]) for columns, weights in open_terms]
@@ -385,7 +293,7 @@ class _Writer:
             open_terms += self._changes(k, unit)
         per_byte = np.zeros(self.rows.count)
         per_byte[numbers] = 1 / unit
-        return per_byte, used_start
+        return per_byte
 
     def _changes(self, k: int, unit: float) -> list[tuple[Ints, Floats]]:
         """List what a run of a node adds to the bytes used, by phase."""
@@ -393,22 +301,18 @@ class _Writer:
         one = np.ones(self.phases)
         changes: list[tuple[Ints, Floats]] = []
         for d in sorted({d for choice in node.choices for d in choice.first.makes}):
-            made = self.made[d] if d in self.made else self.run[k][0]
+            made = self.columns.made[d] if d in self.columns.made else self.columns.run[k][0]
             changes.append((made, one * (self.size[d] / unit)))
         if node.layer is not None:
             sign = -1 if node.backward else 1
-            for choice, row in zip(node.choices, self.run[k], strict=True):
+            for choice, row in zip(node.choices, self.columns.run[k], strict=True):
                 if choice.option is not None:
-                    weight = self._phantom(node.layer, choice.option) / unit
+                    weight = self.columns.phantom_bytes(node.layer, choice.option) / unit
                     changes.append((row, one * (sign * weight)))
-        for d, frees in self.free.items():
+        for d, frees in self.columns.free.items():
             if k in frees:
                 changes.append((frees[k], one * (-self.size[d] / unit)))
         return changes
-
-    def _phantom(self, layer: int, option: int) -> float:
-        saved = self.level.nodes[self.halves[layer, False]].choices[option].saved
-        return float(self.size[sorted(saved)].sum())
 
     def _within(self, k: int, used: Ints, there: Ints, unit: float) -> list[int]:
         """Add the budget for the runs of a node; returns the numbers of the rows."""
@@ -417,7 +321,7 @@ class _Writer:
         for first in (True, False):
             phases = there[(there == k) == first]
             runs = [choice.first if first else choice.later for choice in node.choices]
-            rows = [(run, row) for run, row in zip(runs, self.run[k], strict=True) if run]
+            rows = [(run, row) for run, row in zip(runs, self.columns.run[k], strict=True) if run]
             if not len(phases) or not rows:
                 continue
             floors = [(row[phases], self._floor(k, run) / unit) for run, row in rows]
@@ -429,21 +333,21 @@ class _Writer:
                         continue
                     terms = [(used[phases], 1.0), (row[phases], moment.extra_bytes / unit)]
                     for d in freed:
-                        terms.append((self.free[d][k][phases], -self.size[d] / unit))
+                        terms.append((self.columns.free[d][k][phases], -self.size[d] / unit))
                     for d in made:
                         weight = self.size[d] / unit
-                        terms.append((self.made[d][phases], weight))
+                        terms.append((self.columns.made[d][phases], weight))
                         terms += [(other[phases], -weight) for _, other in rows]
                     found += self.rows.add(0.0, len(phases), *terms).tolist()
         return found
 
     def _is_corrected(self, run: Run) -> bool:
-        return self.corrected or len(run.moments) == 1
+        return self.columns.corrected or len(run.moments) == 1
 
     def _corrections(self, k: int, moment: Moment) -> tuple[list[int], list[int]]:
         """List the values that may be freed by a moment, and those that may have been there."""
-        freed = sorted(d for d in moment.freed if k in self.free.get(d, {}))
-        return freed, sorted(moment.made & self.made.keys())
+        freed = sorted(d for d in moment.freed if k in self.columns.free.get(d, {}))
+        return freed, sorted(moment.made & self.columns.made.keys())
 
     def _floor(self, k: int, run: Run) -> float:
         """Bytes that a run adds whatever is freed early; without corrections, the most."""
@@ -459,8 +363,8 @@ class _Writer:
     def _cost(self) -> Floats:
         """Cost of the runs, in thousandths of the time of running every op once."""
         scale = 1000 / max(float(self.level.wiring.time.sum()), 1e-300)
-        cost = np.zeros(self.width)
-        for k, (node, columns) in enumerate(zip(self.level.nodes, self.run, strict=True)):
+        cost = np.zeros(self.columns.width)
+        for k, (node, columns) in enumerate(zip(self.level.nodes, self.columns.run, strict=True)):
             for choice, row in zip(node.choices, columns, strict=True):
                 later = row[k + 1 :]
                 if choice.later is not None:
@@ -469,11 +373,6 @@ class _Writer:
         return cost
 
 
-def _reads(choice: Choice) -> frozenset[int]:
-    """List what a choice reads, the first time or later."""
-    return choice.first.reads | (frozenset() if choice.later is None else choice.later.reads)
-
-
 def formulate(level: Level, *, corrected: bool) -> Formulation:
     """Write the program of a level; the budget comes in when it is solved."""
-    return _Writer(level, corrected=corrected).write()
+    return _Writer(Columns(level, corrected=corrected)).write()
