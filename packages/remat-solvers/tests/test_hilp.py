@@ -20,7 +20,7 @@ from solver_cases.random_hierarchies import branching, fatal, levels_of, nested,
 from solver_cases.random_hierarchies import store_all_peak as level_peak
 from solver_cases.staged_brute_force import fastest_staged
 
-from remat_graph import Graph, Op, Stage, Status, Value, simulate
+from remat_graph import Block, Graph, Hierarchy, Op, Stage, Status, Value, simulate
 from remat_solvers import InvalidProblem, Limit, Problem, WorkerDied
 from remat_solvers.blocks.compose import compose, expand_nodes, picks_of, selections
 from remat_solvers.blocks.level import Layer, Level
@@ -558,3 +558,18 @@ def test_bad_settings_are_refused():
             HILP(**settings_)
     with pytest.raises(InvalidProblem, match="needs a hierarchy"):
         solved(HILP(), HIERARCHY.graph, BUDGET)
+
+
+def test_infeasible_is_not_said_for_the_order_of_the_graph_alone():
+    values = (Value("a", 10), Value("b", 1), Value("c", 1))
+    ops = (
+        Op("a", (), ("a",), 1.0, replayable=False),
+        Op("b", (), ("b",), 1.0, workspace_bytes=10),
+        Op("c", ("a",), ("c",), 1.0),
+    )
+    graph = Graph(values, ops, results=frozenset({"b", "c"}))
+    hierarchy = Hierarchy(graph, Block("root", (Block("A", ("a", "c")), Block("B", ("b",)))))
+    found = HILP().solve(Problem(graph, 13, hierarchy), Limit.starting_now(5), lambda _: None)
+    assert found.status is not Status.INFEASIBLE
+    if found.schedule is not None:
+        assert simulate(graph, found.schedule).peak_bytes <= 13

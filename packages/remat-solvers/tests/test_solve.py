@@ -141,6 +141,15 @@ def test_a_schedule_to_start_from_must_be_legal():
     assert solve(GRAPH, PEAK, start=start).status is Status.OPTIMAL
 
 
+def test_a_schedule_to_start_from_is_better_than_none():
+    small = smallest_budget(GRAPH)
+    options = {"solver": "xla-greedy", "limit_seconds": 5}
+    with pytest.raises(BudgetTooSmall):
+        solve(GRAPH, small.peak_bytes, **options)
+    solution = solve(GRAPH, small.peak_bytes, start=small.schedule, **options)
+    assert (solution.status, solution.schedule) == (Status.FEASIBLE, small.schedule)
+
+
 def test_any_networkx_dag_can_be_planned():
     dag = nx.DiGraph()
     for i in range(6):

@@ -108,7 +108,8 @@ class BudgetTooSmall(SolverError):
         else:
             claim = f"was not met within the limit, though a schedule of {smallest} exists"
         reached = f", reached at op {least_at!r}" if least_at else ""
-        proof = f"no schedule at all can go below {format_bytes(least_bytes)}{reached}"
+        least = format_bytes(least_bytes)
+        proof = f"no schedule in the order of the graph can go below {least}{reached}"
         super().__init__(
             f"budget {budget} {claim} ({proof}); raise the budget or make the batch smaller"
         )

@@ -86,7 +86,7 @@ class HTWRemat:
         started = time.perf_counter()
         seconds = limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once():
+        if attempt.settled_at_once(any_order=True):
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         until = started + _BLOCKS_SHARE * seconds

@@ -24,11 +24,13 @@ class Least:
     op: str | None
 
 
-def least(wiring: Wiring) -> Least:
-    """Find the op that needs most whatever the schedule."""
+def least(wiring: Wiring, *, any_order: bool = False) -> Least:
+    """Find the op that needs most whatever the schedule; with `any_order`, whatever its order."""
     if not wiring.op_count:
         return Least(0, None)
-    need = while_running(wiring) + _pinned(wiring)
+    need = while_running(wiring)
+    if not any_order:
+        need = need + _pinned(wiring)
     at = int(need.argmax())
     bound, where = int(need[at]), wiring.graph.ops[at].name
     at_end = _at_last_result(wiring)

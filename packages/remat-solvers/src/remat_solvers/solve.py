@@ -1,7 +1,8 @@
 """From a graph and a byte budget to a checked schedule, by any installed solver.
 
-`auto` stores everything if that fits, and refines otherwise. Whatever a solver returns passes
-`remat_graph.simulate` before anyone sees it, and carries the simulator's figures.
+`auto` stores everything if that fits, refines otherwise, and at last takes the schedule of least
+peak that can be found. Whatever a solver returns passes `remat_graph.simulate` before anyone sees
+it, and carries the simulator's figures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from remat_graph import (
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.registry import find, get_solver
-from remat_solvers.smallest import smallest_budget
+from remat_solvers.smallest import SmallestBudget, smallest_budget
 
 __all__ = ["AUTO", "search", "solve"]
 
@@ -69,11 +70,13 @@ def solve(
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
 
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
-    else, and without it, `KeyboardInterrupt` is raised. `start` is a schedule to begin with, such
-    as that for another budget: it need not fit, but it must be legal.
+    else, and without it, `KeyboardInterrupt` is raised; it takes effect when the MILP back end
+    returns, which its time limits see to. `start` is a schedule to begin with, such as that for
+    another budget: it need not fit, but it must be legal. `refine` searches from there; where it
+    fits, it is the answer if the solver has none.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
-    without; the caller owns it.
+    without where no time limit cuts them short; the caller owns it.
 
     Raises:
         InvalidProblem: if the budget or the limit is no positive number, or the hierarchy is of
@@ -97,9 +100,17 @@ def solve(
         if best is None:
             raise
         return best
-    if answer.schedule is None:
-        raise _too_small(problem, limit, answer)
-    return answer
+    if answer.schedule is not None:
+        return answer
+    given = _fitting(problem, limit, answer.solver, problem.start)
+    if given is not None:
+        return given
+    seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
+    smallest = smallest_budget(graph, limit_seconds=seconds)
+    found = _fitting(problem, limit, answer.solver, smallest.schedule) if solver == AUTO else None
+    if found is not None:
+        return found
+    raise _too_small(problem, smallest, answer)
 
 
 def search(problem: Problem, solver: str, limit: Limit, report: Report = silent) -> Solution:
@@ -140,9 +151,9 @@ def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
 
 
 def _best_so_far(problem: Problem, limit: Limit, last: Progress | None) -> Solution | None:
-    """Make an answer, checked, of the last schedule that a solver reported."""
+    """Make an answer, checked, of the last schedule that a solver reported, or the given one."""
     if last is None or last.incumbent is None:
-        return None
+        return _fitting(problem, limit, AUTO, problem.start)
     schedule = last.incumbent()
     found = Solution(
         status=Status.FEASIBLE,
@@ -154,6 +165,26 @@ def _best_so_far(problem: Problem, limit: Limit, last: Progress | None) -> Solut
         solve_seconds=limit.elapsed,
     )
     return _checked(last.solver, problem, found)
+
+
+def _fitting(
+    problem: Problem, limit: Limit, solver: str, schedule: Schedule | None
+) -> Solution | None:
+    """Make an answer of a schedule found elsewhere, if it fits."""
+    if schedule is None:
+        return None
+    timeline = simulate(problem.graph, schedule)
+    if timeline.peak_bytes > problem.budget_bytes:
+        return None
+    return Solution(
+        status=Status.FEASIBLE,
+        schedule=schedule,
+        time=timeline.time,
+        peak_bytes=timeline.peak_bytes,
+        lower_bound=None,
+        solver=solver,
+        solve_seconds=limit.elapsed,
+    )
 
 
 def _why_not(chosen: Solver, problem: Problem) -> str | None:
@@ -196,10 +227,8 @@ def _checked(name: str, problem: Problem, answer: object) -> Solution:
     return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
 
 
-def _too_small(problem: Problem, limit: Limit, answer: Solution) -> BudgetTooSmall:
+def _too_small(problem: Problem, smallest: SmallestBudget, answer: Solution) -> BudgetTooSmall:
     """Say what would fit."""
-    seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
-    smallest = smallest_budget(problem.graph, limit_seconds=seconds)
     least_bytes, least_at = smallest.least_bytes, smallest.least_at
     proved = answer.status is Status.INFEASIBLE
     if proved and least_bytes <= problem.budget_bytes:

@@ -82,10 +82,14 @@ def _parse_text(text: str) -> Budget:
     stripped = text.strip().lower()
     if stripped == "auto":
         return Budget()
-    match = re.fullmatch(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([a-z]+|%)", stripped)
+    match = re.fullmatch(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([a-z]+|%|)", stripped)
     if match is None:
         raise BudgetError(f"budget={text!r} has no unit or is no number; give {_EXAMPLES}")
     number, unit = float(match[1]), match[2]
+    if not unit:
+        if "." not in match[1]:
+            raise BudgetError(f"budget={text!r} has no unit; give {_EXAMPLES}")
+        return _fraction(number, repr(text))
     if unit == "%":
         return _fraction(number / 100, repr(text))
     if unit not in _UNITS:

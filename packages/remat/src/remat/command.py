@@ -18,6 +18,7 @@ from remat.errors import BudgetError, RematError
 from remat.tradeoff import check_picture, plot_tradeoff, save_tradeoff
 from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
+from remat_partition import PartitionError
 from remat_solvers import Progress, SolverError, Tradeoff, list_solvers, solve
 
 __all__ = ["app", "main"]
@@ -65,6 +66,8 @@ def plan(
     """Find a schedule within a budget, and say how far from the best it can be."""
     loaded = _load_graph(graph)
     wanted = parse_budget(budget)
+    if output is not None:
+        _check_output(output)
     if wanted.size_bytes is None and wanted.fraction is None:
         raise BudgetError("budget='auto' needs a device; give bytes or a share")
     everything = _store_all_peak(loaded)
@@ -111,8 +114,8 @@ def tradeoff(
 ) -> None:
     """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
     loaded = _load_graph(graph)
-    if json is not None and not json.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {str(json)!r} does not exist")
+    if json is not None:
+        _check_output(json)
     if plot is not None:
         check_picture(plot)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -166,6 +169,14 @@ def _load_graph(path: Path) -> Graph:
     return found
 
 
+def _check_output(path: Path) -> None:
+    """Refuse, before any work, what could not be written."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+
+
 def _store_all_peak(graph: Graph) -> int:
     most = sum(v.size_bytes for v in graph.values)
     most += max((op.workspace_bytes for op in graph.ops), default=0)
@@ -216,6 +227,6 @@ def main() -> None:
     """Run the command; errors are one line on stderr and exit code 1."""
     try:
         app()
-    except (GraphError, SolverError, RematError, OSError) as error:
+    except (GraphError, SolverError, PartitionError, RematError, OSError) as error:
         _err.print(f"remat: {error}", style="red", highlight=False, markup=False)
         raise SystemExit(1) from None

@@ -99,11 +99,6 @@ class Level:
         placed = _ordered(wiring, groups, rank)
         return cls(wiring, layers, tuple(nodes[i] for i in placed))
 
-    @property
-    def plain(self) -> bool:
-        """Whether every node is an op."""
-        return not self.layers
-
 
 def _leaving(wiring: Wiring, layers: Sequence[Layer]) -> frozenset[int]:
     """Find the values that leave the op or the layer that makes them, and the results."""

@@ -58,12 +58,15 @@ class Attempt:
         self._report = report
         self._round = 0
 
-    def settled_at_once(self) -> bool:
-        """Store everything if that fits; prove that nothing does if one op needs too much."""
+    def settled_at_once(self, *, any_order: bool = False) -> bool:
+        """Store everything if that fits; prove that nothing does if one op needs too much.
+
+        With `any_order`, also in another order than that of the graph.
+        """
         self.offer(np.arange(self.wiring.op_count))
         if self.best is not None:
             self.say("storing everything fits")
-        elif least(self.wiring).peak_bytes > self.budget_bytes:
+        elif least(self.wiring, any_order=any_order).peak_bytes > self.budget_bytes:
             self.infeasible = True
             self.say("one op alone needs more than the budget")
         return self.infeasible or self.closed
