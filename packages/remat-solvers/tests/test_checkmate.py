@@ -299,7 +299,8 @@ def test_gurobi_has_the_optimum_of_highs(graph, share):
     here, there = checkmate(graph, budget), checkmate(graph, budget, back_end="GUROBI")
     assert here.status is there.status
     staged = fastest_staged(graph, budget)  # None where only other schedules fit
-    assert here.time == there.time == pytest.approx(math.inf if staged is None else staged)
+    assert here.time == there.time
+    assert staged is None or here.time <= staged * (1 + 1e-6)
     assert there.lower_bound == pytest.approx(here.lower_bound, rel=1e-5)
 
 
