@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from remat_solvers.milp import BudgetedProgram, Outcome, Program, solve_program
+from remat_solvers import milp
+from remat_solvers.milp import Answer, BudgetedProgram, Outcome, Program, solve_program
 
 HAIR = 1 - 1e-6  # values are negative, so this makes them larger
 
@@ -67,3 +68,28 @@ def test_a_program_beyond_the_licence_of_gurobi_is_out_of_time(caplog):
     if solve_program(program, seconds=5, back_end="GUROBI").outcome is Outcome.SOLVED:
         pytest.skip("a full licence of Gurobi is installed")
     assert "GUROBI gave up on 2001 variables" in caplog.text
+
+
+def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
+    program = Program(
+        cost=np.array([1.0, 2.0]),
+        matrix=sparse.csr_array([[-1.0, -1.0]]),
+        right=np.array([-1.0]),
+        lower=np.zeros(2),
+        upper=np.ones(2),
+        integral=np.ones(2, dtype=bool),
+    )
+    cheap, dear, outside = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.zeros(2)
+    wrong = Answer(Outcome.SOLVED, dear, 2.0, 2.0)
+    monkeypatch.setattr(milp, "_read", lambda *_: wrong)
+    refused = solve_program(program, seconds=1, start=cheap)
+    assert refused.outcome is Outcome.STOPPED
+    assert refused.point is cheap
+    assert (refused.value, refused.bound) == (1.0, -np.inf)
+    assert "bound 2, but a point has 1" in caplog.text
+    assert solve_program(program, seconds=1, start=outside) is wrong
+    assert solve_program(program, seconds=1, start=dear) is wrong
+    none = Answer(Outcome.INFEASIBLE, None, np.inf, np.inf)
+    monkeypatch.setattr(milp, "_read", lambda *_: none)
+    assert solve_program(program, seconds=1, start=dear).outcome is Outcome.STOPPED
+    assert solve_program(program, seconds=1, start=outside) is none

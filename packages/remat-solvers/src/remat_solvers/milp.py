@@ -5,6 +5,10 @@ the time limit, the gap, the start point and a single thread, and give a bound b
 as long as they run, with their own gap, and a program with whole variables gets no bound from them.
 "Infeasible" and "out of time" are different answers. A back end that fails (Gurobi, with the
 licence that comes from pip, does beyond 2,000 variables) is logged and counts as out of time.
+
+HiGHS's cuts on continuous variables can cut off the optimum, so the programs of this package
+declare whole whatever is whole in some optimum, and an answer that a known point contradicts (a
+start point below its bound) is logged and refused. Why, and how often: docs/decisions/0014.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ __all__ = [
     "solve_program",
 ]
 
+_TOLERANCE = 1e-5
 _INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
 
 _log = logging.getLogger(__name__)
@@ -161,7 +166,18 @@ def _run(
     except cp.error.SolverError as error:
         _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
         return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
-    return _read(problem, x, program)
+    answer = _read(problem, x, program)
+    return answer if start is None else _confront(answer, program, start, back_end)
+
+
+def _confront(answer: Answer, program: Program, start: Floats, back_end: str) -> Answer:
+    """Refuse an answer that the start point proves wrong; the point itself still stands."""
+    value = float(program.cost @ start)
+    if answer.bound <= value + _TOLERANCE * (1 + abs(value)) or not _holds(program, start):
+        return answer
+    _log.warning("%s: bound %g, but a point has %g; refused", back_end, answer.bound, value)
+    point, value = (start, value) if value < answer.value else (answer.point, answer.value)
+    return Answer(Outcome.STOPPED, point, value, -math.inf)
 
 
 def _options(
@@ -249,7 +265,7 @@ def _holds(program: Program, point: Floats) -> bool:
     if point.shape != program.cost.shape or not np.all(np.isfinite(point)):
         return False
     slack = program.right - program.matrix @ point
-    tolerance = 1e-5 * (1 + np.abs(program.right))
-    inside = (point >= program.lower - 1e-5) & (point <= program.upper + 1e-5)
+    tolerance = _TOLERANCE * (1 + np.abs(program.right))
+    inside = (point >= program.lower - _TOLERANCE) & (point <= program.upper + _TOLERANCE)
     whole = np.abs(point - np.round(point))[program.integral]
-    return bool(np.all(slack >= -tolerance) and np.all(inside) and np.all(whole <= 1e-5))
+    return bool(np.all(slack >= -tolerance) and np.all(inside) and np.all(whole <= _TOLERANCE))

@@ -85,7 +85,14 @@ class Attempt:
         found_time = sequence_time(self.wiring, sequence)
         if found_time < self.best_time:
             self.best, self.best_time = now, found_time
+            self._confront()
         return True
+
+    def _confront(self) -> None:
+        """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
+        if self.bound > self.best_time * (1 + _TOLERANCE):
+            _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
+            self.bound = self.once
 
     def take(self, sequence: Ints) -> None:
         """Keep a sequence if it fits and is faster, and report it."""
@@ -101,6 +108,7 @@ class Attempt:
         proved = self.once * (1 + value / 1000 * (1 - 1e-7) - 1e-8)
         if np.isfinite(proved):
             self.bound = max(self.bound, proved)
+            self._confront()
 
     def bound_all(self, seconds: float, back_end: str, *, whole: bool = True) -> Outcome:
         """Bound the time of every schedule in the order of the graph, or prove there is none.

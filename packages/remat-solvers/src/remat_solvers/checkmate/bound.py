@@ -40,7 +40,6 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
     opens: Bits = np.any(may_run, axis=1)
     run, width = _number(may_run, 0)
     there, width = _number(stages.may_keep(), width)
-    whole = width
     through, width = _number(stages.may_keep() & opens[:, None], width)
     total = np.full(stages.count, -1, dtype=np.int64)
     opened = np.flatnonzero(opens)
@@ -90,8 +89,8 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
     lower, upper = np.zeros(width), np.ones(width)
     read = there[stages.read_op, stages.read_value]
     lower[read[read >= 0]] = 1
-    upper[whole + int((through >= 0).sum()) :] = np.inf
-    integral = np.arange(width) < whole
+    upper[total[opened]] = np.inf
+    integral = np.isfinite(upper)
     return Program(cost, rows.matrix(width), rows.bounds(), lower, upper, integral)
 
 

@@ -15,8 +15,9 @@ without its workspace. Rows:
 - (8a to 8c) by the choice of columns. FREE_{t,k,k} is 0, but for ops of several outputs, one of
   which may be wanted without the others.
 
-`Form.PAPER` writes (1c), (7b) and (7c) as printed, with `free` whole. `Form.TIGHT`, the default,
-has the same whole points but a tighter linear relaxation, and needs no whole `free`:
+`Form.PAPER` writes (1c), (7b) and (7c) as printed. `Form.TIGHT`, the default, has the same whole
+points but a tighter linear relaxation; `free` is whole where `run` and `kept` are, and declared so
+all the same (see `milp`):
 
 - `free[t, v, k] <= run[t, k]`;
 - the sum of `free[t, v, k]` over readers k before j, plus `run[t, j]`, is at most 1;
@@ -165,9 +166,8 @@ def formulate(stages: Stages, form: Form = Form.TIGHT) -> Formulation:
     lower, upper = np.zeros(width), np.ones(width)
     lower[np.diagonal(run)] = 1
     upper[used_start:free_start] = np.inf
-    integral = np.zeros(width, dtype=np.bool_)
-    integral[:used_start] = True
-    integral[free_start:] = form is Form.PAPER
+    integral = np.ones(width, dtype=np.bool_)
+    integral[used_start:free_start] = False
     free_stage, free_pair = np.nonzero(free >= 0)
     return Formulation(
         stages=stages,

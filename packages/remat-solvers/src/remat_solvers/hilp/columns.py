@@ -20,8 +20,8 @@ class Columns:
     """Numbers of the columns by phase, -1 where there is none.
 
     `run[k]` has a row for each choice of node k, `saved[j]` one for each option of layer j;
-    `kept[d]` and `made[d]` are of value d, `free[d][k]` of freeing it after node k. Those below
-    `whole` must be whole, `width` counts all. `halves[j, backward]` is a node of layer j.
+    `kept[d]` and `made[d]` are of value d, `free[d][k]` of freeing it after node k. `width` counts
+    all. `halves[j, backward]` is a node of layer j.
     """
 
     def __init__(self, level: Level, *, corrected: bool) -> None:
@@ -57,7 +57,6 @@ class Columns:
         self.kept = {d: self._span(self.maker[d] + 1, last) for d, last in self.last_keep.items()}
         self.saved = [self._phantoms(j) for j in range(len(level.layers))]
         self.made = {d: self._creations(d) for d in self.maker if self._needs_creation(d)}
-        self.whole = self.width
         self.free = {d: self._frees(d) for d in self.maker}
 
     def number(self, there: NDArray[np.bool_]) -> Ints:

@@ -58,7 +58,7 @@ class Formulation:
     """The program, with right side `program.right + budget_bytes * per_byte`.
 
     `run[k][o]` are columns by phase, -1 where there is none; likewise `kept[d]`, `made[d]` by value
-    of the level, `saved[j][o]` by layer and option.
+    of the level, `free[d][k]` by value and node, `saved[j][o]` by layer and option.
     """
 
     level: Level
@@ -67,6 +67,7 @@ class Formulation:
     run: tuple[Ints, ...]
     kept: dict[int, Ints]
     made: dict[int, Ints]
+    free: dict[int, dict[int, Ints]]
     saved: tuple[Ints, ...]
 
     def read(self, point: Floats) -> list[Pick]:
@@ -81,8 +82,8 @@ class Formulation:
     def embed(self, picks: list[Pick]) -> Floats | None:
         """Write runs, in order, as the whole part of a point; `None` if they are in no phases.
 
-        A value is kept from where it is made to its last use before it is made again. What is
-        freed, and the bytes used, are left for the back end to complete.
+        A value is kept from where it is made to its last use before it is made again. The bytes
+        used are left for the back end to complete.
         """
         point = np.zeros(len(self.program.cost))
         phases = len(self.level.nodes) + 1
@@ -112,7 +113,27 @@ class Formulation:
                     return None
             for d in run.reads:
                 used_until.setdefault(d, t)
+        self._mark_freed(point, picks)
         return point
+
+    def _mark_freed(self, point: Floats, picks: list[Pick]) -> None:
+        """Free a value after the last node of a phase that touches it, unless it is kept then."""
+        last_touch: dict[tuple[int, int], int] = {}
+        for t, k, o in picks:
+            choice = self.level.nodes[k].choices[o]
+            run = choice.first if t == k else choice.later
+            if run is not None:
+                last_touch.update(dict.fromkeys([(t, d) for d in run.reads | run.makes], k))
+        results = set(self.level.wiring.results.tolist())
+        for (t, d), k in last_touch.items():
+            column = self.free.get(d, {}).get(k)
+            if t == len(self.level.nodes):
+                stays = d in results
+            else:
+                kept = self.kept.get(d)
+                stays = kept is not None and kept[t + 1] >= 0 and point[kept[t + 1]] > 0
+            if column is not None and not stays:
+                _mark(point, column, t, t)
 
 
 def _mark(point: Floats, columns: Ints, first: int, last: int) -> bool:
@@ -153,7 +174,7 @@ class _Writer:
             right=self.rows.bounds(),
             lower=lower,
             upper=upper,
-            integral=np.arange(columns.width) < columns.whole,
+            integral=np.arange(columns.width) < used_start,
         )
         return Formulation(
             level=self.level,
@@ -162,6 +183,7 @@ class _Writer:
             run=tuple(columns.run),
             kept=columns.kept,
             made=columns.made,
+            free=columns.free,
             saved=tuple(columns.saved),
         )
 

@@ -22,9 +22,10 @@ point of no greater cost (`embed`), so the optimum is a lower bound on its recom
 
 What nothing after c_k can need is left out: dropping it costs nothing. An op recomputed twice in a
 segment is paid once, and one first computed in the segment may be computed again for nothing: both
-only lower the bound. Given whole `kept` and `redo`, the least `held` and `ever` are whole, so
-they are not declared integral. Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2
-and 7; (d) and (e) are its memory rows at chosen moments, (f) is ours.
+only lower the bound. Given whole `kept` and `redo`, the least `held` and `ever` are whole; all are
+declared whole, so that HiGHS takes no column for continuous (see `milp`). Source: Checkmate (Jain
+et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory rows at chosen moments,
+(f) is ours.
 """
 
 from __future__ import annotations
@@ -139,16 +140,13 @@ def relax(
     where = redo >= 0
     scale = 1000 / max(float(wiring.time.sum()), 1e-300)
     cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
-    integral = np.zeros(width, dtype=np.bool_)
-    integral[kept[kept >= 0]] = True
-    integral[redo[where]] = True
     program = Program(
         cost=cost,
         matrix=rows.matrix(width),
         right=rows.bounds(),
         lower=lower,
         upper=np.ones(width),
-        integral=integral,
+        integral=np.ones(width, dtype=np.bool_),
     )
     return Relaxation(program, tuple(checkpoints), kept, redo, held, ever, infeasible_at)
 

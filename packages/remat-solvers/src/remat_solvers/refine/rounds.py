@@ -117,6 +117,7 @@ class Rounds:
             found_time = sequence_time(self.wiring, found.sequence)
             if found_time < self.best_time:
                 self.best, self.best_time = found, found_time
+                self._confront()
 
     def _enough(self) -> bool:
         """Ask small graphs for proof to the last digit for some seconds, else for the gap."""
@@ -207,7 +208,15 @@ class Rounds:
         if not np.isfinite(proved) or proved <= self.bound:
             return False
         self.bound = proved
-        return True
+        return self._confront()
+
+    def _confront(self) -> bool:
+        """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
+        if self.bound <= self.best_time * (1 + TOLERANCE):
+            return True
+        _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
+        self.bound = self.once
+        return False
 
     def _build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
         """Build, repair and offer the schedule of a point; return it as it was built."""
