@@ -30,6 +30,7 @@ from typing import Any
 
 from graphs import DEVICE, captured
 from remat_graph import Graph, simulate
+from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, Progress, smallest_budget, solve
 from remat_solvers.store_all import store_all
 
@@ -216,10 +217,8 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 def write(path: Path, rows: dict[str, Any]) -> None:
     """Write the results; a reader sees the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
     content = {"costs": f"estimated: {DEVICE.name}", "models": rows}
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ import copy
 import json
 import logging
 import math
-import os
 import platform
-import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from remat_exec import measure_peak
+from remat_graph.files import write_atomically
 from zoo import Example
 
 __all__ = ["Figures", "Variant", "compare", "print_table", "write_json"]
@@ -189,13 +188,4 @@ def write_json(path: Path, results: Mapping[str, Sequence[Figures]], **facts: ob
         **facts,
         "models": {name: [asdict(row) for row in rows] for name, rows in results.items()},
     }
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("x") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, json.dumps(report, indent=1) + "\n")

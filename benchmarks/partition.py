@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_graph import Block, Graph, Op, Value
+from remat_graph.files import write_atomically
 from remat_partition import partition
 
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -251,10 +252,8 @@ def write(
     path: Path, options: dict[str, Any], rows: Sequence[Row], growths: dict[str, dict[str, float]]
 ) -> None:
     """Write the rows; a reader sees the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
     content = {"options": options, "growth": growths, "rows": [asdict(row) for row in rows]}
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

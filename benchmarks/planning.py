@@ -21,6 +21,7 @@ import torch
 
 import remat
 import zoo
+from remat_graph.files import write_atomically
 
 MOST_GAP_POINTS = 1.5
 MOST_SECONDS = 60.0
@@ -86,10 +87,8 @@ def plan_once(name: str, example: zoo.Example, fraction: float, limit: float) ->
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the rows; a reader sees the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
     content = {"torch": torch.__version__, "threads": torch.get_num_threads(), "plans": rows}
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

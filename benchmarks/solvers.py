@@ -52,6 +52,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from remat_graph import Hierarchy, encode, load, save, simulate
+from remat_graph.files import write_atomically
 from remat_partition import partition
 from remat_solvers import (
     BudgetTooSmall,
@@ -342,9 +343,7 @@ def write(path: Path, models: dict[str, Row], cells: dict[Key, Row]) -> None:
         "models": {name: models[name] for name in in_order({key[0] for key in cells})},
         "cells": [cells[key] for key in order],
     }
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ import remat_partition
 import zoo
 from cuts import lowest_groups, measure_cut, metis_groups, top_groups
 from remat_graph import Block, Graph, Hierarchy, to_svg
+from remat_graph.files import write_atomically
 from remat_graph.torch import capture
 
 PARTITIONERS = ("h-partition", "sequence", "repeats")
@@ -276,10 +277,8 @@ def grows(rows: list[dict[str, Any]]) -> bool:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write the rows; a reader sees the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
     content = {"torch": torch.__version__, "models": rows}
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

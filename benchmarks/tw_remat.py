@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from remat_graph import Graph, Op, Stage, Value, simulate
+from remat_graph.files import write_atomically
 from remat_solvers.decomposition import Precedence
 from remat_solvers.pw_remat import PathRecursion
 from remat_solvers.recursion import Recursion, playable
@@ -288,9 +289,7 @@ def plot(path: Path, points: list[dict[str, Any]]) -> None:
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write the results; a reader sees the old file or the new."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import io
 import json
 import statistics
 import sys
@@ -24,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 import remat
 from remat_exec import Peak
+from remat_graph.files import write_atomically
 from remat_solvers import Progress
 
 MIB = 2**20
@@ -74,7 +76,7 @@ def main() -> int:
         torch.equal(a, b)
         for a, b in zip(plain.model.parameters(), small.model.parameters(), strict=True)
     )
-    write_json(options.output / "demo.json", {
+    report = {
         "model": {"layers": options.layers, "width": options.width, "batch": options.batch,
                   "length": options.length},
         "budget_bytes": budget,
@@ -90,7 +92,8 @@ def main() -> int:
         "losses_plain": plain.losses,
         "losses_remat": small.losses,
         "parameters_identical": identical,
-    })  # fmt: skip
+    }  # fmt: skip
+    write_atomically(options.output / "demo.json", json.dumps(report, indent=1) + "\n")
     draw(options.output / "demo.png", curves, budget)
 
     bound = plan.bound_overhead or 0.0
@@ -202,12 +205,6 @@ def show_progress(progress: Progress) -> None:
     print(f"  planning: {progress.seconds:5.1f} s  best {found}  bound {bound}  {note}", flush=True)
 
 
-def write_json(path: Path, content: object) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
 def draw(path: Path, curves: dict[str, Peak], budget: int) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the back end is chosen
@@ -224,9 +221,9 @@ def draw(path: Path, curves: dict[str, Peak], budget: int) -> None:
     axes.set_title("One training step: plain autograd and remat")
     axes.set_ylim(bottom=0)
     axes.legend()
-    temporary = path.with_name(f".{path.stem}.part.png")
-    figure.savefig(temporary, dpi=120)
-    temporary.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_atomically(path, picture.getvalue())
     plt.close(figure)
 
 

@@ -1,4 +1,55 @@
+import multiprocessing
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("solver_cases.answers")
+
+
+@pytest.fixture(scope="module")
+def importable():
+    """Put what workers import on the path of new processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        known = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, known)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def processes(importable):
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def cluster(importable, tmp_path_factory):
+    """Two processes on the loopback device, without a dashboard."""
+    distributed = pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    settings = {
+        "temporary-directory": str(tmp_path_factory.mktemp("dask")),
+        "distributed.worker.memory.terminate": False,
+        "distributed.scheduler.allowed-failures": 0,
+    }
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            memory_limit=0,
+        ) as made,
+        distributed.Client(made) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def dask_executor(cluster):
+    return cluster.get_executor(pure=False)

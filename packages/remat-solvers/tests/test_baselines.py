@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import peak_of
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 from solver_cases.unit_chain import unit_chain
@@ -15,7 +16,6 @@ from remat_solvers.baselines.forward import articulation_ops
 from remat_solvers.baselines.griewank import keep_snapshots
 from remat_solvers.baselines.segments import every_root, greedy_choices, keep_segments
 from remat_solvers.checkmate.stages import Stages
-from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
 from remat_solvers.wiring import Wiring
 
@@ -26,10 +26,6 @@ SWEPT = ("chen-greedy", "griewank", "ap-greedy", "linearized-greedy")
 
 def stages_of(graph: Graph) -> Stages:
     return Stages.of(Wiring.of(graph))
-
-
-def peak_of(graph: Graph) -> int:
-    return simulate(graph, store_all(graph)).peak_bytes
 
 
 def runs(schedule) -> list[str]:

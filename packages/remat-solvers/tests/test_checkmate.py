@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import check_staged, peak_of
 from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.staged_brute_force import fastest_staged
@@ -19,7 +20,6 @@ from remat_solvers.checkmate.formulation import count_columns, formulate
 from remat_solvers.checkmate.stages import Stages
 from remat_solvers.errors import InvalidProblem
 from remat_solvers.milp import BudgetedProgram, Outcome, solve_program
-from remat_solvers.store_all import store_all
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Wiring, expand
 
@@ -42,9 +42,31 @@ def rounded(graph, budget, seconds=10.0, **options):
 
 def tight_budget(graph: Graph, share: float) -> int:
     """Lie between what brute force needs and what storing everything needs."""
-    low, high = smallest(graph), simulate(graph, store_all(graph)).peak_bytes
+    low, high = smallest(graph), peak_of(graph)
     assume(low < high)
     return max(1, low + int(share * (high - 1 - low)))
+
+
+@pytest.mark.parametrize("form", Form)
+def test_the_back_end_does_not_cut_off_the_optimum(form):
+    """HiGHS 1.13 to 1.15 do where FREE is continuous: docs/decisions/0014."""
+    sizes = {"x": 5, "v0": 2, "v1": 1, "v2": 4, "w2": 0, "v3": 0, "v4": 5, "v5": 1}
+    graph = Graph(
+        tuple(Value(name, size) for name, size in sizes.items()),
+        (
+            Op("op0", (), ("v0",), 0.0),
+            Op("op1", ("v0",), ("v1",), 1.0),
+            Op("op2", ("x", "v0", "v1"), ("v2", "w2"), 1.0),
+            Op("op3", ("v1",), ("v3",), 0.0),
+            Op("op4", ("v1",), ("v4",), 0.0),
+            Op("op5", ("x", "v1", "v2"), ("v5",), 0.0, workspace_bytes=1),
+        ),
+        resident=frozenset({"x"}),
+        results=frozenset({"v5"}),
+    )
+    formulation = formulate(Stages.of(Wiring.of(graph)), form)
+    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(9, seconds=10)
+    assert answer.bound == pytest.approx(500)  # the time of one op more, of two
 
 
 @thorough
@@ -71,17 +93,7 @@ def test_the_program_has_the_optimum_of_all_staged_schedules(graph, share, form)
 def test_checkmate_against_brute_force(graph, share):
     budget = tight_budget(graph, share)
     solution = checkmate(graph, budget)
-    best = fastest(graph, budget)
-    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE, Status.LIMIT)
-    assert solution.lower_bound <= best * (1 + 1e-9)
-    if fastest_staged(graph, budget) == best:
-        assert solution.time == pytest.approx(best, rel=2e-6)
-    if solution.schedule is not None:
-        timeline = simulate(graph, solution.schedule)
-        assert (timeline.peak_bytes, timeline.time) == (solution.peak_bytes, solution.time)
-        assert timeline.peak_bytes <= budget
-    if solution.status is Status.OPTIMAL:
-        assert solution.time == pytest.approx(best, rel=2e-6)
+    check_staged(graph, budget, solution)
 
 
 @thorough
@@ -229,7 +241,7 @@ def test_rounding_fits_or_says_limit(graph, share):
 
 def test_a_transformer_layer():
     graph = gpt2(layers=1)
-    peak = simulate(graph, store_all(graph)).peak_bytes
+    peak = peak_of(graph)
     exact = checkmate(graph, int(0.9 * peak))
     near = rounded(graph, int(0.9 * peak))
     assert exact.status is Status.OPTIMAL
@@ -324,7 +336,7 @@ def test_graphs_at_the_edge(solver):
 
 def test_no_time_is_no_crash():
     graph = gpt2(layers=1)
-    peak = simulate(graph, store_all(graph)).peak_bytes
+    peak = peak_of(graph)
     for solution in (checkmate(graph, int(0.7 * peak), 0.0), rounded(graph, int(0.7 * peak), 0.0)):
         fits = solution.schedule is not None
         assert solution.status is (Status.FEASIBLE if fits else Status.LIMIT)

@@ -4,15 +4,14 @@ import dataclasses
 import itertools
 import math
 import multiprocessing
-import os
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import check_staged, peak_of
 from solver_cases.brute_force import fastest, smallest
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
@@ -30,7 +29,6 @@ from remat_solvers.hilp.formulation import formulate
 from remat_solvers.hilp.planner import LevelPlanner
 from remat_solvers.hilp.search import search
 from remat_solvers.milp import BudgetedProgram, Outcome
-from remat_solvers.store_all import store_all
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Wiring, expand
 
@@ -47,10 +45,6 @@ def silent(progress):
 def solved(solver, graph, budget, hierarchy=None, seconds=10.0, executor=None, report=silent):
     problem = Problem(graph, budget, hierarchy, executor)
     return solver.solve(problem, Limit.starting_now(seconds), report)
-
-
-def peak_of(graph):
-    return simulate(graph, store_all(graph)).peak_bytes
 
 
 def optimum(level, budget, *, corrected=True, back_end="HIGHS"):
@@ -92,17 +86,7 @@ def test_rk_checkmate_against_brute_force(graph, share):
     assume(low < high)
     budget = max(1, low + int(share * (high - 1 - low)))
     solution = solved(RKCheckmate(), graph, budget, seconds=3.0)
-    best = fastest(graph, budget)
-    assert solution.status in (Status.OPTIMAL, Status.FEASIBLE, Status.LIMIT)
-    assert solution.lower_bound <= best * (1 + 1e-9)
-    if fastest_staged(graph, budget) == best:
-        assert solution.time == pytest.approx(best, rel=2e-6)
-    if solution.schedule is not None:
-        timeline = simulate(graph, solution.schedule)
-        assert (timeline.peak_bytes, timeline.time) == (solution.peak_bytes, solution.time)
-        assert timeline.peak_bytes <= budget
-    if solution.status is Status.OPTIMAL:
-        assert solution.time == pytest.approx(best, rel=2e-6)
+    check_staged(graph, budget, solution)
     if low > 1:
         below = solved(RKCheckmate(), graph, low - 1, seconds=1.0)
         assert below.status in (Status.INFEASIBLE, Status.LIMIT)
@@ -410,42 +394,6 @@ def test_h_ilp_holds_on_any_graph_and_hierarchy(hierarchy, share, most_nodes):
     budget = max(1, int(share * peak_of(graph)))
     solver = HILP(most_nodes=most_nodes)
     check(Problem(graph, budget), solved(solver, graph, budget, hierarchy, seconds=60))
-
-
-@pytest.fixture(scope="module")
-def importable():
-    """Put what workers import on the path of new processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        known = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, known)))
-        yield
-
-
-@pytest.fixture(scope="module")
-def processes(importable):
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def dask_executor(importable, tmp_path_factory):
-    """Two processes on the loopback device, without a dashboard."""
-    distributed = pytest.importorskip("distributed")
-    dask = pytest.importorskip("dask")
-    folder = {"temporary-directory": str(tmp_path_factory.mktemp("dask"))}
-    with (
-        dask.config.set(folder),
-        distributed.LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            memory_limit=0,
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client.get_executor(pure=False)
 
 
 HIERARCHY = feed_forward_in_blocks(6, 2)

@@ -17,7 +17,7 @@ from remat_solvers.refine.relaxation import Stagewise, relax
 from remat_solvers.refine.solver import in_order
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.wiring import Wiring, expand, sequence_of
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -164,7 +164,9 @@ def test_only_a_schedule_in_the_order_of_the_graph_is_begun_with():
     wiring = Wiring.of(Graph(values, ops, frozenset({"x"}), frozenset({"a", "b"}), None))
     ab = Schedule((Compute("a"), Free("a"), Compute("b"), Compute("a")))
     assert in_order(wiring, ab).tolist() == [0, 1, 0]
-    assert in_order(wiring, Schedule((Compute("b"), Compute("a")))) is None
+    ba = Schedule((Compute("b"), Compute("a")))
+    assert in_order(wiring, ba) is None
+    assert sequence_of(wiring, ba).tolist() == [1, 0]
 
 
 def test_no_time_still_gives_a_schedule():

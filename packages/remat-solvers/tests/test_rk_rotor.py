@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import check_of_chain, peak_of
 from solver_cases.brute_force import fastest as fastest_of_all
 from solver_cases.chains import chains, with_frees
 from solver_cases.random_graphs import graphs
@@ -22,7 +23,6 @@ from remat_solvers.rotor.chain import Chain, ChainStage, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.options import StagePlans
 from remat_solvers.rotor.program import fastest, least_bytes
-from remat_solvers.store_all import store_all
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Wiring
 
@@ -33,20 +33,6 @@ few, times = st.integers(0, 6), st.integers(0, 9).map(float)
 def run(solver, graph, budget, seconds=None, executor=None):
     problem = Problem(graph, budget, executor=executor)
     return solver.solve(problem, Limit.starting_now(seconds), lambda progress: None)
-
-
-def store_all_peak(graph):
-    return simulate(graph, store_all(graph)).peak_bytes
-
-
-def check(graph, budget, solution):
-    if solution.schedule is None:
-        assert solution.status is Status.LIMIT
-        return
-    timeline = simulate(graph, solution.schedule)
-    assert timeline.peak_bytes == solution.peak_bytes <= budget
-    assert timeline.time == solution.time >= graph.time
-    assert (solution.status is Status.OPTIMAL) == (solution.time == graph.time)
 
 
 @st.composite
@@ -246,7 +232,7 @@ def test_no_figure_is_below_the_trace(graph, most_stages, data):
     costs = measure_stages(wiring, chain, options)
     least = max(1, least_bytes(costs))
     assert least == 1 or program(wiring, costs, least - 1) is None
-    for budget in range(least, store_all_peak(graph) + 3):
+    for budget in range(least, peak_of(graph) + 3):
         sequence = program(wiring, costs, budget)
         assert sequence is not None
         assert trace(wiring, sequence).peak_bytes <= budget
@@ -260,7 +246,7 @@ def test_no_figure_is_below_the_trace(graph, most_stages, data):
 @thorough
 @given(chains(most_stages=5), st.floats(0.3, 1.1), st.sampled_from([3, 50, 500]))
 def test_storing_everything_alone_is_rotor(graph, fraction, slots):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     plain = run(Rotor(slots=slots), graph, budget)
     one = run(RKRotor(slots=slots, most_options=1), graph, budget)
     assert (one.schedule, one.status, one.time) == (plain.schedule, plain.status, plain.time)
@@ -274,7 +260,7 @@ def only_store_all(level, budget_bytes, seconds):
 @pytest.mark.parametrize("fraction", [0.8, 0.6, 0.5, 0.4])
 def test_a_planner_that_knows_one_option_gives_rotor(fraction):
     graph = gpt2(layers=2)
-    budget = int(store_all_peak(graph) * fraction)
+    budget = int(peak_of(graph) * fraction)
     wiring = Wiring.of(graph)
     chain = find_chains(wiring)[0]
     options = StagePlans(wiring, only_store_all, 1, None).of(chain, 1.0)
@@ -290,11 +276,11 @@ def test_a_planner_that_knows_one_option_gives_rotor(fraction):
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deep_chains(most_stages=2, most_inner=2, extras=True), st.floats(0.3, 1.1))
 def test_never_over_budget_never_slower_than_rotor_never_below_the_truth(graph, fraction):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     if RKRotor().can_solve(Problem(graph, budget)) is not None:
         return
     solution = run(RKRotor(), graph, budget, seconds=4)
-    check(graph, budget, solution)
+    check_of_chain(graph, budget, solution)
     plain = run(Rotor(), graph, budget)
     assert plain.schedule is None or solution.time <= plain.time
     if solution.schedule is not None:
@@ -306,17 +292,17 @@ def test_never_over_budget_never_slower_than_rotor_never_below_the_truth(graph, 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(most_ops=9), st.floats(0.3, 1.1))
 def test_what_it_takes_it_schedules(graph, fraction):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     if RKRotor().can_solve(Problem(graph, budget)) is None:
-        check(graph, budget, run(RKRotor(), graph, budget, seconds=4))
+        check_of_chain(graph, budget, run(RKRotor(), graph, budget, seconds=4))
 
 
 def test_options_inside_blocks_pay_on_a_transformer():
     graph = gpt2(layers=3)
-    budget = int(store_all_peak(graph) * 0.6)
+    budget = int(peak_of(graph) * 0.6)
     plain = run(Rotor(), graph, budget)
     solution = run(RKRotor(), graph, budget, seconds=10)
-    check(graph, budget, solution)
+    check_of_chain(graph, budget, solution)
     bound = solve(graph, budget, solver="refine", limit_seconds=3).lower_bound
     assert bound <= solution.time
     assert solution.time - graph.time < 0.8 * (plain.time - graph.time)
@@ -339,7 +325,7 @@ def test_options_reach_below_the_least_budget_of_rotor():
     least = run(Rotor(), graph, 1).peak_bytes
     solution = run(RKRotor(), graph, least - 1, seconds=5)
     assert solution.status is Status.FEASIBLE
-    check(graph, least - 1, solution)
+    check_of_chain(graph, least - 1, solution)
 
 
 class Counting(Executor):
@@ -388,7 +374,7 @@ def test_options_of_identical_stages_are_translated():
 
 def test_without_time_it_says_limit():
     graph = gpt2(layers=2)
-    budget = int(store_all_peak(graph) * 0.6)
+    budget = int(peak_of(graph) * 0.6)
     assert run(RKRotor(), graph, budget, seconds=0).status is Status.LIMIT
 
 

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import check_of_chain, peak_of
 from solver_cases.brute_force import fastest
 from solver_cases.chains import chain, chains, fastest_persistent
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
 
-from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
+from remat_graph import Compute, Graph, Op, Stage, Status, Value
 from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
 from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest as fastest_sequence
 from remat_solvers.rotor.program import least_bytes
-from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
 from remat_solvers.wiring import Wiring
 
@@ -43,29 +43,14 @@ def rotor(graph, budget, slots=500, most_stages=200):
     return solver.solve(Problem(graph, budget), Limit.starting_now(None), lambda progress: None)
 
 
-def store_all_peak(graph):
-    return simulate(graph, store_all(graph)).peak_bytes
-
-
-def check(graph, budget, solution):
-    if solution.schedule is None:
-        assert solution.status is Status.LIMIT
-        return
-    timeline = simulate(graph, solution.schedule)
-    assert timeline.peak_bytes == solution.peak_bytes <= budget
-    assert timeline.time == solution.time >= graph.time
-    if solution.status is Status.OPTIMAL:
-        assert solution.time == graph.time
-
-
 @thorough
 @given(chains(), st.data())
 def test_equals_the_enumeration_of_its_class(graph, data):
-    peak = max(1, store_all_peak(graph))
+    peak = max(1, peak_of(graph))
     budgets = sorted(data.draw(st.sets(st.integers(1, peak + 2), min_size=1, max_size=4)))
     for budget, best in zip(budgets, fastest_persistent(graph, budgets), strict=True):
         solution = rotor(graph, budget, slots=budget)
-        check(graph, budget, solution)
+        check_of_chain(graph, budget, solution)
         assert (best is None) == (solution.schedule is None)
         if best is not None:
             assert solution.time == pytest.approx(best)
@@ -85,9 +70,9 @@ def test_least_bytes_is_that_of_the_enumeration(graph):
 @thorough
 @given(chains(most_stages=4, results=True), st.floats(0.3, 1.1), st.sampled_from([3, 7, 500]))
 def test_never_over_budget_and_never_below_the_truth(graph, fraction, slots):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     solution = rotor(graph, budget, slots=slots)
-    check(graph, budget, solution)
+    check_of_chain(graph, budget, solution)
     best = fastest(graph, budget)
     if solution.schedule is not None:
         assert best is not None
@@ -97,9 +82,9 @@ def test_never_over_budget_and_never_below_the_truth(graph, fraction, slots):
 @settings(max_examples=100, deadline=None)
 @given(graphs(most_ops=9), st.floats(0.3, 1.1))
 def test_what_it_takes_it_schedules(graph, fraction):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     if Rotor().can_solve(Problem(graph, budget)) is None:
-        check(graph, budget, rotor(graph, budget))
+        check_of_chain(graph, budget, rotor(graph, budget))
         roomy = 3 * sum(v.size_bytes for v in graph.values) + 100
         assert rotor(graph, roomy, slots=roomy).schedule is not None
 
@@ -129,7 +114,7 @@ def test_blocks_of_a_transformer_are_found():
 @pytest.mark.parametrize("fraction", [0.7, 0.4])
 def test_a_transformer_is_scheduled_above_the_certified_bound(fraction):
     graph = gpt2(layers=3)
-    budget = int(store_all_peak(graph) * fraction)
+    budget = int(peak_of(graph) * fraction)
     solution = solve(graph, budget, solver="rotor")
     bound = solve(graph, budget, solver="refine", limit_seconds=3).lower_bound
     assert bound <= solution.time <= bound + 0.2 * graph.time
@@ -137,11 +122,11 @@ def test_a_transformer_is_scheduled_above_the_certified_bound(fraction):
 
 def test_finer_slots_are_never_slower_and_coarse_ones_fit():
     graph = gpt2(layers=2)
-    budget = store_all_peak(graph) // 2
+    budget = peak_of(graph) // 2
     times = [rotor(graph, budget, slots=slots).time for slots in (100, 400)]
     assert times == sorted(times, reverse=True)
     few = rotor(graph, budget, most_stages=4)
-    check(graph, budget, few)
+    check_of_chain(graph, budget, few)
     wiring = Wiring.of(graph)
     coarse = merged(wiring, find_chains(wiring)[0], 4)
     assert len(coarse.stages) == 4
@@ -164,11 +149,11 @@ def test_what_is_not_replayable_runs_once_and_is_held():
     graph = chain([UNIT] * 9)
     ops = tuple(dataclasses.replace(op, replayable=op.name != "f4") for op in graph.ops)
     graph = Graph(graph.values, ops, graph.resident, graph.results, graph.boundary)
-    peak = store_all_peak(graph)
+    peak = peak_of(graph)
     found = []
     for budget in range(1, peak + 1):
         solution = rotor(graph, budget)
-        check(graph, budget, solution)
+        check_of_chain(graph, budget, solution)
         if solution.schedule is not None:
             found.append(Counter(s.op for s in solution.schedule if isinstance(s, Compute)))
     assert found[0]["f3"] > 1 == found[0]["f4"]
@@ -187,7 +172,7 @@ def test_masks_do_not_hinder_a_chain():
         ops.append(Op(f"b{i}", tuple(reads), (f"g{i}",), 1.0, stage=Stage.BACKWARD, twin=f"f{i}"))
         grad = f"g{i}"
     graph = Graph(tuple(values), tuple(ops), frozenset({"x"}), frozenset({grad}), "b5")
-    solution = solve(graph, store_all_peak(graph) - 8, solver="rotor")
+    solution = solve(graph, peak_of(graph) - 8, solver="rotor")
     assert graph.time < solution.time <= 2 * graph.time
 
 
@@ -258,14 +243,14 @@ def test_chains_side_by_side_are_one_chain():
         Op("n", ("b", "a"), ("h",), 1.0, stage=Stage.BACKWARD, twin="k"),
     )
     graph = Graph(tuple(first), ops, frozenset(), frozenset({"g", "h"}), "m")
-    assert store_all_peak(graph) == 10
+    assert peak_of(graph) == 10
     assert solve(graph, 8, solver="rotor").time == 6.0
 
 
 def test_without_time_it_says_limit():
     graph = chain([UNIT] * 5)
     limit = Limit.starting_now(0)
-    solution = Rotor().solve(Problem(graph, store_all_peak(graph)), limit, lambda progress: None)
+    solution = Rotor().solve(Problem(graph, peak_of(graph)), limit, lambda progress: None)
     assert solution.status is Status.LIMIT
 
 
@@ -319,5 +304,5 @@ def test_neighbours_without_backward_are_one_stage():
     longer = Graph(values, ops, graph.resident, results, graph.boundary)
     counts = [len(stage.forward) for stage in find_chains(Wiring.of(longer))[0].stages]
     assert counts == [1, 1, 1, 1, 3]
-    for budget in range(store_all_peak(graph) - 1, store_all_peak(graph) + 4):
-        check(longer, budget, rotor(longer, budget))
+    for budget in range(peak_of(graph) - 1, peak_of(graph) + 4):
+        check_of_chain(longer, budget, rotor(longer, budget))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solver_cases.answers import peak_of
 from solver_cases.feed_forward import feed_forward
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
@@ -24,7 +25,6 @@ from remat_solvers.decomposition import (
 )
 from remat_solvers.pw_remat import PathRecursion, PWRemat
 from remat_solvers.recursion import playable
-from remat_solvers.store_all import store_all
 from remat_solvers.tw_remat import TreeRecursion, TWRemat
 from remat_solvers.wiring import Wiring, expand
 from remat_solvers.xla_greedy import XLAGreedy, greedy_sequence
@@ -35,10 +35,6 @@ RECURSIONS = [TreeRecursion, PathRecursion]
 
 def run(solver, graph, budget, seconds=None, report=lambda progress: None):
     return solver.solve(Problem(graph, budget), Limit.starting_now(seconds), report)
-
-
-def store_all_peak(graph):
-    return simulate(graph, store_all(graph)).peak_bytes
 
 
 def check(graph, budget, solution):
@@ -60,7 +56,7 @@ def check(graph, budget, solution):
     st.sampled_from([TWRemat(), TWRemat(2), PWRemat(), PWRemat(3), XLAGreedy()]),
 )
 def test_whatever_comes_out_holds(graph, fraction, solver):
-    budget = max(1, int(store_all_peak(graph) * fraction))
+    budget = max(1, int(peak_of(graph) * fraction))
     check(graph, budget, run(solver, graph, budget))
 
 
@@ -132,7 +128,7 @@ def test_deep_networks_have_narrow_decompositions_and_small_peaks(recursion, mos
         peaks.append(timeline.peak_bytes)
         lengths.append(timeline.time / graph.time)
     assert peaks[-1] <= 2.5 * peaks[0]
-    assert peaks[-1] < store_all_peak(feed_forward(100)) / 8
+    assert peaks[-1] < peak_of(feed_forward(100)) / 8
     assert lengths[-1] < 7
 
 
@@ -144,7 +140,7 @@ def test_the_greedy_heuristic_stays_linear():
         sequence = greedy_sequence(wiring, 0)
         peak = simulate(graph, expand(wiring, sequence)).peak_bytes
         assert len(sequence) <= 2 * len(graph.ops)
-        assert peak < store_all_peak(graph)
+        assert peak < peak_of(graph)
         least[depth] = peak
     assert least[80] - least[40] == 2 * (least[40] - least[20]) >= 40
 
@@ -165,12 +161,12 @@ def test_the_recursion_limit_trades_time_for_memory():
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_transformer_is_brought_within_a_budget(name):
     graph = gpt2(layers=2)
-    budget = int(store_all_peak(graph) * 0.75)
+    budget = int(peak_of(graph) * 0.75)
     solution = solve(graph, budget, solver=name)
     check(graph, budget, solution)
     assert solution.time > graph.time
     assert solution.lower_bound is None
-    roomy = solve(graph, 2 * store_all_peak(graph), solver=name)
+    roomy = solve(graph, 2 * peak_of(graph), solver=name)
     assert roomy.time == graph.time
 
 
@@ -222,7 +218,7 @@ def test_what_is_not_replayable_runs_once_and_orders_are_kept(recursion):
 
 def test_no_time_still_tries_once():
     graph = feed_forward(10)
-    solution = run(TWRemat(), graph, store_all_peak(graph), seconds=0)
+    solution = run(TWRemat(), graph, peak_of(graph), seconds=0)
     assert solution.time == graph.time
 
 

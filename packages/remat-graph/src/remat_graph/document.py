@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from remat_graph.errors import DocumentError, GraphError
+from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Op, Stage, Value
 from remat_graph.hierarchy import Block, Hierarchy
 from remat_graph.schedule import Compute, Free, Schedule, Solution, Status
@@ -139,19 +139,7 @@ def save(item: Document, path: str | os.PathLike[str]) -> None:
         DocumentError: as `encode`.
         OSError: if the folder does not exist or cannot be written.
     """
-    data = encode(item)
-    target = Path(path)
-    # Not tempfile: its files are readable by their owner alone, and keep that when renamed.
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(path, encode(item))
 
 
 def load(path: str | os.PathLike[str]) -> Document:

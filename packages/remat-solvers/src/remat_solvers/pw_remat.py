@@ -48,18 +48,8 @@ class PathRecursion(Recursion):
     """The division of a path of bags into its left and right sides."""
 
     def __init__(self, precedence: Precedence) -> None:
-        super().__init__(precedence)
         self.path = path_of(precedence)
-
-    @property
-    def bag_count(self) -> int:
-        """Number of bags of the decomposition."""
-        return len(self.path)
-
-    @property
-    def width(self) -> int:
-        """One less than the size of the largest bag."""
-        return max(map(len, self.path)) - 1
+        super().__init__(precedence, self.path)
 
     def order(self, k: int, most: int) -> list[int] | None:
         """Order computations of all ops; `None` if there are more than `most`."""

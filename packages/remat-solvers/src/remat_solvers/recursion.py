@@ -30,21 +30,22 @@ _MOST_LENGTHS = 60
 
 
 class Recursion(ABC):
-    """Computes nodes of parts of a graph, divided by separators."""
+    """Computes nodes of parts of a graph, divided by separators; `bags` are all there are."""
 
-    def __init__(self, precedence: Precedence) -> None:
+    def __init__(self, precedence: Precedence, bags: Sequence[Bag]) -> None:
         self.precedence = precedence
+        self.bags = bags
         self._start(1, 0)
 
     @property
-    @abstractmethod
     def bag_count(self) -> int:
         """Number of bags of the decomposition."""
+        return len(self.bags)
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """One less than the size of the largest bag."""
+        return max(map(len, self.bags)) - 1
 
     @abstractmethod
     def order(self, k: int, most: int) -> list[int] | None:

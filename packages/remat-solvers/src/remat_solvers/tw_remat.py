@@ -70,18 +70,8 @@ class TreeRecursion(Recursion):
     """Algorithm 1 over the tree decomposition of a graph."""
 
     def __init__(self, precedence: Precedence) -> None:
-        super().__init__(precedence)
         self.tree = tree_of(precedence)
-
-    @property
-    def bag_count(self) -> int:
-        """Number of bags of the decomposition."""
-        return len(self.tree.bags)
-
-    @property
-    def width(self) -> int:
-        """One less than the size of the largest bag."""
-        return max(map(len, self.tree.bags)) - 1
+        super().__init__(precedence, self.tree.bags)
 
     @cached_property
     def _root(self) -> _Part:

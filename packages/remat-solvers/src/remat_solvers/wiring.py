@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from remat_graph import Compute, Free, Graph, Schedule
 
-__all__ = ["Floats", "Ints", "Wiring", "expand"]
+__all__ = ["Floats", "Ints", "Wiring", "expand", "sequence_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -130,3 +130,14 @@ def expand(wiring: Wiring, sequence: Ints) -> Schedule:
         steps.append(Compute(ops[op].name))
         steps.extend(Free(names[v]) for v in dying)
     return Schedule(tuple(steps))
+
+
+def sequence_of(wiring: Wiring, schedule: Schedule) -> Ints:
+    """List the computations of a schedule as op numbers; the other way round from `expand`.
+
+    Raises:
+        KeyError: if it computes an op that the graph does not have.
+    """
+    index = wiring.graph.op_index
+    ops = [index[step.op] for step in schedule if isinstance(step, Compute)]
+    return np.array(ops, dtype=np.int64)

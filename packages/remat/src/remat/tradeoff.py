@@ -12,7 +12,6 @@ import dataclasses
 import io
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -27,6 +26,7 @@ from remat.errors import BudgetError, RematError
 from remat.planning import SCALAR_BYTES, Settings, as_args, make_plan
 from remat_exec import Loss
 from remat_graph import Graph, encode
+from remat_graph.files import write_atomically
 from remat_graph.torch import Costs
 from remat_solvers import Progress, Tradeoff, TradeoffPoint
 
@@ -142,7 +142,7 @@ def save_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
         "points": [_point_body(point) for point in curve.points],
     }
     document = {"kind": "tradeoff", "version": _VERSION, "body": body}
-    _write(path, json.dumps(document, separators=(",", ":")).encode() + b"\n")
+    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
 
 
 def _point_body(point: TradeoffPoint) -> dict[str, Any]:
@@ -211,18 +211,4 @@ def plot_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format=Path(path).suffix[1:].lower(), dpi=120)
-    _write(path, picture.getvalue())
-
-
-def _write(path: str | os.PathLike[str], data: bytes) -> None:
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_atomically(path, picture.getvalue())

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.trace import Trace
+from remat_solvers.trace import Trace, first_runs
 from remat_solvers.wiring import Ints, Wiring
 
 __all__ = ["Bits", "Stages"]
@@ -117,8 +117,7 @@ class Stages:
 
     def read_off(self, now: Trace) -> Bits:
         """Say what a trace keeps at the start of each stage."""
-        ops = np.arange(self.wiring.op_count)
-        first = now.key[np.searchsorted(now.key, ops * (now.steps + 1))] % (now.steps + 1)
+        first = first_runs(self.wiring, now)
         kept = np.zeros((self.count, self.wiring.value_count), dtype=np.bool_)
         for stage in range(1, self.count):
             before = int(first[stage - 1])

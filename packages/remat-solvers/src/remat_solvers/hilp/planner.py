@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import cvxpy as cp
 import numpy as np
 
-from remat_graph import Compute, Status
+from remat_graph import Status
 from remat_solvers.blocks.level import Level
 from remat_solvers.hilp.search import search
 from remat_solvers.problem import Limit, Problem, silent
 from remat_solvers.refine import Refine
 from remat_solvers.trace import trace
-from remat_solvers.wiring import Ints
+from remat_solvers.wiring import Ints, sequence_of
 
 __all__ = ["LevelPlanner"]
 
@@ -48,9 +48,7 @@ class LevelPlanner:
             if answer.status is Status.INFEASIBLE:
                 return []
             if answer.schedule is not None:
-                index = wiring.graph.op_index
-                ops = [index[step.op] for step in answer.schedule if isinstance(step, Compute)]
-                found.append(np.array(ops, dtype=np.int64))
+                found.append(sequence_of(wiring, answer.schedule))
                 if answer.gap is not None and answer.gap <= self.gap:
                     return found
         own = search(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_graph import Compute
 from remat_solvers.blocks.compose import Pick, compose, expand_nodes, picks_of, selections
 from remat_solvers.blocks.level import Level
 from remat_solvers.checkmate.stages import Stages
@@ -22,7 +21,7 @@ from remat_solvers.problem import Limit, Problem, silent
 from remat_solvers.prune import prune
 from remat_solvers.refine import Refine
 from remat_solvers.trace import Trace, sequence_time, trace
-from remat_solvers.wiring import Ints, Wiring
+from remat_solvers.wiring import Ints, Wiring, sequence_of
 
 __all__ = ["Found", "search"]
 
@@ -167,6 +166,4 @@ def _fixed(
             Problem(wiring.graph, budget_bytes), Limit.starting_now(seconds), silent
         )
         if answer.schedule is not None:
-            index = wiring.graph.op_index
-            ops = [index[step.op] for step in answer.schedule if isinstance(step, Compute)]
-            yield trace(wiring, np.array(ops, dtype=np.int64))
+            yield trace(wiring, sequence_of(wiring, answer.schedule))

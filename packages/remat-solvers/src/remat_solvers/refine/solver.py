@@ -24,13 +24,11 @@ import math
 import time
 from typing import ClassVar
 
-import numpy as np
-
-from remat_graph import Compute, Schedule, Solution, Status, simulate
+from remat_graph import Schedule, Solution, Status, simulate
 from remat_solvers.problem import Limit, Problem, Report
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Ints, Wiring, expand
+from remat_solvers.wiring import Ints, Wiring, expand, sequence_of
 
 __all__ = ["Refine", "in_order"]
 
@@ -92,7 +90,6 @@ class Refine:
 
 def in_order(wiring: Wiring, start: Schedule) -> Ints | None:
     """List the computations of a schedule; `None` if it first computes ops in another order."""
-    number = {op.name: i for i, op in enumerate(wiring.graph.ops)}
-    sequence = [number[step.op] for step in start if isinstance(step, Compute)]
-    in_order = list(dict.fromkeys(sequence)) == list(range(wiring.op_count))
-    return np.array(sequence, dtype=np.int64) if in_order else None
+    sequence = sequence_of(wiring, start)
+    firsts = dict.fromkeys(sequence.tolist())
+    return sequence if list(firsts) == list(range(wiring.op_count)) else None

@@ -21,21 +21,19 @@ from typing import ClassVar
 
 from remat_graph import Solution
 from remat_solvers.blocks.hierarchical import Planner
-from remat_solvers.errors import UnsuitableSolver
 from remat_solvers.hilp.planner import LevelPlanner
 from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.options import StagePlans
-from remat_solvers.rotor.search import DEFAULT_SECONDS, Search
-from remat_solvers.wiring import Wiring
+from remat_solvers.rotor.search import DEFAULT_SECONDS
+from remat_solvers.rotor.solver import Rotor
 
 __all__ = ["RKRotor"]
 
 _BLOCKS_SHARE = 0.5
 
 
-class RKRotor:
+class RKRotor(Rotor):
     """rotor with up to `most_options` schedules per stage, found by `planner`."""
 
     name: ClassVar[str] = "rk-rotor"
@@ -55,26 +53,14 @@ class RKRotor:
         most_options: int = 16,
         planner: Planner | None = None,
     ) -> None:
-        self._slots = slots
-        self._most_stages = most_stages
+        super().__init__(slots=slots, most_stages=most_stages)
         self._most_options = most_options
         self._planner = LevelPlanner() if planner is None else planner
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take chains of blocks; say where a graph is none."""
-        found = find_chains(Wiring.of(problem.graph))
-        return found if isinstance(found, str) else None
-
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Plan like rotor, then with options; `LIMIT` if nothing fits, or at the limit (30 s)."""
-        wiring = Wiring.of(problem.graph)
-        found = find_chains(wiring)
-        if isinstance(found, str):
-            raise UnsuitableSolver(self.name, found)
-        chains = [merged(wiring, chain, self._most_stages) for chain in found]
-        search = Search(self.name, wiring, problem, limit, report)
-        for chain in chains:
-            search.run(measure_stages(wiring, chain), self._slots)
+        search, chains = self._searched(problem, limit, report)
+        wiring = search.wiring
         plans = StagePlans(wiring, self._planner, self._most_options, problem.executor)
         for chain in chains:
             left = limit.left(DEFAULT_SECONDS)

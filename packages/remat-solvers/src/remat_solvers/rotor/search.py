@@ -32,14 +32,14 @@ _MOST_ENTRIES, _MOST_ENTRIES_AT_NEED = 6_000_000, 20_000_000
 
 
 class Search:
-    """The best schedule so far; `solver` is the name under which it is reported."""
+    """The best schedule of `wiring` so far; `solver` is the name under which it is reported."""
 
     def __init__(
         self, solver: str, wiring: Wiring, problem: Problem, limit: Limit, report: Report
     ) -> None:
         self._solver = solver
         self._best: tuple[Schedule, Timeline] | None = None
-        self._wiring = wiring
+        self.wiring = wiring
         self._problem = problem
         self._limit = limit
         self._report = report
@@ -111,8 +111,8 @@ class Search:
         )
 
     def _offer(self, sequence: list[int]) -> None:
-        now = trace(self._wiring, np.array(sequence, dtype=np.int64))
-        schedule = expand(self._wiring, drop_unused(self._wiring, now).sequence)
+        now = trace(self.wiring, np.array(sequence, dtype=np.int64))
+        schedule = expand(self.wiring, drop_unused(self.wiring, now).sequence)
         timeline = simulate(self._problem.graph, schedule)
         if timeline.peak_bytes > self._problem.budget_bytes:
             return

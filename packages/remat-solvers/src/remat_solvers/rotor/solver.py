@@ -29,7 +29,7 @@ from typing import ClassVar
 from remat_graph import Solution
 from remat_solvers.errors import UnsuitableSolver
 from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.rotor.chain import find_chains, merged
+from remat_solvers.rotor.chain import Chain, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.search import Search
 from remat_solvers.wiring import Wiring
@@ -60,12 +60,18 @@ class Rotor:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Fill the tables; `LIMIT` if no schedule of this kind fits, or at the limit (30 s)."""
+        return self._searched(problem, limit, report)[0].solution()
+
+    def _searched(
+        self, problem: Problem, limit: Limit, report: Report
+    ) -> tuple[Search, list[Chain]]:
+        """Try each chain, merged to `most_stages` stages."""
         wiring = Wiring.of(problem.graph)
-        chains = find_chains(wiring)
-        if isinstance(chains, str):
-            raise UnsuitableSolver(self.name, chains)
+        found = find_chains(wiring)
+        if isinstance(found, str):
+            raise UnsuitableSolver(self.name, found)
+        chains = [merged(wiring, chain, self._most_stages) for chain in found]
         search = Search(self.name, wiring, problem, limit, report)
         for chain in chains:
-            costs = measure_stages(wiring, merged(wiring, chain, self._most_stages))
-            search.run(costs, self._slots)
-        return search.solution()
+            search.run(measure_stages(wiring, chain), self._slots)
+        return search, chains

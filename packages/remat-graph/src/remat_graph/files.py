@@ -1,0 +1,34 @@
+"""Files that are there whole or not at all.
+
+Results are written beside their place and renamed, so that a reader, or a run that is cut off,
+never leaves half a file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["write_atomically"]
+
+
+def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Write a file, text as UTF-8: a reader sees the old file or the whole new one.
+
+    Raises:
+        OSError: if the folder does not exist or cannot be written; the old file is as it was.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    target = Path(path)
+    # Not tempfile: its files are readable by their owner alone, and keep that when renamed.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
