@@ -1,5 +1,8 @@
 """`remat.tradeoff` on a captured model: its budgets are those of `plan`."""
 
+import importlib
+import re
+
 import pytest
 import torch
 
@@ -72,6 +75,38 @@ def test_what_is_refused(example):
         remat.tradeoff(example.model, example.args, example.kwargs, solver="none")
     with pytest.raises(CaptureError):
         remat.tradeoff(Decides(), torch.ones(2))
+
+
+def never(*args, **kwargs):
+    raise AssertionError("the model was captured")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"points": 1}, "points=1"),
+        ({"points": "8"}, "points='8'"),
+        ({"budgets": []}, "budgets="),
+        ({"budgets": "50%"}, "budgets='50%'"),
+        ({"budgets": 0.5}, "budgets=0.5"),
+        ({"budgets": [0.5, "8"]}, "budget='8'"),
+        ({"limit_seconds": -1}, "limit_seconds=-1"),
+        ({"limit_seconds": "1"}, "limit_seconds='1'"),
+        ({"executor": 4}, "executor=4"),
+        ({"progress": True}, "progress=True"),
+        ({"solver": None}, "solver=None"),
+        ({"solver": "none"}, "no solver is called"),
+        ({"loss": 3}, "loss=3"),
+        ({"kwargs": 5}, "kwargs=5"),
+        ({"model": "model"}, "model='model' is a str"),
+    ],
+    ids=repr,
+)
+def test_arguments_are_checked_before_the_capture(wrong, message, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("remat.tradeoff"), "make_plan", never)
+    call = {"model": torch.nn.Linear(2, 2), "args": torch.ones(1, 2), **wrong}
+    with pytest.raises((remat.RematError, remat.SolverError), match=re.escape(message)):
+        remat.tradeoff(**call)
 
 
 class Decides(torch.nn.Module):

@@ -21,6 +21,7 @@ from remat_graph import (
     Solution,
     Stage,
     Status,
+    Trial,
     Value,
     decode,
     encode,
@@ -61,6 +62,13 @@ def test_random_graphs_come_back_equal(graphs, data):
         SCHEDULE,
         SOLUTION,
         Solution(Status.INFEASIBLE, None, 0.0, 0, None, "", 0.0),
+        replace(
+            SOLUTION,
+            trials=(
+                Trial("a", Status.LIMIT, None, 3, None, 0.5),
+                Trial("b", Status.OPTIMAL, 0.1, 2, 0.1, 2.0),
+            ),
+        ),
         Solution(
             Status.OPTIMAL, SCHEDULE, 0.1 + 0.2, 2**62, 1e-300, "x\u00e9\u2192\U0001f600", 1.0
         ),
@@ -120,6 +128,13 @@ def test_the_bytes_are_these():
 def test_what_json_cannot_hold_is_not_written(field, figure):
     with pytest.raises(DocumentError, match=f"{field} is {figure}"):
         encode(replace(SOLUTION, **{field: figure}))
+
+
+@pytest.mark.parametrize("field", ["time", "lower_bound", "seconds"])
+def test_what_json_cannot_hold_of_a_trial_is_not_written(field):
+    trial = replace(Trial("a", Status.OPTIMAL, 1.0, 3, 1.0, 0.5), **{field: math.inf})
+    with pytest.raises(DocumentError, match=f"{field} is inf"):
+        encode(replace(SOLUTION, trials=(trial,)))
 
 
 def test_other_types_are_not_written():

@@ -14,10 +14,9 @@ from remat_solvers.least import least
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.relaxation import Stagewise, relax
-from remat_solvers.refine.solver import in_order
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring, expand, sequence_of
+from remat_solvers.wiring import Wiring, expand, in_order, sequence_of
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -1,5 +1,7 @@
+import dataclasses
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import networkx as nx
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
+from solver_cases.unit_chain import unit_chain
 
 from remat_graph import (
     Block,
@@ -24,6 +27,7 @@ from remat_graph import (
 )
 from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve
 from remat_solvers.store_all import store_all
+from remat_solvers.wiring import MOST_BYTES, total_bytes
 
 GRAPH = gpt2(layers=1)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes
@@ -62,6 +66,21 @@ def test_auto_refines_what_does_not_fit():
     assert solution.solver == "refine"
     assert solution.peak_bytes <= PEAK * 0.7
     assert {r.solver for r in reports} == {"store-all", "refine"}
+    first, second = solution.trials
+    assert (first.solver, first.status, first.time) == ("store-all", Status.LIMIT, None)
+    assert (second.solver, second.status) == ("refine", solution.status)
+    assert (second.time, second.lower_bound) == (solution.time, solution.lower_bound)
+    assert second.peak_bytes == solution.peak_bytes
+    assert min(first.seconds, second.seconds) > 0
+    assert solve(GRAPH, int(PEAK * 0.7), solver="refine", limit_seconds=10).trials == ()
+
+
+def test_auto_says_that_it_took_the_schedule_of_least_peak(monkeypatch):
+    monkeypatch.setattr(sys.modules[solve.__module__], "_PORTFOLIO", ("store-all",))
+    solution = solve(GRAPH, int(PEAK * 0.7), limit_seconds=5)
+    assert solution.solver == "least-peak"
+    assert [trial.solver for trial in solution.trials] == ["store-all", "least-peak"]
+    assert [trial.time for trial in solution.trials] == [None, solution.time]
 
 
 def test_store_all_alone_says_what_would_fit():
@@ -102,6 +121,62 @@ def test_a_budget_is_a_positive_whole_number(budget):
 def test_a_limit_is_not_negative():
     with pytest.raises(InvalidProblem, match="limit_seconds="):
         solve(GRAPH, 1, limit_seconds=-1.0)
+
+
+@pytest.mark.parametrize("limit", ["5", [1], float("nan")])
+def test_a_limit_is_a_number(limit):
+    with pytest.raises(InvalidProblem, match="limit_seconds="):
+        solve(GRAPH, PEAK, limit_seconds=limit)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"start": "abc"}, "start='abc' of type str; it must be a remat_graph.Schedule"),
+        ({"start": [Compute("f")]}, r"start=\[.*\] of type list; it must be a remat_graph.Sched"),
+        ({"start": Schedule((1, "f"))}, "step 0 of start is 1 of type int; it must be a Compute"),
+        ({"hierarchy": GRAPH}, "of type Graph; it must be a remat_graph.Hierarchy"),
+        ({"executor": object()}, "of type object; it must be a concurrent.futures.Executor"),
+        ({"executor": ThreadPoolExecutor}, "of type type; it must be a concurrent.futures.Exec"),
+        ({"graph": {}}, "graph={} of type dict; it must be a remat_graph.Graph"),
+        ({"graph": None}, "graph=None of type NoneType; it must be a remat_graph.Graph"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_named(wrong, message):
+    with pytest.raises(InvalidProblem, match=message):
+        solve(**{"graph": GRAPH, "budget_bytes": PEAK, **wrong})
+
+
+def _sized(sizes, workspace=0):
+    """Sum values in a row: each op reads the last one."""
+    names = [f"v{i}" for i in range(len(sizes))]
+    ops = [
+        Op(name, (names[i - 1],) if i else (), (name,), 1.0, workspace_bytes=workspace)
+        for i, name in enumerate(names)
+    ]
+    values = tuple(map(Value, names, sizes))
+    return Graph(values, tuple(ops), results=frozenset(names[-1:]))
+
+
+def test_sizes_that_cannot_be_added_up_are_refused():
+    too_large = _sized([2**61, 2**60, 2**60 - 5], 5)
+    assert total_bytes(too_large) == MOST_BYTES + 1
+    for ask in (lambda: solve(too_large, 2**62), lambda: smallest_budget(too_large)):
+        with pytest.raises(InvalidProblem, match=f"{2**62:,} bytes .* than the {MOST_BYTES:,} "):
+            ask()
+
+
+@pytest.mark.parametrize("solver", ["auto", "checkmate", "rk-checkmate", "xla-greedy"])
+def test_the_largest_sizes_are_added_up(solver):
+    """Plans are those of the same graph in a larger unit."""
+    unit = MOST_BYTES // total_bytes(small := unit_chain(8))
+    large = dataclasses.replace(
+        small, values=tuple(Value(v.name, v.size_bytes * unit) for v in small.values)
+    )
+    here = solve(small, 7, solver=solver, limit_seconds=20)
+    there = solve(large, 7 * unit, solver=solver, limit_seconds=20)
+    assert (there.time, there.peak_bytes) == (here.time, here.peak_bytes * unit)
+    assert smallest_budget(large).peak_bytes == smallest_budget(small).peak_bytes * unit
 
 
 def test_a_hierarchy_of_another_graph_is_refused():

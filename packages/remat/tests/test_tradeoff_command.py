@@ -109,6 +109,20 @@ def test_bad_numbers_are_one_line(path, capsys, monkeypatch):
     assert "limit_seconds" in refused(capsys, monkeypatch, path, "--limit-seconds=-1")
 
 
+def test_bad_numbers_are_said_before_the_graph_is_read(path, capsys, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("the graph was read")
+
+    monkeypatch.setattr("remat.command.load", never)
+    for words, message in [
+        (("--points", 1), "points=1"),
+        (("--budget", "nothing"), "budget='nothing'"),
+        (("--limit-seconds=-1",), "limit_seconds=-1"),
+        (("--solver", "refined"), "no solver is called 'refined'"),
+    ]:
+        assert message in refused(capsys, monkeypatch, path, *words)
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_pictures_of_every_kind_of_curve(tmp_path, ending):
     one = Graph((Value("a", 3),), (Op("f", (), ("a",), 0.0),), frozenset(), frozenset({"a"}))

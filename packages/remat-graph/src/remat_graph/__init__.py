@@ -19,6 +19,7 @@ from remat_graph.schedule import (
     Status,
     Step,
     Timeline,
+    Trial,
     simulate,
 )
 from remat_graph.subgraph import Subgraph
@@ -45,6 +46,7 @@ __all__ = [
     "Subgraph",
     "Timeline",
     "Translation",
+    "Trial",
     "UniqueBlock",
     "Value",
     "__version__",

@@ -17,7 +17,7 @@ from remat_graph.errors import DocumentError, GraphError
 from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Op, Stage, Value
 from remat_graph.hierarchy import Block, Hierarchy
-from remat_graph.schedule import Compute, Free, Schedule, Solution, Status
+from remat_graph.schedule import Compute, Free, Schedule, Solution, Status, Trial
 
 __all__ = ["SCHEMA_VERSION", "decode", "encode", "load", "save"]
 
@@ -66,7 +66,16 @@ class _Hierarchy(msgspec.Struct, forbid_unknown_fields=True):
     root: _Block
 
 
-class _Solution(msgspec.Struct, forbid_unknown_fields=True):
+class _Trial(msgspec.Struct, forbid_unknown_fields=True):
+    solver: str
+    status: Status
+    time: float | None
+    peak_bytes: int
+    lower_bound: float | None
+    seconds: float
+
+
+class _Solution(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     status: Status
     schedule: _Schedule | None
     time: float
@@ -74,6 +83,7 @@ class _Solution(msgspec.Struct, forbid_unknown_fields=True):
     lower_bound: float | None
     solver: str
     solve_seconds: float
+    trials: list[_Trial] = []
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -166,14 +176,25 @@ def _to_body(item: Document) -> tuple[str, Any]:
             return "hierarchy", _Hierarchy(_graph_body(item.graph), _block_body(item.root))
         case Solution():
             schedule = None if item.schedule is None else _schedule_body(item.schedule)
-            bound = None if item.lower_bound is None else _finite("lower_bound", item.lower_bound)
             return "solution", _Solution(
                 item.status, schedule, _finite("time", item.time), item.peak_bytes,
-                bound, item.solver, _finite("solve_seconds", item.solve_seconds),
+                _finite_or_none("lower_bound", item.lower_bound), item.solver,
+                _finite("solve_seconds", item.solve_seconds), [_trial(t) for t in item.trials],
             )  # fmt: skip
     raise DocumentError(
         f"cannot write a {type(item).__name__}; a Graph, Schedule, Hierarchy or Solution can be"
     )
+
+
+def _trial(trial: Trial) -> _Trial:
+    return _Trial(
+        trial.solver, trial.status, _finite_or_none("time", trial.time), trial.peak_bytes,
+        _finite_or_none("lower_bound", trial.lower_bound), _finite("seconds", trial.seconds),
+    )  # fmt: skip
+
+
+def _finite_or_none(field: str, number: float | None) -> float | None:
+    return None if number is None else _finite(field, number)
 
 
 def _finite(field: str, number: float) -> float:
@@ -194,6 +215,10 @@ def _from_body(body: Any) -> Document:
     return Solution(
         body.status, schedule, body.time, body.peak_bytes,
         body.lower_bound, body.solver, body.solve_seconds,
+        tuple(
+            Trial(t.solver, t.status, t.time, t.peak_bytes, t.lower_bound, t.seconds)
+            for t in body.trials
+        ),
     )  # fmt: skip
 
 

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from remat_graph.errors import InvalidSchedule
 from remat_graph.graph import Graph
 
-__all__ = ["Compute", "Free", "Schedule", "Solution", "Status", "Step", "Timeline", "simulate"]
+__all__ = [
+    "Compute",
+    "Free",
+    "Schedule",
+    "Solution",
+    "Status",
+    "Step",
+    "Timeline",
+    "Trial",
+    "simulate",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +74,28 @@ class Status(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """What one solver of a portfolio gave; `time` is `None` if it found no schedule that fits.
+
+    `peak_bytes` is that of its schedule, or of the one of least peak that it tried. `seconds` is
+    how long it ran.
+    """
+
+    solver: str
+    status: Status
+    time: float | None
+    peak_bytes: int
+    lower_bound: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """A solver's answer: `schedule` is `None` unless the status is `OPTIMAL` or `FEASIBLE`.
 
     `time` and `peak_bytes` are the simulator's for `schedule`. `lower_bound` is a time that no
     schedule in the order of the graph can beat within the budget, `None` if the solver proves none.
+    `trials` says what a portfolio ran, in turn; it is empty for a solver by itself.
     """
 
     status: Status
@@ -78,6 +105,7 @@ class Solution:
     lower_bound: float | None
     solver: str
     solve_seconds: float
+    trials: tuple[Trial, ...] = ()
 
     @property
     def gap(self) -> float | None:

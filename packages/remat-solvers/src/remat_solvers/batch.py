@@ -26,7 +26,7 @@ from remat_solvers.least import least
 from remat_solvers.problem import Limit, Problem
 from remat_solvers.solve import AUTO, solve
 from remat_solvers.store_all import StoreAll, store_all
-from remat_solvers.wiring import Wiring
+from remat_solvers.wiring import MOST_BYTES, Wiring, total_bytes
 
 __all__ = ["LargestBatch", "max_batch_size", "with_batch"]
 
@@ -119,12 +119,14 @@ def max_batch_size(
     def may_fit(batch: int) -> bool:
         return least(Wiring.of(scale(batch))).peak_bytes <= budget_bytes
 
-    if may_fit(_LARGEST):
+    countable = of_batch * (MOST_BYTES // 2) // max(1, total_bytes(graph))
+    largest = max(1, min(_LARGEST, countable))
+    if may_fit(largest):
         raise InvalidProblem(
-            f"a batch of {_LARGEST:,} may fit; do any values grow with the batch? "
+            f"a batch of {largest:,} may fit; do any values grow with the batch? "
             f"fixed are {len(set(fixed))} of {len(graph.values)}"
         )
-    high = _last(may_fit, 0, _LARGEST) + 1
+    high = _last(may_fit, 0, largest) + 1
     low = _last(surely_fits, 0, high)
     proved = True
     # Asked of `store-all`, since not every solver finds it.

@@ -24,7 +24,10 @@ class SolverError(ValueError):
 
 
 class InvalidProblem(SolverError):
-    """A budget or limit that is no number, a foreign hierarchy, an executor that takes nothing."""
+    """A budget or limit that is no number, a foreign hierarchy, an executor that takes nothing.
+
+    Or a graph whose sizes cannot be added up.
+    """
 
 
 class UnknownSolver(SolverError):

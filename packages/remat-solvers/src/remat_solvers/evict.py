@@ -75,8 +75,9 @@ def evict(
     return best
 
 
-def _excess(now: Trace, budget_bytes: int) -> int:
-    return int(np.maximum(now.during - budget_bytes, 0).sum())
+def _excess(now: Trace, budget_bytes: int) -> float:
+    """Sum what is over budget; in floats, as over all moments it may be beyond 64 bits."""
+    return float(np.maximum(now.during - budget_bytes, 0).sum(dtype=np.float64))
 
 
 def _cheapest(

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from remat_graph import Graph, Hierarchy, Schedule, Solution
+from remat_graph import Compute, Free, Graph, Hierarchy, Schedule, Solution
 from remat_solvers.errors import InvalidProblem
+from remat_solvers.wiring import MOST_BYTES, total_bytes
 
-__all__ = ["Limit", "Problem", "Progress", "Report", "Solver", "silent"]
+__all__ = [
+    "Limit",
+    "Problem",
+    "Progress",
+    "Report",
+    "Solver",
+    "check_executor",
+    "check_graph",
+    "silent",
+]
+
+_MOST_SHOWN = 60  # characters of what is not what was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +36,9 @@ class Problem:
     which a solver may use; it need not fit.
 
     Raises:
-        InvalidProblem: if the budget is not a positive whole number of bytes, or the hierarchy is
-            of another graph.
+        InvalidProblem: if the budget is not a positive whole number of bytes, the hierarchy is of
+            another graph, one of the others is not what it should be, or the sizes of the graph add
+            up to more than can be counted.
     """
 
     graph: Graph
@@ -34,6 +48,7 @@ class Problem:
     start: Schedule | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_graph(self.graph)
         budget = self.budget_bytes
         if isinstance(budget, bool) or not isinstance(budget, int):
             raise InvalidProblem(
@@ -42,8 +57,76 @@ class Problem:
             )
         if budget <= 0:
             raise InvalidProblem(f"budget_bytes={budget}; it must be 1 or more")
-        if self.hierarchy is not None and self.hierarchy.graph != self.graph:
-            raise InvalidProblem("the hierarchy was made of another graph; partition this one")
+        if self.hierarchy is not None:
+            _check_hierarchy(self.hierarchy, self.graph)
+        if self.executor is not None:
+            check_executor(self.executor)
+        if self.start is not None:
+            _check_start(self.start)
+
+
+def check_graph(graph: object) -> None:
+    """Refuse what is no graph, or one whose sizes do not add up within 64 bits.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if not isinstance(graph, Graph):
+        raise InvalidProblem(
+            f"graph={_shown(graph)}; it must be a remat_graph.Graph, such as "
+            f"remat_graph.load() reads and from_networkx() makes"
+        )
+    total = total_bytes(graph)
+    if total > MOST_BYTES:
+        raise InvalidProblem(
+            f"the values of the graph and its largest workspace are {total:,} bytes together, more "
+            f"than the {MOST_BYTES:,} that can be added up; give all sizes, and the budget, in a "
+            f"larger unit"
+        )
+
+
+def check_executor(executor: object) -> None:
+    """Refuse what takes no tasks.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
+        raise InvalidProblem(
+            f"executor={_shown(executor)}; it must be a concurrent.futures.Executor, such as "
+            f"ProcessPoolExecutor(4), or None"
+        )
+
+
+def _check_hierarchy(hierarchy: object, graph: Graph) -> None:
+    if not isinstance(hierarchy, Hierarchy):
+        raise InvalidProblem(
+            f"hierarchy={_shown(hierarchy)}; it must be a remat_graph.Hierarchy, such as "
+            f"remat_partition.partition() makes of the graph, or None"
+        )
+    if hierarchy.graph != graph:
+        raise InvalidProblem("the hierarchy was made of another graph; partition this one")
+
+
+def _check_start(start: object) -> None:
+    if not isinstance(start, Schedule):
+        raise InvalidProblem(
+            f"start={_shown(start)}; it must be a remat_graph.Schedule, such as the schedule of a "
+            f"solution, or None"
+        )
+    for number, step in enumerate(start.steps):
+        if not isinstance(step, Compute | Free):
+            raise InvalidProblem(
+                f"step {number} of start is {_shown(step)}; it must be a Compute(op) or a "
+                f"Free(value) of remat_graph"
+            )
+
+
+def _shown(given: object) -> str:
+    """Show something that is not what was asked for, and of which type it is."""
+    text = repr(given)
+    text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return f"{text} of type {type(given).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +143,9 @@ class Limit:
     started: float
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and not self.seconds >= 0:
-            raise InvalidProblem(f"limit_seconds={self.seconds}; it must be 0 or more, or None")
+        seconds = self.seconds
+        if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds >= 0):
+            raise InvalidProblem(f"limit_seconds={seconds!r}; it must be 0 or more, or None")
 
     @classmethod
     def starting_now(cls, seconds: float | None) -> Limit:

@@ -8,6 +8,8 @@ trace per removal, or per handful of them on graphs of more than 500 ops.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,16 +23,20 @@ __all__ = ["drop_unused", "prune"]
 _OPS_PER_REMOVAL = 500
 
 
-def prune(wiring: Wiring, now: Trace, budget_bytes: int) -> Trace:
-    """Remove what can be removed; a trace over budget is only rid of unused recomputations."""
+def prune(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf) -> Trace:
+    """Remove what can be removed; a trace over budget is only rid of unused recomputations.
+
+    `deadline` is a moment of `time.perf_counter`; what was removed by then is gone.
+    """
     now = drop_unused(wiring, now)
     if now.peak_bytes > budget_bytes:
         return now
-    while True:
+    while time.perf_counter() < deadline:
         gone = _removable(wiring, now, budget_bytes)
         if not gone:
             return now
         now = drop_unused(wiring, trace(wiring, np.delete(now.sequence, gone)))
+    return now
 
 
 def drop_unused(wiring: Wiring, now: Trace) -> Trace:

@@ -20,7 +20,7 @@ from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import Taste, evict
 from remat_solvers.least import least
 from remat_solvers.paging import Habit, page
-from remat_solvers.problem import Limit
+from remat_solvers.problem import Limit, check_graph
 from remat_solvers.prune import drop_unused
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Wiring, expand
@@ -50,8 +50,9 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     """Look for the schedule of least peak, whatever its time.
 
     Raises:
-        InvalidProblem: if the limit is negative.
+        InvalidProblem: if the limit is negative, or the graph is none, or too large to add up.
     """
+    check_graph(graph)
     wiring = Wiring.of(graph)
     limit = Limit.starting_now(limit_seconds)
     seconds = limit.left(_DEFAULT_SECONDS)

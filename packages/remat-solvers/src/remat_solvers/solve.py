@@ -1,8 +1,8 @@
 """From a graph and a byte budget to a checked schedule, by any installed solver.
 
 `auto` stores everything if that fits, refines otherwise, and at last takes the schedule of least
-peak that can be found. Whatever a solver returns passes `remat_graph.simulate` before anyone sees
-it, and carries the simulator's figures.
+peak that can be found; why no other solver has a part in it: docs/decisions/0015. Whatever a solver
+returns passes `remat_graph.simulate` before anyone sees it, and carries the simulator's figures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from remat_graph import (
     Schedule,
     Solution,
     Status,
+    Trial,
     simulate,
 )
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
@@ -29,6 +30,8 @@ from remat_solvers.smallest import SmallestBudget, smallest_budget
 __all__ = ["AUTO", "search", "solve"]
 
 AUTO = "auto"
+_PORTFOLIO = ("store-all", "refine")
+_LEAST_PEAK = "least-peak"
 _PROBE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -72,8 +75,9 @@ def solve(
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
     else, and without it, `KeyboardInterrupt` is raised; it takes effect when the MILP back end
     returns, which its time limits see to. `start` is a schedule to begin with, such as that for
-    another budget: it need not fit, but it must be legal. `refine` searches from there; where it
-    fits, it is the answer if the solver has none.
+    another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
+    programs begin there; where it fits, it is the answer if the solver has none. The answer of
+    `auto` says in its `trials` what was run and what each gave.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without where no time limit cuts them short; the caller owns it.
@@ -104,12 +108,15 @@ def solve(
         return answer
     given = _fitting(problem, limit, answer.solver, problem.start)
     if given is not None:
-        return given
+        return dataclasses.replace(given, trials=answer.trials)
+    began = limit.elapsed
     seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
     smallest = smallest_budget(graph, limit_seconds=seconds)
-    found = _fitting(problem, limit, answer.solver, smallest.schedule) if solver == AUTO else None
+    found = _fitting(problem, limit, _LEAST_PEAK, smallest.schedule) if solver == AUTO else None
     if found is not None:
-        return found
+        return dataclasses.replace(
+            found, trials=(*answer.trials, _trial(found, limit.elapsed - began))
+        )
     raise _too_small(problem, smallest, answer)
 
 
@@ -124,12 +131,28 @@ def search(problem: Problem, solver: str, limit: Limit, report: Report = silent)
 
 def _search(problem: Problem, solver: str, limit: Limit, relay: _Relay) -> Solution:
     """Ask the solver, or those of `auto` in turn until one has a schedule; the last answer."""
-    first, *others = ["store-all", "refine"] if solver == AUTO else [solver]
-    answer = _ask(first, problem, limit, relay)
-    for name in others:
-        if answer.schedule is None:
-            answer = _ask(name, problem, limit, relay)
-    return answer
+    if solver != AUTO:
+        return _ask(solver, problem, limit, relay)
+    trials: list[Trial] = []
+    for name in _PORTFOLIO:
+        began = limit.elapsed
+        answer = _ask(name, problem, limit, relay)
+        trials.append(_trial(answer, limit.elapsed - began))
+        if answer.schedule is not None:
+            break
+    return dataclasses.replace(answer, trials=tuple(trials))
+
+
+def _trial(answer: Solution, seconds: float) -> Trial:
+    """Sum up an answer, for which a solver took so many seconds."""
+    return Trial(
+        solver=answer.solver,
+        status=answer.status,
+        time=None if answer.schedule is None else answer.time,
+        peak_bytes=answer.peak_bytes,
+        lower_bound=answer.lower_bound,
+        seconds=seconds,
+    )
 
 
 def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:

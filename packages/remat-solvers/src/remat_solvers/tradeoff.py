@@ -20,7 +20,7 @@ import dataclasses
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import SupportsIndex
@@ -28,13 +28,13 @@ from typing import SupportsIndex
 from remat_graph import Compute, Graph, Hierarchy, Schedule, Solution, Status, simulate
 from remat_solvers.errors import BrokenSolver, InvalidProblem, format_bytes
 from remat_solvers.parallel import run_all
-from remat_solvers.problem import Limit, Problem, Progress, Report, silent
+from remat_solvers.problem import Limit, Problem, Progress, Report, check_executor, silent
 from remat_solvers.registry import find, get_solver
 from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO, search
 from remat_solvers.store_all import StoreAll, store_all
 
-__all__ = ["Tradeoff", "TradeoffPoint", "tradeoff"]
+__all__ = ["Tradeoff", "TradeoffPoint", "check_arguments", "tradeoff"]
 
 _SMALLEST = "smallest-budget"
 _SMALLEST_SECONDS = 5.0
@@ -112,17 +112,14 @@ def tradeoff(
 
     Raises:
         InvalidProblem: if there are fewer than 2 points, no budgets, one that is no such number or
-            share, a negative limit, or the hierarchy is of another graph.
+            share, a negative limit, the hierarchy is of another graph, or as `Problem` says.
         SolverError: as `solve`; but where nothing fits, or is found, the point has no solution.
     """
+    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
     Problem(graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
-    if solver != AUTO:
-        get_solver(solver)
     known = _Knowledge(graph)
     wanted = None if budgets is None else _in_bytes(budgets, known.store_all.peak_bytes)
-    if wanted is None and (isinstance(points, bool) or not isinstance(points, int) or points < 2):
-        raise InvalidProblem(f"points={points!r}; it must be a whole number, 2 or more")
     share = limit.left(math.inf) / ((points if wanted is None else len(wanted)) + 1)
     known.look_for_smallest(min(_SMALLEST_SECONDS, share))
     if wanted is None:
@@ -142,14 +139,46 @@ def tradeoff(
     )
 
 
+def check_arguments(
+    points: object,
+    budgets: object,
+    solver: object,
+    limit_seconds: float | None,
+    executor: object,
+    progress: object,
+) -> None:
+    """Check all of `tradeoff` that can be checked without a graph; `points` if it is of use.
+
+    What each of the budgets says is left to whoever reads them.
+
+    Raises:
+        InvalidProblem: as `tradeoff`.
+        SolverError: if the solver does not exist or cannot be loaded.
+    """
+    if budgets is None:
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise InvalidProblem(f"points={points!r}; it must be a whole number, 2 or more")
+    elif isinstance(budgets, str | bytes) or not (isinstance(budgets, Collection) and len(budgets)):
+        raise InvalidProblem(
+            f"budgets={budgets!r}; give one or more, in a list, such as [0.3, 8 * 2**30]"
+        )
+    Limit.starting_now(limit_seconds)
+    if not isinstance(solver, str):
+        raise InvalidProblem(f"solver={solver!r}; give a name, such as 'auto' or 'refine'")
+    if executor is not None:
+        check_executor(executor)
+    if progress is not None and not callable(progress):
+        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
+    if solver != AUTO:
+        get_solver(solver)
+
+
 def _in_bytes(budgets: Sequence[int | float], store_all_bytes: int) -> list[int]:
     """Read budgets: sorted, each once.
 
     Raises:
-        InvalidProblem: if there is none, or one is neither bytes nor a share.
+        InvalidProblem: if one is neither bytes nor a share.
     """
-    if not len(budgets):
-        raise InvalidProblem(f"budgets={budgets!r}; give one or more, such as [0.3, 8 * 2**30]")
     return sorted({_size(budget, store_all_bytes) for budget in budgets})
 
 

@@ -2,6 +2,10 @@
 
 Resident values are left out: they are always alive and weigh nothing. Everything else keeps the
 order of the graph, so that op `i` is `graph.ops[i]`.
+
+No sequence holds more at once than every value and the largest workspace (`total_bytes`), however
+often it computes them. The proofs of `bottleneck` add up two such sums, one of values and one of
+what an op needs, so that a total of up to `MOST_BYTES` stays within 64 bits everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +17,18 @@ from numpy.typing import NDArray
 
 from remat_graph import Compute, Free, Graph, Schedule
 
-__all__ = ["Floats", "Ints", "Wiring", "expand", "sequence_of"]
+__all__ = [
+    "MOST_BYTES",
+    "Floats",
+    "Ints",
+    "Wiring",
+    "expand",
+    "in_order",
+    "sequence_of",
+    "total_bytes",
+]
+
+MOST_BYTES = 2**62 - 1
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -141,3 +156,26 @@ def sequence_of(wiring: Wiring, schedule: Schedule) -> Ints:
     index = wiring.graph.op_index
     ops = [index[step.op] for step in schedule if isinstance(step, Compute)]
     return np.array(ops, dtype=np.int64)
+
+
+def in_order(wiring: Wiring, schedule: Schedule) -> Ints | None:
+    """List the computations of a schedule; `None` if as a sequence they are not legal in order.
+
+    They are if all ops are computed, the first time in the order of the graph, and those that must
+    not run again only then.
+
+    Raises:
+        KeyError: if it computes an op that the graph does not have.
+    """
+    sequence = sequence_of(wiring, schedule)
+    firsts = dict.fromkeys(sequence.tolist())
+    if list(firsts) != list(range(wiring.op_count)):
+        return None
+    times = np.bincount(sequence, minlength=wiring.op_count)
+    return None if (times[~wiring.replayable] > 1).any() else sequence
+
+
+def total_bytes(graph: Graph) -> int:
+    """Sum all values that are not resident, and the largest workspace."""
+    values = sum(v.size_bytes for v in graph.values if v.name not in graph.resident)
+    return values + max((op.workspace_bytes for op in graph.ops), default=0)

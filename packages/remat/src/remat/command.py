@@ -15,11 +15,12 @@ from remat.__about__ import __version__
 from remat.budget import parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import BudgetError, RematError
-from remat.tradeoff import check_picture, plot_tradeoff, save_tradeoff
+from remat.tradeoff import check_picture, plot_tradeoff, read_budgets, save_tradeoff
 from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
 from remat_partition import PartitionError
 from remat_solvers import Progress, SolverError, Tradeoff, list_solvers, solve
+from remat_solvers.tradeoff import check_arguments
 
 __all__ = ["app", "main"]
 
@@ -113,11 +114,13 @@ def tradeoff(
     ] = None,
 ) -> None:
     """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
-    loaded = _load_graph(graph)
+    check_arguments(points, budget or None, solver, limit_seconds, None, None)
+    read_budgets(budget or None)
     if json is not None:
         _check_output(json)
     if plot is not None:
         check_picture(plot)
+    loaded = _load_graph(graph)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Bar(*columns, console=_err, transient=True) as bar:
         task = bar.add_task("looking for the smallest budget")
@@ -197,6 +200,10 @@ def _summary(graph: Graph, solution: Solution, budget: int, everything: int) -> 
     table.add_row("no plan is below", "unknown" if bound is None else _overhead(graph, bound))
     table.add_row("status", f"{solution.status.value}, by {solution.solver}")
     table.add_row("solved in", f"{solution.solve_seconds:.1f} s")
+    for trial in solution.trials:
+        gave = "nothing" if trial.time is None else _overhead(graph, trial.time)
+        text = f"{trial.solver}: {trial.status.value}, {gave}, {trial.seconds:.1f} s"
+        table.add_row("tried", text)
     return table
 
 

@@ -29,8 +29,9 @@ from remat_graph import Graph, encode
 from remat_graph.files import write_atomically
 from remat_graph.torch import Costs
 from remat_solvers import Progress, Tradeoff, TradeoffPoint
+from remat_solvers.tradeoff import check_arguments
 
-__all__ = ["check_picture", "plot_tradeoff", "save_tradeoff", "tradeoff"]
+__all__ = ["check_picture", "plot_tradeoff", "read_budgets", "save_tradeoff", "tradeoff"]
 
 _VERSION = 1
 _UNBOUNDED = 1 << 62  # more than any machine has
@@ -56,17 +57,27 @@ def tradeoff(
     spread from the smallest that is found to work to what storing everything takes; `budgets`, as
     those of `plan`, are taken in their place. Fractions are of plain autograd's peak (for a graph,
     or with estimated costs, of the peak of storing everything). `costs` and `loss` are those of
-    `plan`; the rest is that of `remat_solvers.tradeoff`. Nothing of the model is changed.
+    `plan`; the rest is that of `remat_solvers.tradeoff`. Arguments are checked before the model is
+    looked at. Nothing of it is changed.
 
     Raises:
         BudgetError: if a budget cannot be read, or is `"auto"`.
-        InvalidProblem: if there are fewer than 2 points, no budgets, or a negative limit.
+        InvalidProblem: if there are fewer than 2 points, no budgets, a negative limit, or what is
+            no executor or progress.
         CaptureError: if the model cannot be captured as one static graph.
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
-        RematError: if a graph is given together with a call, costs or a loss; as `plan` else.
+        RematError: if the model is neither a module nor a graph, `kwargs` no mapping, or a graph is
+            given together with a call, costs or a loss; as `plan` else.
     """
-    wanted = None if budgets is None else [_read(budget) for budget in budgets]
+    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    wanted = read_budgets(budgets)
+    if not isinstance(model, torch.nn.Module | Graph):
+        raise RematError(
+            f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a Graph"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
 
     def curve(graph: Graph, sizes: list[int | float] | None) -> Tradeoff:
         return remat_solvers.tradeoff(
@@ -97,6 +108,15 @@ def tradeoff(
     if wanted is not None:
         sizes = [max(1, budget.resolve(device, lambda: plain) - aside) for budget in wanted]
     return _with_aside(curve(plan.graph, sizes), aside)
+
+
+def read_budgets(budgets: Sequence[int | float | str] | None) -> list[Budget] | None:
+    """Read budgets as points of a curve.
+
+    Raises:
+        BudgetError: if one cannot be read, or is `"auto"`.
+    """
+    return None if budgets is None else [_read(budget) for budget in budgets]
 
 
 def _read(budget: int | float | str) -> Budget:

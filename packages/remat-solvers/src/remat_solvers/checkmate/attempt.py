@@ -14,6 +14,7 @@ from remat_solvers.checkmate.stages import Bits, Stages
 from remat_solvers.least import least
 from remat_solvers.milp import Outcome, missing_back_end, relaxed, solve_program
 from remat_solvers.problem import Limit, Problem, Progress, Report
+from remat_solvers.starts import starts
 from remat_solvers.trace import Trace, sequence_time, trace
 from remat_solvers.wiring import Ints, Wiring, expand
 
@@ -71,6 +72,19 @@ class Attempt:
             self.say("one op alone needs more than the budget")
         return self.infeasible or self.closed
 
+    def begin(self, given: Schedule | None, deadline: float) -> list[Trace]:
+        """Offer schedules that are found without a program; those that fit, fastest first.
+
+        The given one is the first of them. Takes a small share of the time until `deadline`.
+        """
+        fitting: list[Trace] = []
+        for found in starts(self.wiring, self.budget_bytes, given, deadline):
+            self.least_peak = min(self.least_peak, found.peak_bytes)
+            if found.peak_bytes <= self.budget_bytes:
+                fitting.append(found)
+                self.take(found.sequence)
+        return sorted(fitting, key=lambda found: sequence_time(self.wiring, found.sequence))
+
     @property
     def closed(self) -> bool:
         """Whether the best schedule is proved to be the fastest."""
@@ -96,7 +110,8 @@ class Attempt:
 
     def take(self, sequence: Ints) -> None:
         """Keep a sequence if it fits and is faster, and report it."""
-        if self.offer(sequence):
+        before = self.best_time
+        if self.offer(sequence) and self.best_time < before:
             self.say("a schedule was found")
 
     def offer_kept(self, kept: Bits) -> bool:

@@ -7,7 +7,8 @@ epsilons, thresholds and draws tried, the fastest schedule within the budget M i
 rises through a grid until the relaxation has no point, or the last few schedules that fit were no
 faster. The paper's threshold is 0.5 (`thresholds=(0.5,)`); others cost little beside the linear
 program and find schedules at budgets where 0.5 finds none. Nor does the paper take out afterwards
-what the budget allows to keep (`prune`), which rounding S stage by stage leaves in; `pruned=False`.
+what the budget allows to keep (`prune`), which rounding S stage by stage leaves in, or begin with
+schedules that are found without a program (`starts`); with `pruned=False` neither is done.
 
 Guarantee: none on the time (1.06x of the optimum is what the paper saw); `lower_bound` is that of
 the relaxation of `bound` and holds for all schedules in the order of the graph, and `INFEASIBLE` is
@@ -18,6 +19,7 @@ Source: Jain et al. 2020, section 5, algorithm 2.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,7 +34,7 @@ from remat_solvers.errors import InvalidProblem
 from remat_solvers.milp import BudgetedProgram, relaxed
 from remat_solvers.problem import Limit, Problem, Report
 from remat_solvers.prune import prune
-from remat_solvers.trace import trace
+from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Floats
 
 __all__ = ["CheckmateRounding"]
@@ -89,6 +91,10 @@ class CheckmateRounding:
         attempt = Attempt(self.name, problem, limit, report)
         if attempt.settled_at_once():
             return attempt.solution()
+        if self.pruned:
+            attempt.begin(problem.start, deadline)
+        if attempt.closed:
+            return attempt.solution()
         attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end, whole=False)
         attempt.say("bounded all schedules")
         if not attempt.infeasible and _left(deadline) > 0:
@@ -100,34 +106,36 @@ class CheckmateRounding:
         program = BudgetedProgram(relaxed(formulation.program), formulation.per_byte, self.back_end)
         rng = np.random.default_rng(self.seed)
 
-        idle = 0
+        idle, fastest = 0, math.inf
         for epsilon in _EPSILONS:
             if attempt.closed or _left(deadline) <= 0 or idle >= _PATIENCE:
                 return
             answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=_left(deadline))
             if answer.point is None:
                 return
-            before = attempt.best_time
-            fits = self._round(attempt, formulation, answer.point, rng)
-            idle = idle + 1 if fits and attempt.best_time >= before else 0
-            attempt.say(f"rounded at epsilon {epsilon:.4g}: {'fits' if fits else 'over budget'}")
+            taken = self._round(attempt, formulation, answer.point, rng)
+            idle = idle + 1 if fastest <= taken < math.inf else 0
+            fastest = min(fastest, taken)
+            fits = "fits" if taken < math.inf else "over budget"
+            attempt.say(f"rounded at epsilon {epsilon:.4g}: {fits}")
 
     def _round(
         self, attempt: Attempt, formulation: Formulation, point: Floats, rng: np.random.Generator
-    ) -> bool:
-        """Round S in every way asked for, complete it, and offer what comes out."""
+    ) -> float:
+        """Round S in every way asked for, complete it, offer it; the least time of what fits."""
         share = formulation.read(point)[1]
         choices = [share > threshold for threshold in self.thresholds]
         choices += [rng.random(share.shape) < share for _ in range(self.draws)]
-        fits = False
+        fastest = math.inf
         for kept in choices:
             sequence = attempt.stages.sequence(attempt.stages.least_run(kept))
             if attempt.offer(sequence):
-                fits = True
                 if self.pruned:
                     now = trace(attempt.wiring, sequence)
-                    attempt.offer(prune(attempt.wiring, now, attempt.budget_bytes).sequence)
-        return fits
+                    sequence = prune(attempt.wiring, now, attempt.budget_bytes).sequence
+                    attempt.offer(sequence)
+                fastest = min(fastest, sequence_time(attempt.wiring, sequence))
+        return fastest
 
 
 def _left(deadline: float) -> float:

@@ -1,10 +1,13 @@
 """`checkmate`: the complete integer program, from the optimum of which a schedule is read.
 
-First the program of `bound` is solved, for at most a share of the time, then that of `formulation`,
-warm-started from a schedule that `evict` brings within the budget.
+It begins with what is found without a program (`starts`): the given schedule, and storing
+everything brought within the budget. Then the program of `bound` is solved, for at most a share of
+the time, and that of `formulation`, warm-started from the fastest of these that fits in Checkmate's
+stages.
 
 Guarantee: given enough time, no schedule in Checkmate's stages (between two first computations each
-op at most once, in the order of the graph) is faster than the one returned. `lower_bound`,
+op at most once, in the order of the graph) is faster than the one returned, which may be one to
+begin with, of other stages. `lower_bound`,
 `OPTIMAL` and `INFEASIBLE` are claims about all schedules in the order of the graph, and are proved
 by `bound`; where only Checkmate's stages are exhausted, the status is `FEASIBLE` or `LIMIT`.
 Complexity: a MILP of O(ops x edges) columns; tens of ops take seconds, hundreds do not finish.
@@ -20,16 +23,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import cvxpy as cp
-import numpy as np
 
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
-from remat_solvers.evict import Taste, evict
 from remat_solvers.milp import BudgetedProgram, Outcome
 from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.prune import prune
-from remat_solvers.trace import trace
+from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Floats
 
 __all__ = ["MOST_COLUMNS", "Checkmate"]
@@ -37,7 +37,6 @@ __all__ = ["MOST_COLUMNS", "Checkmate"]
 MOST_COLUMNS = 200_000
 _DEFAULT_SECONDS = 60.0
 _BOUND_SHARE = 0.3
-_TASTES = (Taste(), Taste(cover=0.0, crowding=0.5), Taste(cover=1.0, crowding=8.0))
 _LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
@@ -72,28 +71,30 @@ class Checkmate:
         attempt = Attempt(self.name, problem, limit, report)
         if attempt.settled_at_once():
             return attempt.solution()
-        _repair(attempt, deadline)
-        attempt.say("repaired storing everything")
+        begun = attempt.begin(problem.start, deadline)
+        if attempt.closed:
+            return attempt.solution()
         bounded = attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end)
         attempt.say("bounded all schedules")
         if not attempt.infeasible and not attempt.closed and _left(deadline) > 0:
-            self._search(attempt, deadline)
+            self._search(attempt, begun, deadline)
             open_still = bounded is Outcome.STOPPED and not attempt.closed
             if open_still and _left(deadline) > 0:
                 attempt.bound_all(_left(deadline), self.back_end)
                 attempt.say("bounded all schedules again")
         return attempt.solution()
 
-    def _search(self, attempt: Attempt, deadline: float) -> None:
+    def _search(self, attempt: Attempt, begun: list[Trace], deadline: float) -> None:
         """Solve the program; a hair below the budget where its tolerances spoil the schedule."""
         formulation = formulate(attempt.stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
+        start = _start(attempt, begun, formulation)
         for share in _LESS:
             answer = program.solve(
                 attempt.budget_bytes * share,
                 seconds=_left(deadline),
                 gap=self.gap,
-                start=_start(attempt, formulation),
+                start=start,
             )
             if answer.point is None:
                 ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
@@ -109,24 +110,12 @@ def _left(deadline: float) -> float:
     return deadline - time.perf_counter()
 
 
-def _repair(attempt: Attempt, deadline: float) -> None:
-    """Offer a schedule to start from."""
-    everything = np.arange(attempt.wiring.op_count)
-    for taste in _TASTES:
-        found = evict(
-            attempt.wiring, everything, attempt.budget_bytes, taste=taste, deadline=deadline
-        )
-        if attempt.offer(prune(attempt.wiring, found, attempt.budget_bytes).sequence):
-            return
-
-
-def _start(attempt: Attempt, formulation: Formulation) -> Floats | None:
-    """Write the best schedule as a point, if in Checkmate's stages it still fits."""
-    if attempt.best is None:
-        return None
-    kept = attempt.stages.read_off(attempt.best)
-    run = attempt.stages.least_run(kept)
-    staged = trace(attempt.wiring, attempt.stages.sequence(run))
-    if staged.peak_bytes > attempt.budget_bytes:
-        return None
-    return formulation.embed(run, kept)
+def _start(attempt: Attempt, begun: list[Trace], formulation: Formulation) -> Floats | None:
+    """Write as a point the first of the schedules that in Checkmate's stages still fits."""
+    for found in begun:
+        kept = attempt.stages.read_off(found)
+        run = attempt.stages.least_run(kept)
+        staged = trace(attempt.wiring, attempt.stages.sequence(run))
+        if staged.peak_bytes <= attempt.budget_bytes:
+            return formulation.embed(run, kept)
+    return None

@@ -6,7 +6,7 @@ Guarantee: what comes out is a legal sequence of computations within the budget,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from remat_solvers.problem import Limit, Problem, silent
 from remat_solvers.prune import prune
 from remat_solvers.refine import Refine
 from remat_solvers.trace import Trace, sequence_time, trace
-from remat_solvers.wiring import Ints, Wiring, sequence_of
+from remat_solvers.wiring import MOST_BYTES, Ints, Wiring, sequence_of, total_bytes
 
 __all__ = ["Found", "search"]
 
@@ -80,12 +80,18 @@ def search(
     corrected: bool,
     back_end: str,
     tell: Callable[[Ints], object] = lambda _: None,
+    begun: Sequence[Trace] = (),
 ) -> Found:
     """Start from evictions at the level, then solve its program until `deadline` or the gap.
 
-    `tell` is called with every sequence that is faster than those before.
+    `tell` is called with every sequence that is faster than those before. Of a level without
+    smaller blocks, `begun` are traces to start from as well.
     """
     best = _Best(level, budget_bytes, tell)
+    if begun and not level.layers:
+        wiring = compose(level, ())
+        for found in begun:
+            _offer(best, (), wiring, trace(wiring, found.sequence))
     _start(best, deadline)
     if best.now is not None and best.time <= float(level.wiring.time.sum()) * (1 + 1e-9):
         return Found(best.now.sequence, Outcome.SOLVED)
@@ -138,11 +144,16 @@ def _try(best: _Best, selection: tuple[int, ...], deadline: float, *, thoroughly
     level, before = best.level, (best.excess_bytes, best.time)
     wiring = compose(level, selection)
     for now in _fixed(wiring, best.budget_bytes, deadline, thoroughly=thoroughly):
-        stages = Stages.of(wiring)
-        staged = stages.sequence(stages.least_run(stages.read_off(now)))
-        best.offer(picks_of(level, selection, staged.tolist()))
-        best.offer(picks_of(level, selection, now.sequence.tolist()))
+        _offer(best, selection, wiring, now)
     return (best.excess_bytes, best.time) < before
+
+
+def _offer(best: _Best, selection: tuple[int, ...], wiring: Wiring, now: Trace) -> None:
+    """Offer a schedule of the composed level in the stages of the program, and as it is."""
+    stages = Stages.of(wiring)
+    staged = stages.sequence(stages.least_run(stages.read_off(now)))
+    best.offer(picks_of(best.level, selection, staged.tolist()))
+    best.offer(picks_of(best.level, selection, now.sequence.tolist()))
 
 
 def _fixed(
@@ -161,7 +172,7 @@ def _fixed(
         if found.peak_bytes <= budget_bytes:
             break
     seconds = min(_REFINE_SECONDS, (deadline - time.perf_counter()) / 10)
-    if thoroughly and seconds > 0:
+    if thoroughly and seconds > 0 and total_bytes(wiring.graph) <= MOST_BYTES:
         answer = Refine().solve(
             Problem(wiring.graph, budget_bytes), Limit.starting_now(seconds), silent
         )

@@ -3,14 +3,16 @@
 Blocks are planned from the lowest level up, each kind once and at several budgets (`blocks`); what
 comes out are its options. The top level is solved with the options of its blocks, with corrections
 for what is freed inside them. Every answer is a sequence of ops whose memory has been traced, so
-none is over budget, whatever the program believed.
+none is over budget, whatever the program believed. Both begin with what is found without a program
+(`starts`), from which that of `rk-checkmate` is warm-started; what is kept of it is not an option
+of every block, so that of `h-ilp` cannot be.
 
 Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does; the bound
 of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` only where a single op
 needs more than the budget.
 Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
 budget, whose size depends on the partition alone; the number of kinds grows with the graph.
-Limits: the order of first computations is that of the hierarchy.
+Limits: the order of first computations is that of the hierarchy or that of the graph.
 Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2023, "Rockmate".
 """
 
@@ -88,6 +90,9 @@ class HILP:
         attempt = Attempt(self.name, problem, limit, report)
         if attempt.settled_at_once(any_order=True):
             return attempt.solution()
+        attempt.begin(problem.start, started + seconds)
+        if attempt.closed:
+            return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         until = started + _BLOCKS_SHARE * seconds
         blocks.plan(self.planner, problem.executor, until, attempt.say)
@@ -130,10 +135,13 @@ class RKCheckmate:
         attempt = Attempt(self.name, problem, limit, report)
         if attempt.settled_at_once():
             return attempt.solution()
+        begun = attempt.begin(problem.start, deadline)
+        if attempt.closed:
+            return attempt.solution()
         left = deadline - time.perf_counter()
         bounded = attempt.bound_all(_BOUND_SHARE * left, self.back_end)
         attempt.say("bounded all schedules")
-        if attempt.infeasible:
+        if attempt.infeasible or attempt.closed:
             return attempt.solution()
         found = search(
             Level.of(attempt.wiring),
@@ -143,6 +151,7 @@ class RKCheckmate:
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
+            begun=begun,
         )
         attempt.say(f"the program is {found.outcome.value}")
         left = deadline - time.perf_counter()

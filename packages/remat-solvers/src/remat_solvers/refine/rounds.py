@@ -12,7 +12,7 @@ from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import Taste, evict
 from remat_solvers.exhaust import exhaust
 from remat_solvers.least import least
-from remat_solvers.milp import Answer, Outcome, solve_program
+from remat_solvers.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, Progress, Report
 from remat_solvers.prune import prune
@@ -31,9 +31,15 @@ _GAP = 1e-3
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
 _EXACT_COLUMNS = 3000
+# Beyond the first the linear relaxation comes first, beyond the second alone: HiGHS takes long, and
+# does not stop when told to.
+_LARGE_COLUMNS = 3_000
+_TOO_LARGE_COLUMNS = 50_000
 _RESERVES = (0.02, 0.05, 0.08)
 _ROUGH_GAP = 3e-3
 _AT_ONCE = 2
+_GAP_TO_TRY_MORE = 0.01
+_MOST_OF_GAP = 0.5
 _TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
@@ -142,7 +148,7 @@ class Rounds:
             if answer.outcome is Outcome.INFEASIBLE:
                 self.infeasible = self.best is None
                 return self._say("the program is infeasible")
-            improved = self._learn(answer)
+            self._learn(answer)
             built = self._build(relaxation, answer)
             if self._round == 1:
                 self._reserve(tried)
@@ -150,14 +156,22 @@ class Rounds:
             self._say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
             seen = [] if built is None else self._where(built, tried)
             pending = [r for r in seen or pending if not tried >= r]
-            if answer.outcome is not Outcome.SOLVED and not (improved and pending):
+            if answer.outcome is not Outcome.SOLVED:
                 seconds *= 1.5
+                if self._is_worth_closing(answer):
+                    seconds *= 2
+                    continue
             elif not pending:
                 break
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
         return None
+
+    def _is_worth_closing(self, answer: Answer) -> bool:
+        """Say whether most of the gap would be closed if this program were solved to its end."""
+        ends_at = self.once * (1 + answer.value / 1000)
+        return ends_at - self.bound > _MOST_OF_GAP * (self.best_time - self.bound)
 
     def _exhaust(self) -> None:
         """Close what the program leaves open on a small graph."""
@@ -178,6 +192,16 @@ class Rounds:
             sorted(tried.checkpoints),
             running=sorted(tried.running),
         )
+        if len(relaxation.program.cost) > _LARGE_COLUMNS:
+            answer = solve_program(relaxed(relaxation.program), seconds=seconds)
+            self._learn(answer)
+            too_large = len(relaxation.program.cost) > _TOO_LARGE_COLUMNS
+            if too_large or answer.outcome is Outcome.INFEASIBLE or self._enough():
+                self._round += 1
+                return relaxation, answer
+            self._build(relaxation, answer)
+            self._say("the linear relaxation of the next program")
+            seconds = min(self._left(), seconds)
         start = None if self.best is None else embed(self.wiring, relaxation, self.best)
         exact = len(relaxation.program.cost) < _EXACT_COLUMNS
         answer = solve_program(
@@ -224,7 +248,10 @@ class Rounds:
             return None
         stagewise = read_point(relaxation, self.wiring, answer.point)
         built = trace(self.wiring, construct(self.wiring, stagewise))
-        self._repair(built, Taste())
+        for taste in _TASTES if self._round > 1 else _TASTES[:1]:
+            self._repair(built, taste)
+            if self.closed(_GAP_TO_TRY_MORE):
+                break
         if self.best is None:
             self._page(_HABITS[0], stagewise)
         return built

@@ -24,13 +24,13 @@ import math
 import time
 from typing import ClassVar
 
-from remat_graph import Schedule, Solution, Status, simulate
+from remat_graph import Solution, Status, simulate
 from remat_solvers.problem import Limit, Problem, Report
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Ints, Wiring, expand, sequence_of
+from remat_solvers.wiring import Wiring, expand, in_order
 
-__all__ = ["Refine", "in_order"]
+__all__ = ["Refine"]
 
 _DEFAULT_SECONDS = 30.0
 
@@ -86,10 +86,3 @@ class Refine:
             solver=self.name,
             solve_seconds=limit.elapsed,
         )
-
-
-def in_order(wiring: Wiring, start: Schedule) -> Ints | None:
-    """List the computations of a schedule; `None` if it first computes ops in another order."""
-    sequence = sequence_of(wiring, start)
-    firsts = dict.fromkeys(sequence.tolist())
-    return sequence if list(firsts) == list(range(wiring.op_count)) else None
