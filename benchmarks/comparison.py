@@ -25,7 +25,7 @@ from remat_exec import measure_peak
 from remat_graph.files import write_atomically
 from zoo import Example
 
-__all__ = ["Figures", "Variant", "compare", "print_table", "write_json"]
+__all__ = ["Comparison", "Figures", "Variant", "compare", "print_table", "write_json"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Figures:
     """What one variant measured; ratios and the gradient error are to the first variant.
 
     The gradient error is the distance of all gradients together, relative to their norm, under one
-    seed. `setup_seconds` is from making the variant to the end of its first step.
+    seed. `setup_seconds` is from making the variant to the end of its first step. Before the first
+    round there are no times.
     """
 
     name: str
@@ -112,6 +113,10 @@ class _Runner:
         self.times.append(self.step())
         self.clear()
 
+    def ratios(self, other: _Runner) -> list[float]:
+        """Take each round's time relative to another's in the same round."""
+        return [mine / its for mine, its in zip(self.times, other.times, strict=True)]
+
     def figures(self, first: _Runner) -> Figures:
         if self.error is not None:
             return Figures(self.name, error=self.error)
@@ -121,32 +126,88 @@ class _Runner:
             self.name,
             peak_bytes=self.peak_bytes,
             peak_ratio=self.peak_bytes / first.peak_bytes,
-            seconds=statistics.median(self.times),
-            time_ratio=statistics.median(
-                mine / its for mine, its in zip(self.times, first.times, strict=True)
-            ),
+            seconds=statistics.median(self.times) if self.times else None,
+            time_ratio=statistics.median(self.ratios(first)) if self.times else None,
             setup_seconds=self.setup_seconds,
             gradient_error=_distance(self.gradients, first.gradients),
         )
 
 
-def compare(example: Example, variants: Sequence[Variant], rounds: int) -> list[Figures]:
-    """Measure all variants in this process; the first is what the others are held against.
+class Comparison:
+    """Variants of one example in this process; the first is what the others are held against.
 
-    A time ratio is the median over rounds of the ratio within a round, so that what slows the
-    machine for a while slows both sides.
+    Peaks are known as soon as a variant is added, times once all of them were stepped in turns.
+    """
+
+    def __init__(self, example: Example, first: Variant) -> None:
+        """Set up the first variant.
+
+        Raises:
+            RuntimeError: if it fails.
+        """
+        self._example = example
+        self._runners = {first.name: _Runner(first, example)}
+        self._first = self._runners[first.name]
+        self._check_first()
+
+    def add(self, variant: Variant) -> Figures:
+        """Set up one more variant and measure its peak.
+
+        Raises:
+            ValueError: if there is one of this name.
+        """
+        if variant.name in self._runners:
+            raise ValueError(f"{self._example.name}: there are two variants {variant.name!r}")
+        runner = _Runner(variant, self._example)
+        self._runners[variant.name] = runner
+        return runner.figures(self._first)
+
+    @property
+    def first_peak_bytes(self) -> int:
+        """The peak of the first variant."""
+        assert self._first.peak_bytes is not None
+        return self._first.peak_bytes
+
+    def drop(self, name: str) -> None:
+        """Forget a variant, for one that was set up only for its peak."""
+        del self._runners[name]
+
+    def run(self, rounds: int) -> list[Figures]:
+        """Time all variants, one step of each in every round.
+
+        A time ratio is the median over rounds of the ratio within a round, so that what slows the
+        machine for a while slows both sides.
+
+        Raises:
+            RuntimeError: if the first variant fails.
+        """
+        for _ in range(rounds):
+            for runner in self._runners.values():
+                runner.guarded(runner.timed_round)
+        self._check_first()
+        return [runner.figures(self._first) for runner in self._runners.values()]
+
+    def ratios(self, name: str, other: str) -> list[float]:
+        """Take the times of one variant relative to those of another, round by round."""
+        return self._runners[name].ratios(self._runners[other])
+
+    def _check_first(self) -> None:
+        if self._first.error is not None:
+            raise RuntimeError(
+                f"{self._example.name}: {self._first.name} failed: {self._first.error}"
+            )
+
+
+def compare(example: Example, variants: Sequence[Variant], rounds: int) -> list[Figures]:
+    """Measure all variants in this process; see `Comparison`.
 
     Raises:
         RuntimeError: if the first variant fails.
     """
-    runners = [_Runner(variant, example) for variant in variants]
-    first = runners[0]
-    for _ in range(rounds):
-        for runner in runners:
-            runner.guarded(runner.timed_round)
-    if first.error is not None:
-        raise RuntimeError(f"{example.name}: {first.name} failed: {first.error}")
-    return [runner.figures(first) for runner in runners]
+    comparison = Comparison(example, variants[0])
+    for variant in variants[1:]:
+        comparison.add(variant)
+    return comparison.run(rounds)
 
 
 def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

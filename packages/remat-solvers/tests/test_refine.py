@@ -10,6 +10,7 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, smallest_budget
+from remat_solvers.checkmate import Checkmate
 from remat_solvers.least import least
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
@@ -54,6 +55,21 @@ def test_random_graphs_against_brute_force(graph, fraction):
 def test_training_chains_against_brute_force(graph, fraction):
     peak = simulate(graph, store_all(graph)).peak_bytes
     check_against_brute_force(graph, max(1, int(peak * fraction)))
+
+
+@settings(thorough, max_examples=10)
+@given(st.one_of(graphs(30, 40), trainings(8)), st.floats(0.4, 1.0))
+def test_graphs_beyond_brute_force_against_checkmate(graph, fraction):
+    """Its program over all moments is another one, and bounds every schedule in the order too."""
+    budget = max(1, int(simulate(graph, store_all(graph)).peak_bytes * fraction))
+    found = refine(graph, budget)
+    other = Checkmate().solve(Problem(graph, budget), Limit.starting_now(10.0), lambda _: None)
+    for one, two in ((found, other), (other, found)):
+        if one.schedule is not None:
+            assert two.status is not Status.INFEASIBLE
+            assert (two.lower_bound or 0.0) <= one.time * (1 + 1e-9)
+    if found.status is other.status is Status.OPTIMAL:
+        assert found.time == pytest.approx(other.time, rel=2e-6)
 
 
 @thorough

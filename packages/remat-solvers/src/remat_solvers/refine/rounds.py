@@ -30,7 +30,8 @@ TOLERANCE = 1e-6
 _GAP = 1e-3
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
-_EXACT_COLUMNS = 3000
+_SMALL_COLUMNS = 500
+_EXACT_COLUMNS = 3_000
 # Beyond the first the linear relaxation comes first, beyond the second alone: HiGHS takes long, and
 # does not stop when told to.
 _LARGE_COLUMNS = 3_000
@@ -38,6 +39,8 @@ _TOO_LARGE_COLUMNS = 50_000
 _RESERVES = (0.02, 0.05, 0.08)
 _ROUGH_GAP = 3e-3
 _AT_ONCE = 2
+_SKETCH_SHARE = 0.15
+_MUCH = 0.1
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OF_GAP = 0.5
 _TASTES = (
@@ -78,6 +81,7 @@ class Rounds:
         self._limit = limit
         self._report = report
         self._round = 0
+        self._columns = 0
         self._started = time.perf_counter()
 
     def run(self) -> None:
@@ -131,6 +135,11 @@ class Rounds:
         exactly = early and self.wiring.op_count <= _EXACT_OPS
         return self.closed(0.0 if exactly else _GAP) or self._left() <= 0
 
+    def _is_worth_a_round(self) -> bool:
+        """Ask for one integer program where it is small, even if relaxations were enough."""
+        small = self._columns < _EXACT_COLUMNS
+        return small and self._round == 0 and not self.closed(0.0) and self._left() > 0
+
     def _left(self) -> float:
         return self.deadline - time.perf_counter()
 
@@ -141,9 +150,10 @@ class Rounds:
 
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
+        tried = self._sketch(tried)
         pending: list[Refinement] = []
         seconds = max(1.0, self._left() / 8)
-        while not self._enough():
+        while not self._enough() or self._is_worth_a_round():
             relaxation, answer = self._solve(tried, min(self._left(), seconds))
             if answer.outcome is Outcome.INFEASIBLE:
                 self.infeasible = self.best is None
@@ -168,6 +178,42 @@ class Rounds:
             pending = pending[_AT_ONCE:]
         return None
 
+    def _sketch(self, tried: Refinement) -> Refinement:
+        """Refine by linear relaxations, which take moments, while that raises the bound much.
+
+        Not where the integer program takes moments too: where it is over budget tells more.
+        """
+        until = time.perf_counter() + _SKETCH_SHARE * self._left()
+        sketched = tried
+        while not self._enough() and time.perf_counter() < until:
+            relaxation = self._relax(sketched)
+            if self._columns < _SMALL_COLUMNS:
+                break
+            answer = solve_program(relaxed(relaxation.program), seconds=until - time.perf_counter())
+            before = self.bound
+            self._learn(answer)
+            built = self._build(relaxation, answer)
+            self._say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
+            if self.bound - before < _MUCH * (self.bound - self.once):
+                break
+            tried = sketched
+            seen = [] if built is None else self._where(built, tried)
+            if not seen:
+                break
+            for refinement in seen[:_AT_ONCE]:
+                sketched |= refinement
+        return tried
+
+    def _relax(self, tried: Refinement) -> Relaxation:
+        relaxation = relax(
+            self.wiring,
+            self.budget_bytes,
+            sorted(tried.checkpoints),
+            running=sorted(tried.running),
+        )
+        self._columns = len(relaxation.program.cost)
+        return relaxation
+
     def _is_worth_closing(self, answer: Answer) -> bool:
         """Say whether most of the gap would be closed if this program were solved to its end."""
         ends_at = self.once * (1 + answer.value / 1000)
@@ -186,16 +232,11 @@ class Rounds:
         self._say("searched all states")
 
     def _solve(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
-        relaxation = relax(
-            self.wiring,
-            self.budget_bytes,
-            sorted(tried.checkpoints),
-            running=sorted(tried.running),
-        )
-        if len(relaxation.program.cost) > _LARGE_COLUMNS:
+        relaxation = self._relax(tried)
+        if self._columns > _LARGE_COLUMNS:
             answer = solve_program(relaxed(relaxation.program), seconds=seconds)
             self._learn(answer)
-            too_large = len(relaxation.program.cost) > _TOO_LARGE_COLUMNS
+            too_large = self._columns > _TOO_LARGE_COLUMNS
             if too_large or answer.outcome is Outcome.INFEASIBLE or self._enough():
                 self._round += 1
                 return relaxation, answer
@@ -203,7 +244,7 @@ class Rounds:
             self._say("the linear relaxation of the next program")
             seconds = min(self._left(), seconds)
         start = None if self.best is None else embed(self.wiring, relaxation, self.best)
-        exact = len(relaxation.program.cost) < _EXACT_COLUMNS
+        exact = self._columns < _EXACT_COLUMNS
         answer = solve_program(
             relaxation.program, seconds=seconds, gap=0.0 if exact else _GAP, start=start
         )

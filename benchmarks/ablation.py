@@ -1,0 +1,147 @@
+"""What each part of `refine` gives: its plans and bounds with one part taken out at a time.
+
+Each variant plans the same captured graphs (costs estimated, `graphs.DEVICE`) at shares of
+store-all's peak within the same limit. `greedy` runs no program at all: eviction, paging, pruning
+and the local search alone, which is what a program must beat; `first program` adds no checkpoint to
+the first; the others leave one part out:
+
+    running rows      rows of running memory inside segments
+    reserves          programs with less room than the budget
+    tastes            mending a program's schedule in more ways than one
+    local search      `shake`
+    warm start        the best schedule as the start point of each program
+    relaxation first  the linear relaxation before a large program
+
+Overheads and bounds are in points, percent of the time of computing everything once; the table
+shows the overhead, and in brackets the gap to the highest bound that any variant proved.
+
+    python benchmarks/ablation.py [--models NAME ...] [--shares SHARE ...] [--limit SECONDS]
+                                  [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from graphs import captured
+from remat_graph import Graph, simulate
+from remat_graph.files import write_atomically
+from remat_solvers import BudgetTooSmall, solve
+from remat_solvers.refine import rounds
+from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.rounds import Rounds
+from remat_solvers.store_all import store_all
+
+MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")
+SHARES = (0.5, 0.3)
+RESULTS = Path(__file__).parent / "results" / "ablation.json"
+
+Patches = dict[str, Any]
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Stand in for a part that is taken out."""
+
+
+def without_running_rows(*given: Any) -> list[Refinement]:
+    """Look for refinements, but for those by rows of running memory."""
+    return [r for r in refinements(*given) if not r.running]
+
+
+# What to put in place of names of `rounds`, or of attributes of `Rounds` (those with a dot).
+VARIANTS: dict[str, Patches] = {
+    "refine": {},
+    "greedy": {"._refine": nothing},
+    "first program": {"refinements": lambda *_: []},
+    "no running rows": {"refinements": without_running_rows},
+    "no reserves": {"._reserve": nothing},
+    "no tastes": {"_GAP_TO_TRY_MORE": np.inf},
+    "no local search": {"._polish": nothing},
+    "no warm start": {"embed": nothing},
+    "no relaxation first": {"_LARGE_COLUMNS": np.inf},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant on one graph at one budget."""
+
+    model: str
+    share: float
+    variant: str
+    status: str
+    overhead: float | None
+    bound: float | None
+    seconds: float
+
+
+def main() -> int:
+    """Plan with every variant, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES, metavar="SHARE")
+    parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
+    given = parser.parse_args()
+    rows: list[Row] = []
+    print(f"{'':21}" + "".join(f"{name:>21}" for name in given.models), flush=True)
+    for share in given.shares:
+        for variant in VARIANTS:
+            for model in given.models:
+                rows.append(plan(model, captured(model), share, variant, given.limit))
+                report = {"limit": given.limit, "rows": [asdict(row) for row in rows]}
+                write_atomically(given.json, json.dumps(report, indent=1) + "\n")
+        for variant in VARIANTS:
+            own = [row for row in rows if row.share == share]
+            cells = [cell(own, model, variant) for model in given.models]
+            print(f"{share:<5}{variant:16}" + "".join(f"{text:>21}" for text in cells), flush=True)
+    return 0
+
+
+def plan(model: str, graph: Graph, share: float, variant: str, limit: float) -> Row:
+    """Plan with a variant."""
+    budget_bytes = int(share * simulate(graph, store_all(graph)).peak_bytes)
+    with patched(VARIANTS[variant]):
+        try:
+            found = solve(graph, budget_bytes, solver="refine", limit_seconds=limit)
+        except BudgetTooSmall as error:
+            return Row(model, share, variant, error.status.value, None, None, limit)
+    bound = None if found.lower_bound is None else 100 * (found.lower_bound / graph.time - 1)
+    overhead = 100 * (found.time / graph.time - 1)
+    seconds = found.solve_seconds
+    return Row(model, share, variant, found.status.value, overhead, bound, seconds)
+
+
+@contextlib.contextmanager
+def patched(patches: Patches) -> Iterator[None]:
+    """Put other things in place of parts of `refine`."""
+    with contextlib.ExitStack() as stack:
+        for name, other in patches.items():
+            owner = Rounds if name.startswith(".") else rounds
+            stack.enter_context(mock.patch.object(owner, name.removeprefix("."), other))
+        yield
+
+
+def cell(rows: list[Row], model: str, variant: str) -> str:
+    """Write the overhead, and the gap to the highest bound of all variants."""
+    bound = max((row.bound or 0.0 for row in rows if row.model == model), default=math.nan)
+    row = next(row for row in rows if (row.model, row.variant) == (model, variant))
+    if row.overhead is None:
+        return row.status
+    own = "" if row.bound is None else f" {row.overhead - row.bound:.2f}"
+    return f"{row.overhead:.2f} ({row.overhead - bound:.2f},{own})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
