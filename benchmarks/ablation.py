@@ -10,7 +10,7 @@ the first; the others leave one part out:
     tastes            mending a program's schedule in more ways than one
     local search      `shake`
     warm start        the best schedule as the start point of each program
-    relaxation first  the linear relaxation before a large program
+    relaxation first  linear relaxations to choose checkpoints, and before large programs
 
 Overheads and bounds are in points, percent of the time of computing everything once; the table
 shows the overhead, and in brackets the gap to the highest bound that any variant proved.
@@ -63,13 +63,13 @@ def without_running_rows(*given: Any) -> list[Refinement]:
 VARIANTS: dict[str, Patches] = {
     "refine": {},
     "greedy": {"._refine": nothing},
-    "first program": {"refinements": lambda *_: []},
+    "first program": {"refinements": lambda *_: [], "._sketch": lambda _, tried: tried},
     "no running rows": {"refinements": without_running_rows},
     "no reserves": {"._reserve": nothing},
     "no tastes": {"_GAP_TO_TRY_MORE": np.inf},
     "no local search": {"._polish": nothing},
     "no warm start": {"embed": nothing},
-    "no relaxation first": {"_LARGE_COLUMNS": np.inf},
+    "no relaxation first": {"_LARGE_COLUMNS": np.inf, "._sketch": lambda _, tried: tried},
 }
 
 

@@ -27,7 +27,7 @@ def processes(importable):
 
 @pytest.fixture(scope="module")
 def cluster(importable, tmp_path_factory):
-    """Two processes on the loopback device, without a dashboard."""
+    """Two processes on the loopback device."""
     distributed = pytest.importorskip("distributed")
     dask = pytest.importorskip("dask")
     settings = {
@@ -42,7 +42,7 @@ def cluster(importable, tmp_path_factory):
             threads_per_worker=1,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # None is port 8787, which others may have
             memory_limit=0,
         ) as made,
         distributed.Client(made) as client,

@@ -7,7 +7,14 @@ import pytest
 from scipy import sparse
 
 from remat_solvers import milp
-from remat_solvers.milp import Answer, BudgetedProgram, Outcome, Program, solve_program
+from remat_solvers.milp import (
+    Answer,
+    BudgetedProgram,
+    Outcome,
+    Program,
+    relaxed,
+    solve_program,
+)
 
 HAIR = 1 - 1e-6  # values are negative, so this makes them larger
 
@@ -93,3 +100,26 @@ def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
     monkeypatch.setattr(milp, "_read", lambda *_: none)
     assert solve_program(program, seconds=1, start=dear).outcome is Outcome.STOPPED
     assert solve_program(program, seconds=1, start=outside) is none
+
+
+@pytest.mark.parametrize("back_end", ["HIGHS", "GUROBI"])
+def test_the_bound_of_a_linear_program_is_that_of_its_prices(back_end):
+    program = relaxed(knapsacks())
+    answer = solve_program(program, seconds=10, back_end=back_end)
+    assert answer.outcome is Outcome.SOLVED
+    assert answer.value == pytest.approx(answer.bound, rel=1e-6)
+    swept = BudgetedProgram(dataclasses.replace(program, right=0 * program.right), program.right)
+    assert swept.solve(0.5, seconds=10).bound >= answer.bound
+    half = dataclasses.replace(program, right=0.5 * program.right)
+    assert swept.solve(0.5, seconds=10).bound == pytest.approx(solve_program(half, seconds=9).value)
+
+
+def test_no_prices_can_raise_the_bound_above_the_optimum():
+    program = relaxed(knapsacks(items=20, rows=4))
+    optimum = solve_program(program, seconds=10).value
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 0.01, 1.0, 100.0):
+        prices = rng.normal(scale=scale, size=4)
+        assert milp._dual_bound(program, prices) <= optimum + 1e-9
+    assert milp._dual_bound(program, None) == -np.inf
+    assert milp._dual_bound(program, np.full(4, np.nan)) == -np.inf

@@ -256,8 +256,19 @@ def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
         # Of HiGHS and of Gurobi; others tell none.
         bound = float(getattr(info, "mip_dual_bound", getattr(info, "ObjBound", -math.inf)))
     else:
-        bound = value if outcome is Outcome.SOLVED else -math.inf
+        bound = _dual_bound(program, problem.constraints[0].dual_value)
     return Answer(outcome, point, value, bound)
+
+
+def _dual_bound(program: Program, prices: Floats | None) -> float:
+    """Bound a linear program by weak duality: whatever the prices of the rows are, it holds."""
+    if prices is None or np.shape(prices) != program.right.shape or not np.isfinite(prices).all():
+        return -math.inf
+    prices = np.maximum(prices, 0.0)
+    reduced = program.cost + program.matrix.T @ prices
+    ends = np.where(reduced >= 0, program.lower, program.upper)
+    moves = reduced != 0
+    return float(reduced[moves] @ ends[moves] - prices @ program.right)
 
 
 def _holds(program: Program, point: Floats) -> bool:

@@ -77,14 +77,14 @@ def solve(
     returns, which its time limits see to. `start` is a schedule to begin with, such as that for
     another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
     programs begin there; where it fits, it is the answer if the solver has none. The answer of
-    `auto` says in its `trials` what was run and what each gave.
+    `auto` says in its `trials` what was run to its end and what each gave.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without where no time limit cuts them short; the caller owns it.
 
     Raises:
-        InvalidProblem: if the budget or the limit is no positive number, or the hierarchy is of
-            another graph.
+        InvalidProblem: if the budget or the limit is no positive number, the hierarchy is of
+            another graph, an argument is not what it should be, or sizes add up to 2^62 bytes.
         BudgetTooSmall: if nothing fits, or nothing was found within the limit.
         UnknownSolver, DuplicateSolver, BrokenSolver: if there is no such solver, or two, or it does
             not load, fails, or gives an answer that does not hold.

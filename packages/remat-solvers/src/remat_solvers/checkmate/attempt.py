@@ -73,9 +73,9 @@ class Attempt:
         return self.infeasible or self.closed
 
     def begin(self, given: Schedule | None, deadline: float) -> list[Trace]:
-        """Offer schedules that are found without a program; those that fit, fastest first.
+        """Offer schedules that are found without a program; return those that fit, fastest first.
 
-        The given one is the first of them. Takes a small share of the time until `deadline`.
+        The given one is offered first. Takes a small share of the time until `deadline`.
         """
         fitting: list[Trace] = []
         for found in starts(self.wiring, self.budget_bytes, given, deadline):

@@ -89,8 +89,9 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
     lower, upper = np.zeros(width), np.ones(width)
     read = there[stages.read_op, stages.read_value]
     lower[read[read >= 0]] = 1
-    upper[total[opened]] = np.inf
-    integral = np.isfinite(upper)
+    upper[total[opened]] = 1000 + _SLACK
+    integral = np.ones(width, dtype=np.bool_)
+    integral[total[opened]] = False
     return Program(cost, rows.matrix(width), rows.bounds(), lower, upper, integral)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from functools import partial
 
@@ -43,6 +44,7 @@ _SKETCH_SHARE = 0.15
 _MUCH = 0.1
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OF_GAP = 0.5
+_MOST_AGAIN = 2
 _TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
@@ -137,7 +139,7 @@ class Rounds:
 
     def _is_worth_a_round(self) -> bool:
         """Ask for one integer program where it is small, even if relaxations were enough."""
-        small = self._columns < _EXACT_COLUMNS
+        small = 0 < self._columns < _EXACT_COLUMNS
         return small and self._round == 0 and not self.closed(0.0) and self._left() > 0
 
     def _left(self) -> float:
@@ -152,6 +154,7 @@ class Rounds:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
         tried = self._sketch(tried)
         pending: list[Refinement] = []
+        again = 0
         seconds = max(1.0, self._left() / 8)
         while not self._enough() or self._is_worth_a_round():
             relaxation, answer = self._solve(tried, min(self._left(), seconds))
@@ -168,14 +171,16 @@ class Rounds:
             pending = [r for r in seen or pending if not tried >= r]
             if answer.outcome is not Outcome.SOLVED:
                 seconds *= 1.5
-                if self._is_worth_closing(answer):
+                if again < _MOST_AGAIN and self._is_worth_closing(answer):
                     seconds *= 2
+                    again += 1
                     continue
             elif not pending:
                 break
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
+            again = 0
         return None
 
     def _sketch(self, tried: Refinement) -> Refinement:
@@ -216,6 +221,8 @@ class Rounds:
 
     def _is_worth_closing(self, answer: Answer) -> bool:
         """Say whether most of the gap would be closed if this program were solved to its end."""
+        if not (math.isfinite(answer.bound) and math.isfinite(answer.value)):
+            return False
         ends_at = self.once * (1 + answer.value / 1000)
         return ends_at - self.bound > _MOST_OF_GAP * (self.best_time - self.bound)
 
@@ -254,7 +261,7 @@ class Rounds:
     def _reserve(self, tried: Refinement) -> None:
         """Build from programs with less room, whose schedules overshoot less; prune then."""
         for share in _RESERVES:
-            if self._enough():
+            if self._enough() or self._columns > _TOO_LARGE_COLUMNS:
                 break
             relaxation = relax(
                 self.wiring,
@@ -291,7 +298,7 @@ class Rounds:
         built = trace(self.wiring, construct(self.wiring, stagewise))
         for taste in _TASTES if self._round > 1 else _TASTES[:1]:
             self._repair(built, taste)
-            if self.closed(_GAP_TO_TRY_MORE):
+            if self.closed(_GAP_TO_TRY_MORE) or self._left() <= 0:
                 break
         if self.best is None:
             self._page(_HABITS[0], stagewise)
@@ -305,7 +312,7 @@ class Rounds:
         fitting = evict(
             self.wiring, start.sequence, self.budget_bytes, taste=taste, deadline=self._soon()
         )
-        self.offer(prune(self.wiring, fitting, self.budget_bytes))
+        self.offer(prune(self.wiring, fitting, self.budget_bytes, deadline=self.deadline))
 
     def _page(self, habit: Habit, stagewise: Stagewise | None) -> None:
         """Run within the budget in one pass, keeping what the point of a program keeps."""
@@ -317,7 +324,8 @@ class Rounds:
             deadline=self._soon(),
         )
         if sequence is not None:
-            self.offer(prune(self.wiring, trace(self.wiring, sequence), self.budget_bytes))
+            found = trace(self.wiring, sequence)
+            self.offer(prune(self.wiring, found, self.budget_bytes, deadline=self.deadline))
 
     def _polish(self, seconds: float) -> None:
         if self.best is not None and seconds > 0 and not self._enough():
