@@ -20,14 +20,13 @@ import importlib
 import json
 import math
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partition import high_water_bytes, random_layers, transformer, u_net
+from partition import growth, high_water_bytes, random_layers, transformer, u_net
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
@@ -122,13 +121,6 @@ def measure(shape: str, size: int, share: float) -> Row:
         cpu_seconds=time.process_time() - cpu,
         peak_bytes=high_water_bytes(),
     )
-
-
-def growth(rows: Sequence[Row]) -> float:
-    """Fit CPU seconds = c * ops ** growth to the rows."""
-    return statistics.linear_regression(
-        [math.log(row.ops) for row in rows], [math.log(row.cpu_seconds) for row in rows]
-    ).slope
 
 
 def line(rows: Sequence[Row]) -> str:

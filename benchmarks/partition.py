@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from remat_graph import Block, Graph, Op, Value
 from remat_graph.files import write_atomically
@@ -142,7 +142,19 @@ def levels(block: Block) -> int:
     return 1 + max((levels(m) for m in block.members if isinstance(m, Block)), default=0)
 
 
-def growth(rows: Sequence[Row]) -> float:
+class Timed(Protocol):
+    """What a growth is fitted to."""
+
+    @property
+    def ops(self) -> int:
+        """Number of ops."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What they took."""
+
+
+def growth(rows: Sequence[Timed]) -> float:
     """Fit CPU seconds = c * ops ** growth to the rows."""
     return statistics.linear_regression(
         [math.log(row.ops) for row in rows], [math.log(row.cpu_seconds) for row in rows]

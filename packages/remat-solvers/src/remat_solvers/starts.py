@@ -24,18 +24,18 @@ from remat_solvers.prune import prune
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Ints, Wiring, in_order
 
-__all__ = ["starts"]
+__all__ = ["HABITS", "TASTES", "starts"]
 
 _SHARE = 0.1
 _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
-_TASTES = (
+TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
     Taste(cover=1.0, crowding=8.0),
     Taste(noise=0.2, seed=1),
 )
-_HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
+HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
 
 
 def starts(
@@ -66,12 +66,12 @@ def _always(
     begun = None if given is None else in_order(wiring, given)
     if begun is not None:
         yield trace(wiring, begun)
-        yield _mended(wiring, begun, budget_bytes, _TASTES[0], until)
-    yield _mended(wiring, np.arange(wiring.op_count), budget_bytes, _TASTES[0], until)
+        yield _mended(wiring, begun, budget_bytes, TASTES[0], until)
+    yield _mended(wiring, np.arange(wiring.op_count), budget_bytes, TASTES[0], until)
 
 
 def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]:
-    for taste, habit in zip(_TASTES[1:], _HABITS, strict=True):
+    for taste, habit in zip(TASTES[1:], HABITS, strict=True):
         paged = page(wiring, budget_bytes, habit=habit, deadline=_soon(until))
         if paged is not None:
             yield prune(wiring, trace(wiring, paged), budget_bytes, deadline=until)

@@ -22,6 +22,7 @@ from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point, relax
 from remat_solvers.shake import shake
+from remat_solvers.starts import HABITS, TASTES
 from remat_solvers.trace import Trace, sequence_time, trace
 from remat_solvers.wiring import Ints, Wiring, expand
 
@@ -45,14 +46,6 @@ _MUCH = 0.1
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OF_GAP = 0.5
 _MOST_AGAIN = 2
-_TASTES = (
-    Taste(),
-    Taste(cover=0.0, crowding=0.5),
-    Taste(cover=1.0, crowding=8.0),
-    Taste(noise=0.2, seed=1),
-)
-
-_HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
 _ATTEMPT_SECONDS = 0.4
 _ATTEMPT_SECONDS_PER_OP = 5e-4
 
@@ -111,9 +104,9 @@ class Rounds:
     def _start(self, everything: Trace) -> None:
         """Find a schedule that fits without a program, by whatever gives one first."""
         if self._given is not None:
-            self._repair(trace(self.wiring, self._given), _TASTES[0])
-        self._repair(everything, _TASTES[0])
-        for taste, habit in zip(_TASTES[1:], _HABITS, strict=True):
+            self._repair(trace(self.wiring, self._given), TASTES[0])
+        self._repair(everything, TASTES[0])
+        for taste, habit in zip(TASTES[1:], HABITS, strict=True):
             if self.best is None:
                 self._page(habit, None)
             if self.best is None:
@@ -274,21 +267,18 @@ class Rounds:
                 relaxation, solve_program(relaxation.program, seconds=seconds, gap=_ROUGH_GAP)
             )
 
-    def _learn(self, answer: Answer) -> bool:
+    def _learn(self, answer: Answer) -> None:
         """Raise the bound; a hair less than the back end says, for its tolerances."""
         proved = self.once * (1 + answer.bound / 1000 * (1 - 1e-7) - 1e-8)
-        if not np.isfinite(proved) or proved <= self.bound:
-            return False
-        self.bound = proved
-        return self._confront()
+        if np.isfinite(proved) and proved > self.bound:
+            self.bound = proved
+            self._confront()
 
-    def _confront(self) -> bool:
+    def _confront(self) -> None:
         """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
-        if self.bound <= self.best_time * (1 + TOLERANCE):
-            return True
-        _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
-        self.bound = self.once
-        return False
+        if self.bound > self.best_time * (1 + TOLERANCE):
+            _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
+            self.bound = self.once
 
     def _build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
         """Build, repair and offer the schedule of a point; return it as it was built."""
@@ -296,12 +286,12 @@ class Rounds:
             return None
         stagewise = read_point(relaxation, self.wiring, answer.point)
         built = trace(self.wiring, construct(self.wiring, stagewise))
-        for taste in _TASTES if self._round > 1 else _TASTES[:1]:
+        for taste in TASTES if self._round > 1 else TASTES[:1]:
             self._repair(built, taste)
             if self.closed(_GAP_TO_TRY_MORE) or self._left() <= 0:
                 break
         if self.best is None:
-            self._page(_HABITS[0], stagewise)
+            self._page(HABITS[0], stagewise)
         return built
 
     def _where(self, built: Trace, tried: Refinement) -> list[Refinement]:
