@@ -2,17 +2,20 @@
 
 import math
 import time
+from collections import Counter
 
 import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases.feed_forward import feed_forward
 from solver_cases.networks_in_blocks import transformer_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import Recorder, branching, levels_of, nested, quick
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value, simulate
+from remat_solvers.blocks.adopt import follow
 from remat_solvers.blocks.closing import close
 from remat_solvers.blocks.compose import compose, expand_nodes, picks_of, selections
 from remat_solvers.blocks.hierarchical import Blocks
@@ -20,8 +23,10 @@ from remat_solvers.blocks.level import Layer, Level
 from remat_solvers.blocks.options import Option, choose, read_option, shares
 from remat_solvers.blocks.runs import again, measure_run
 from remat_solvers.blocks.targets import targets_of
+from remat_solvers.checkmate.stages import Stages
 from remat_solvers.evict import Taste, evict
 from remat_solvers.least import least
+from remat_solvers.prune import prune
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Wiring, expand
 
@@ -398,3 +403,47 @@ def test_blocks_without_a_backward_half_have_one_option():
     top = blocks.top(1)
     assert [len(layer.options) for layer in top.layers] == [1]
     assert [node.name for node in top.nodes] == ["a", "f2", "f3"]
+
+
+def some_staged_sequence(stages, random):
+    kept = np.array([[random.random() < 0.4 for _ in row] for row in stages.may_keep()])
+    return stages.sequence(stages.least_run(kept))
+
+
+@thorough
+@given(hierarchies, st.randoms(use_true_random=False))
+def test_what_a_schedule_does_in_a_block_is_an_option_of_it(hierarchy, random):
+    graph, wiring = hierarchy.graph, Wiring.of(hierarchy.graph)
+    sequence = some_staged_sequence(Stages.of(wiring), random)
+    blocks = Blocks(hierarchy, 12)
+    blocks.plan(quick, None, time.perf_counter() + 60, lambda _: None)
+    level = blocks.top(1, [sequence])
+    selection = follow(level, sequence)
+    times = Counter(sequence.tolist())
+    for layer, option in zip(level.layers, selection, strict=True):
+        runs = Counter(op for half in layer.options[option] for op in half)
+        assert set(runs) == {*layer.forward, *layer.backward}
+        assert all(count <= times[op] for op, count in runs.items())
+    first = [
+        (k, k, 0 if node.layer is None else selection[node.layer])
+        for k, node in enumerate(level.nodes)
+    ]
+    simulate(graph, expand(wiring, np.array(expand_nodes(level, first))))
+    less = blocks.top(1)
+    for layer, option in zip(less.layers, follow(less, sequence), strict=True):
+        assert 0 <= option < len(layer.options)
+
+
+def test_a_schedule_of_a_single_block_is_followed_to_the_letter():
+    graph = feed_forward(6)
+    forward = [op.name for op in graph.ops[: graph.boundary_index]]
+    hierarchy = Hierarchy(graph, Block("root", (Block("all", tuple(forward[:-1])), forward[-1])))
+    wiring = Wiring.of(graph)
+    start = prune(wiring, evict(wiring, np.arange(wiring.op_count), 8), 8)
+    assert len(start.sequence) - wiring.op_count > 0
+    blocks = Blocks(hierarchy, 12)
+    blocks.plan(quick, None, time.perf_counter() + 60, lambda _: None)
+    level = blocks.top(1, [start.sequence])
+    (option,) = follow(level, start.sequence)
+    picks = [(k, k, 0 if node.layer is None else option) for k, node in enumerate(level.nodes)]
+    assert expand_nodes(level, picks) == start.sequence.tolist()

@@ -22,8 +22,10 @@ from solver_cases.staged_brute_force import fastest_staged
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Status, Value, simulate
 from remat_solvers import InvalidProblem, Limit, Problem, WorkerDied
 from remat_solvers.blocks.compose import compose, expand_nodes, picks_of, selections
+from remat_solvers.blocks.hierarchical import Blocks
 from remat_solvers.blocks.level import Layer, Level
 from remat_solvers.checkmate.stages import Stages
+from remat_solvers.evict import evict
 from remat_solvers.hilp import HILP, RKCheckmate
 from remat_solvers.hilp.formulation import formulate
 from remat_solvers.hilp.planner import LevelPlanner
@@ -502,6 +504,9 @@ def test_bad_settings_are_refused():
         ({"most_nodes": 0}, "most_nodes=0"),
         ({"gap": -1.0}, "gap=-1"),
         ({"gap": math.nan}, "gap=nan"),
+        ({"most_options": "8"}, "most_options='8'; it must be a whole number"),
+        ({"most_nodes": None}, "most_nodes=None; it must be a whole number"),
+        ({"gap": None}, "gap=None; it must be a number"),
     ):
         with pytest.raises(InvalidProblem, match=match):
             HILP(**settings_)
@@ -522,3 +527,68 @@ def test_infeasible_is_not_said_for_the_order_of_the_graph_alone():
     assert found.status is not Status.INFEASIBLE
     if found.schedule is not None:
         assert simulate(graph, found.schedule).peak_bytes <= 13
+
+
+def test_a_given_schedule_in_another_order_is_kept():
+    """In the order of the graph, `a` and `b` do not fit side by side."""
+    values = (Value("a", 10), Value("b", 10), Value("c", 1), Value("d", 1))
+    ops = (
+        Op("a", (), ("a",), 3.0),
+        Op("b", (), ("b",), 3.0),
+        Op("c", ("a",), ("c",), 1.0),
+        Op("d", ("b",), ("d",), 1.0),
+    )
+    graph = Graph(values, ops, results=frozenset({"c", "d"}))
+    hierarchy = Hierarchy(graph, Block("root", ("a", "b", "c", "d")))
+    wiring = Wiring.of(graph)
+    start = expand(wiring, np.array([0, 2, 1, 3]))
+    alone = HILP().solve(Problem(graph, 12, hierarchy), Limit.starting_now(5), silent)
+    assert alone.time > graph.time
+    given = Problem(graph, 12, hierarchy, start=start)
+    found = HILP().solve(given, Limit.starting_now(5), silent)
+    assert (found.status, found.time) == (Status.OPTIMAL, graph.time)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(small, st.randoms(use_true_random=False), st.floats(0, 0.5))
+def test_h_ilp_is_never_slower_than_a_given_schedule_that_fits(hierarchy, random, seconds):
+    graph = hierarchy.graph
+    now = some_staged_schedule(Stages.of(Wiring.of(graph)), random)
+    start = expand(Wiring.of(graph), now.sequence)
+    problem = Problem(graph, max(1, now.peak_bytes), hierarchy, start=start)
+    found = HILP().solve(problem, Limit.starting_now(seconds), silent)
+    check(problem, found)
+    assert found.time <= simulate(graph, start).time * (1 + 1e-9)
+
+
+def test_the_program_starts_from_what_a_given_schedule_does_in_its_blocks(monkeypatch):
+    """The options planned are storing everything and least memory; what pays is in between."""
+    hierarchy = feed_forward_in_blocks(6, 3)
+    wiring = Wiring.of(hierarchy.graph)
+    blocks = Blocks(hierarchy, 20)
+    blocks.plan(lambda *_: [], None, time.perf_counter() + 60, lambda _: None)
+    budget = 8
+    start = evict(wiring, np.arange(wiring.op_count), budget)
+    assert start.peak_bytes <= budget
+    handed_on = []
+    original = BudgetedProgram.solve
+
+    def solve(program, budget_bytes, **options):
+        handed_on.append(float(program._program.cost @ options["start"]))
+        return original(program, budget_bytes, **options)
+
+    monkeypatch.setattr(BudgetedProgram, "solve", solve)
+    times = []
+    for begun in ([], [start.sequence]):
+        found = search(
+            blocks.top(1, begun),
+            budget,
+            deadline=time.perf_counter() + 20,
+            gap=0.0,
+            corrected=True,
+            back_end="HIGHS",
+            begun=begun,
+        )
+        times.append(sequence_time(wiring, found.sequence))
+    assert times[1] < sequence_time(wiring, start.sequence) < times[0]
+    assert handed_on[1] < handed_on[0]

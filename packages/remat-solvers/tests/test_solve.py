@@ -139,6 +139,9 @@ def test_a_limit_is_a_number(limit):
         ({"executor": object()}, "of type object; it must be a concurrent.futures.Executor"),
         ({"executor": ThreadPoolExecutor}, "of type type; it must be a concurrent.futures.Exec"),
         ({"graph": {}}, "graph={} of type dict; it must be a remat_graph.Graph"),
+        ({"solver": None}, "solver=None; give a name, such as 'auto'"),
+        ({"solver": ["refine"]}, r"solver=\['refine'\]; give a name"),
+        ({"progress": 3}, "progress=3; give a function of a Progress, or None"),
         ({"graph": None}, "graph=None of type NoneType; it must be a remat_graph.Graph"),
     ],
 )

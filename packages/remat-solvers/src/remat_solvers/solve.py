@@ -22,7 +22,13 @@ from remat_graph import (
     Trial,
     simulate,
 )
-from remat_solvers.errors import BrokenSolver, BudgetTooSmall, SolverError, UnsuitableSolver
+from remat_solvers.errors import (
+    BrokenSolver,
+    BudgetTooSmall,
+    InvalidProblem,
+    SolverError,
+    UnsuitableSolver,
+)
 from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.registry import find, get_solver
 from remat_solvers.smallest import SmallestBudget, smallest_budget
@@ -73,11 +79,11 @@ def solve(
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
 
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
-    else, and without it, `KeyboardInterrupt` is raised; it takes effect when the MILP back end
-    returns, which its time limits see to. `start` is a schedule to begin with, such as that for
-    another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
-    programs begin there; where it fits, it is the answer if the solver has none. The answer of
-    `auto` says in its `trials` what was run to its end and what each gave.
+    else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is not stopped: it
+    takes effect when that returns, within what is left of the limit. `start` is a schedule to begin
+    with, such as that for another budget: it need not fit, but it must be legal. `refine` and the
+    solvers by integer programs begin there; where it fits, it is the answer if the solver has none.
+    The answer of `auto` says in its `trials` what was run to its end and what each gave.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without where no time limit cuts them short; the caller owns it.
@@ -93,6 +99,7 @@ def solve(
         InvalidSchedule: if `start` is not legal for the graph.
     """
     problem = Problem(graph, budget_bytes, hierarchy, executor, start)
+    _check_asked(solver, progress)
     if start is not None:
         simulate(graph, start)
     limit = Limit.starting_now(limit_seconds)
@@ -118,6 +125,18 @@ def solve(
             found, trials=(*answer.trials, _trial(found, limit.elapsed - began))
         )
     raise _too_small(problem, smallest, answer)
+
+
+def _check_asked(solver: object, progress: object) -> None:
+    """Refuse what is no name of a solver, and what cannot be called.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if not isinstance(solver, str):
+        raise InvalidProblem(f"solver={solver!r}; give a name, such as 'auto' or 'refine'")
+    if progress is not None and not callable(progress):
+        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
 
 
 def search(problem: Problem, solver: str, limit: Limit, report: Report = silent) -> Solution:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from remat_graph import Block, Hierarchy
 from remat_graph.subgraph import Subgraph
 from remat_graph.unique_blocks import UniqueBlock
+from remat_solvers.blocks.adopt import adopt
 from remat_solvers.blocks.closing import close
 from remat_solvers.blocks.level import Layer, Level
 from remat_solvers.blocks.options import Option, choose, read_option, shares
@@ -74,10 +75,11 @@ class Blocks:
             done += len(wave)
             tell(f"planned {done} of {total} kinds of blocks")
 
-    def top(self, most_nodes: int) -> Level:
+    def top(self, most_nodes: int, begun: Sequence[Ints] = ()) -> Level:
         """Make the level of the whole graph.
 
-        The blocks of fewest ops are dissolved into it while it has at most `most_nodes` nodes.
+        The blocks of fewest ops are dissolved into it while it has at most `most_nodes` nodes. What
+        the sequences of ops in `begun` do in the others is an option of them, too.
         """
         graph = self.hierarchy.graph
         members = list(self.hierarchy.root.members)
@@ -97,7 +99,8 @@ class Blocks:
             at = members.index(smallest)
             members[at : at + 1] = smallest.members
         layers, order = self._layers(members, lambda op: graph.op_index[op])
-        return Level.of(Wiring.of(graph), layers, order)
+        wiring = Wiring.of(graph)
+        return Level.of(wiring, [adopt(wiring, layer, begun) for layer in layers], order)
 
     def _waves(self) -> list[list[UniqueBlock]]:
         """Sort the classes below the top by height; what is inside a block comes before it."""

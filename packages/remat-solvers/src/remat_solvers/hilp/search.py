@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_solvers.blocks.adopt import follow
 from remat_solvers.blocks.compose import Pick, compose, expand_nodes, picks_of, selections
 from remat_solvers.blocks.level import Level
 from remat_solvers.checkmate.stages import Stages
@@ -80,19 +81,20 @@ def search(
     corrected: bool,
     back_end: str,
     tell: Callable[[Ints], object] = lambda _: None,
-    begun: Sequence[Trace] = (),
+    begun: Sequence[Ints] = (),
 ) -> Found:
     """Start from evictions at the level, then solve its program until `deadline` or the gap.
 
-    `tell` is called with every sequence that is faster than those before. Of a level without
-    smaller blocks, `begun` are traces to start from as well.
+    `tell` is called with every sequence that is faster than those before. `begun` are sequences of
+    ops to start from as well: as they are in a level without smaller blocks, whose order they must
+    have; else by the options that follow them.
     """
     best = _Best(level, budget_bytes, tell)
     if begun and not level.layers:
         wiring = compose(level, ())
-        for found in begun:
-            _offer(best, (), wiring, trace(wiring, found.sequence))
-    _start(best, deadline)
+        for former in begun:
+            _offer(best, (), wiring, trace(wiring, former))
+    _start(best, deadline, begun)
     if best.now is not None and best.time <= float(level.wiring.time.sum()) * (1 + 1e-9):
         return Found(best.now.sequence, Outcome.SOLVED)
     formulation = formulate(level, corrected=corrected)
@@ -111,15 +113,16 @@ def search(
     return Found(sequence, outcome)
 
 
-def _start(best: _Best, deadline: float) -> None:
+def _start(best: _Best, deadline: float, begun: Sequence[Ints]) -> None:
     """Solve the level with one option for every smaller block, for many selections of them.
 
-    With the options fixed the level is a plain graph. The best selection is then changed layer by
-    layer while that helps.
+    The first selections are those that follow the sequences in `begun`. With the options fixed the
+    level is a plain graph. The best selection is then changed layer by layer while that helps.
     """
     level = best.level
     chosen: tuple[int, ...] | None = None
-    for selection in selections(level):
+    followed = [follow(level, sequence) for sequence in begun]
+    for selection in dict.fromkeys((*followed, *selections(level))):
         if _try(best, selection, deadline, thoroughly=True):
             chosen = selection
     until = min(deadline, time.perf_counter() + _CHANGE_SHARE * (deadline - time.perf_counter()))
@@ -164,6 +167,7 @@ def _fixed(
     What is over budget here may fit where values are freed inside the runs.
     """
     everything = np.arange(wiring.op_count)
+    yield trace(wiring, everything)
     for taste in _TASTES:
         if time.perf_counter() > deadline:
             return

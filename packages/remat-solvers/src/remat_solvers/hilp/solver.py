@@ -3,9 +3,10 @@
 Blocks are planned from the lowest level up, each kind once and at several budgets (`blocks`); what
 comes out are its options. The top level is solved with the options of its blocks, with corrections
 for what is freed inside them. Every answer is a sequence of ops whose memory has been traced, so
-none is over budget, whatever the program believed. Both begin with what is found without a program
-(`starts`), from which that of `rk-checkmate` is warm-started; what is kept of it is not an option
-of every block, so that of `h-ilp` cannot be.
+none is over budget, whatever the program believed. Both begin with the given schedule and with what
+is found without a program (`starts`), from which the programs are warm-started. For `h-ilp`, what
+those schedules do in a block is an option of it, too (`blocks.adopt`); where these options together
+need more than the budget, others are tried. A given schedule that fits is kept, in whatever order.
 
 Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does; the bound
 of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` only where a single op
@@ -18,13 +19,14 @@ Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2
 
 from __future__ import annotations
 
+import numbers
 import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import cvxpy as cp
 
-from remat_graph import Solution
+from remat_graph import Solution, simulate
 from remat_solvers.blocks.hierarchical import Blocks
 from remat_solvers.blocks.level import Level
 from remat_solvers.checkmate.attempt import Attempt, why_not
@@ -34,6 +36,7 @@ from remat_solvers.hilp.planner import LevelPlanner
 from remat_solvers.hilp.search import search
 from remat_solvers.milp import Outcome, missing_back_end
 from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.wiring import Ints, sequence_of
 
 __all__ = ["HILP", "RKCheckmate"]
 
@@ -51,7 +54,8 @@ class HILP:
     the time at which the back end may stop.
 
     Raises:
-        InvalidProblem: if `most_options` or `most_nodes` is below 1, or `gap` is negative.
+        InvalidProblem: if `most_options` or `most_nodes` is no whole number of 1 or more, or `gap`
+            is no number of 0 or more.
     """
 
     name: ClassVar[str] = "h-ilp"
@@ -70,10 +74,11 @@ class HILP:
 
     def __post_init__(self) -> None:
         for name in ("most_options", "most_nodes"):
-            if getattr(self, name) < 1:
-                raise InvalidProblem(f"{name}={getattr(self, name)}; it must be 1 or more")
-        if not self.gap >= 0:
-            raise InvalidProblem(f"gap={self.gap}; it must be 0 or more")
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+                raise InvalidProblem(f"{name}={given!r}; it must be a whole number, 1 or more")
+        if not (isinstance(self.gap, numbers.Real) and self.gap >= 0):
+            raise InvalidProblem(f"gap={self.gap!r}; it must be a number, 0 or more")
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without ops, and back ends that are not installed."""
@@ -90,23 +95,39 @@ class HILP:
         attempt = Attempt(self.name, problem, limit, report)
         if attempt.settled_at_once(any_order=True):
             return attempt.solution()
-        attempt.begin(problem.start, started + seconds)
+        begun = _given(attempt, problem)
+        begun += [found.sequence for found in attempt.begin(problem.start, started + seconds)]
         if attempt.closed:
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         until = started + _BLOCKS_SHARE * seconds
         blocks.plan(self.planner, problem.executor, until, attempt.say)
         found = search(
-            blocks.top(self.most_nodes),
+            blocks.top(self.most_nodes, begun),
             problem.budget_bytes,
             deadline=started + seconds,
             gap=self.gap,
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
+            begun=begun,
         )
         attempt.say(f"the program of the top level is {found.outcome.value}")
         return attempt.solution()
+
+
+def _given(attempt: Attempt, problem: Problem) -> list[Ints]:
+    """Keep the given schedule if it fits, whatever its order; list it as a sequence.
+
+    Raises:
+        InvalidSchedule: if it is not legal.
+    """
+    if problem.start is None:
+        return []
+    simulate(problem.graph, problem.start)
+    sequence = sequence_of(attempt.wiring, problem.start)
+    attempt.take(sequence)
+    return [sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +172,7 @@ class RKCheckmate:
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
-            begun=begun,
+            begun=[found.sequence for found in begun],
         )
         attempt.say(f"the program is {found.outcome.value}")
         left = deadline - time.perf_counter()
