@@ -8,9 +8,11 @@ the first; the others leave one part out:
     running rows      rows of running memory inside segments
     reserves          programs with less room than the budget
     tastes            mending a program's schedule in more ways than one
-    local search      `shake`
+    local search      `shake`, and integer programs over parts
+    neighbourhoods    integer programs over parts of a program of many checkpoints
     warm start        the best schedule as the start point of each program
     relaxation first  linear relaxations to choose checkpoints, and before large programs
+    pairs             rows for pairs of segments in linear relaxations
 
 Overheads and bounds are in points, percent of the time of computing everything once; the table
 shows the overhead, and in brackets the gap to the highest bound that any variant proved.
@@ -40,6 +42,7 @@ from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
 from remat_solvers.refine import rounds
 from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.relaxation import Relaxation, relax
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.store_all import store_all
 
@@ -59,6 +62,11 @@ def without_running_rows(*given: Any) -> list[Refinement]:
     return [r for r in refinements(*given) if not r.running]
 
 
+def without_pairs(*given: Any, **named: Any) -> Relaxation:
+    """Write the program without rows for pairs of segments."""
+    return relax(*given, **{**named, "paired": False})
+
+
 # What to put in place of names of `rounds`, or of attributes of `Rounds` (those with a dot).
 VARIANTS: dict[str, Patches] = {
     "refine": {},
@@ -68,8 +76,10 @@ VARIANTS: dict[str, Patches] = {
     "no reserves": {"._reserve": nothing},
     "no tastes": {"_GAP_TO_TRY_MORE": np.inf},
     "no local search": {"._polish": nothing},
+    "no neighbourhoods": {"_PATIENCE": 0},
     "no warm start": {"embed": nothing},
     "no relaxation first": {"_LARGE_COLUMNS": np.inf, "._sketch": lambda _, tried: tried},
+    "no pairs": {"relax": without_pairs},
 }
 
 
@@ -95,7 +105,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args()
     rows: list[Row] = []
-    print(f"{'':21}" + "".join(f"{name:>21}" for name in given.models), flush=True)
+    print(f"{'':25}" + "".join(f"{name:>21}" for name in given.models), flush=True)
     for share in given.shares:
         for variant in VARIANTS:
             for model in given.models:
@@ -105,7 +115,7 @@ def main() -> int:
         for variant in VARIANTS:
             own = [row for row in rows if row.share == share]
             cells = [cell(own, model, variant) for model in given.models]
-            print(f"{share:<5}{variant:16}" + "".join(f"{text:>21}" for text in cells), flush=True)
+            print(f"{share:<5}{variant:20}" + "".join(f"{text:>21}" for text in cells), flush=True)
     return 0
 
 

@@ -314,7 +314,7 @@ def attempt(task: Task, pipe: Connection) -> None:
             "solve_seconds": solution.solve_seconds,
         }
     if bounds and result["outcome"] in (*FOUND, "limit"):
-        result["bound_percent"] = percent(max(bounds), task)
+        result["bound_percent"] = percent(bounds[-1], task)
     result["seconds"] = time.perf_counter() - start
     result["high_water_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     pipe.send(result)

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from solver_cases.random_graphs import trainings
 from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_solvers import InvalidProblem, max_batch_size, with_batch
+from remat_solvers import InvalidProblem, UnknownSolver, max_batch_size, with_batch
 from remat_solvers.store_all import store_all
 
 
@@ -20,10 +21,64 @@ def test_a_graph_is_scaled_but_for_what_is_fixed():
     assert [v.size_bytes for v in scaled.values] == [2, 5, 5]
     assert (scaled.ops[0].time, scaled.ops[0].workspace_bytes) == (3.0, 11)
     assert with_batch(graph, 2, of_batch=2) == graph
-    with pytest.raises(InvalidProblem, match="'v' is no value"):
-        with_batch(graph, 2, fixed={"v"})
-    with pytest.raises(InvalidProblem, match="batch 0"):
-        with_batch(graph, 0)
+    assert with_batch(graph, 3, fixed=iter(["a", "w"])) == with_batch(graph, 3, fixed={"a", "w"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"graph": None}, "graph=None of type NoneType; it must be a remat_graph.Graph"),
+        ({"of_batch": 0}, "of_batch=0; it must be a whole number, 1 or more"),
+        ({"of_batch": "x"}, "of_batch='x'; it must be"),
+        ({"of_batch": 2.0}, "of_batch=2.0; it must be"),
+        ({"of_batch": None}, "of_batch=None; it must be"),
+        ({"of_batch": 10**400}, "of_batch is above 4,611,"),
+        ({"fixed": {"v"}}, "'v' is no value"),
+        ({"fixed": "a0"}, "fixed='a0'; give names"),
+        ({"fixed": None}, "fixed=None; give names"),
+        ({"fixed": [["a0"]]}, r"fixed value \['a0'\] is no value"),
+    ],
+)
+@pytest.mark.parametrize("ask", [with_batch, max_batch_size])
+def test_what_is_not_what_it_should_be_is_named(ask, wrong, message):
+    arguments = {"graph": unit_chain(3), **wrong}
+    with pytest.raises(InvalidProblem, match=message):
+        ask(arguments.pop("graph"), 100, **arguments)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "2", None, True, math.nan])
+def test_a_batch_is_a_whole_number(batch):
+    with pytest.raises(InvalidProblem, match=r"batch_size=.*whole number, 1 or more"):
+        with_batch(unit_chain(3), batch)
+
+
+@pytest.mark.parametrize("overhead", [-0.1, math.nan, "x", [1]])
+def test_an_overhead_is_a_number(overhead):
+    with pytest.raises(InvalidProblem, match=r"max_overhead=.*a number, 0 or more"):
+        max_batch_size(unit_chain(3), 10, max_overhead=overhead)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"solver": "nosuch"}, UnknownSolver),
+        ({"solver": None}, InvalidProblem),
+        ({"executor": 3}, InvalidProblem),
+    ],
+)
+def test_solver_and_executor_are_looked_at_even_where_nothing_is_asked(wrong, error):
+    with pytest.raises(error):
+        max_batch_size(unit_chain(3), 1, **wrong)
+
+
+def test_ops_without_time_take_no_longer():
+    graph = unit_chain(4)
+    timeless = dataclasses.replace(
+        graph, ops=tuple(dataclasses.replace(op, time=0.0) for op in graph.ops)
+    )
+    found = max_batch_size(timeless, 24, max_overhead=math.inf)
+    assert found.batch_size == max_batch_size(graph, 24, max_overhead=math.inf).batch_size
+    assert found.proved
 
 
 def good(graph: Graph, budget: int, batch: int) -> bool:
@@ -98,5 +153,3 @@ def test_what_never_fits_and_what_always_does():
         max_batch_size(graph, 1000, fixed=set(graph.value_by_name))
     with pytest.raises(InvalidProblem, match="budget_bytes="):
         max_batch_size(graph, 0)
-    with pytest.raises(InvalidProblem, match="max_overhead="):
-        max_batch_size(graph, 10, max_overhead=-0.1)

@@ -1,3 +1,5 @@
+import time
+
 from hypothesis import HealthCheck, given, settings
 from solver_cases.brute_force import smallest
 from solver_cases.random_graphs import graphs, trainings
@@ -6,6 +8,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Value
 from remat_solvers.bottleneck import bottleneck
 from remat_solvers.least import least
+from remat_solvers.smallest import smallest_trace
 from remat_solvers.wiring import Wiring
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +34,14 @@ def test_stopped_early_the_bound_still_holds_and_is_never_below_the_plain_one(gr
     assert least(wiring).peak_bytes <= stopped <= bottleneck(wiring).peak_bytes
 
 
+@thorough
+@given(graphs(most_ops=16, most_values=20))
+def test_no_schedule_found_of_a_larger_graph_goes_below_the_bound(graph):
+    wiring = Wiring.of(graph)
+    found = smallest_trace(wiring, time.perf_counter() + 0.3)
+    assert bottleneck(wiring).peak_bytes <= found.peak_bytes
+
+
 def two_heavy_gradients() -> Graph:
     """Two results, each after a large op of its own: the other is there, or its large input."""
     values = [Value("x", 1)]
@@ -51,6 +62,17 @@ def test_results_of_earlier_large_ops_count():
     found = bottleneck(Wiring.of(graph))
     assert found.peak_bytes == 80 == smallest(graph)
     assert found.op in {"shrink0", "shrink1"}
+
+
+def test_a_last_run_is_of_use_so_what_is_read_beside_its_output_counts():
+    values = (Value("x", 1), Value("grad", 30), Value("wide", 60), Value("sum", 1))
+    ops = (
+        Op("begin", ("x",), ("grad",), 1.0, workspace_bytes=90),
+        Op("widen", ("x",), ("wide",), 1.0, workspace_bytes=40),
+        Op("add", ("grad", "wide"), ("sum",), 1.0),
+    )
+    graph = Graph(values, ops, frozenset({"x"}), frozenset({"sum"}), None)
+    assert bottleneck(Wiring.of(graph)).peak_bytes == 130 == smallest(graph)
 
 
 def test_sizes_beyond_32_bits_are_rounded_down():

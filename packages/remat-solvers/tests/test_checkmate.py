@@ -257,10 +257,23 @@ def test_randomised_rounding_depends_on_the_seed_alone():
     assert first.schedule != other.schedule
     with pytest.raises(InvalidProblem, match="needs a seed"):
         CheckmateRounding(draws=2)
-    with pytest.raises(InvalidProblem, match="draws=-1"):
-        CheckmateRounding(draws=-1)
-    with pytest.raises(InvalidProblem, match="thresholds"):
+    with pytest.raises(InvalidProblem, match=r"thresholds=\(\) and draws=0"):
         CheckmateRounding(thresholds=())
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        ("draws", (-1, "x", None, 1.5, True)),
+        ("seed", (-1, "x", 1.5)),
+        ("most_columns", ("x", None)),
+        ("thresholds", (0.5, None, "ab", ("a",), (math.nan,), (2.0,))),
+    ],
+)
+def test_bad_settings_of_the_rounding_are_refused(option, wrong):
+    for given_ in wrong:
+        with pytest.raises(InvalidProblem, match=f"{option}=.*(whole number, 0 or more|from 0 to)"):
+            CheckmateRounding(**{option: given_})
 
 
 def test_pruning_and_more_thresholds_help_the_rounding():

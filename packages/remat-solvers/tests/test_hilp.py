@@ -24,6 +24,7 @@ from remat_solvers import InvalidProblem, Limit, Problem, WorkerDied
 from remat_solvers.blocks.compose import compose, expand_nodes, picks_of, selections
 from remat_solvers.blocks.hierarchical import Blocks
 from remat_solvers.blocks.level import Layer, Level
+from remat_solvers.checkmate import Checkmate
 from remat_solvers.checkmate.stages import Stages
 from remat_solvers.evict import evict
 from remat_solvers.hilp import HILP, RKCheckmate
@@ -426,7 +427,7 @@ def test_the_result_is_the_same_whatever_runs_it(kind, request, serial):
 def test_a_worker_that_dies_names_the_block(importable):
     with (
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
-        pytest.raises(WorkerDied, match="before 'block0' was solved"),
+        pytest.raises(WorkerDied, match="before 'block block0' was solved"),
     ):
         solved(HILP(planner=fatal), HIERARCHY.graph, BUDGET, HIERARCHY, executor=pool)
 
@@ -510,6 +511,19 @@ def test_bad_settings_are_refused():
     ):
         with pytest.raises(InvalidProblem, match=match):
             HILP(**settings_)
+    for settings_, match in (
+        ({"gap": -1.0}, "gap=-1"),
+        ({"gap": "0.1"}, "gap='0.1'; it must be a number"),
+        ({"gap": True}, "gap=True; it must be a number"),
+        ({"most_columns": None}, "most_columns=None; it must be a whole number"),
+    ):
+        for solver in (RKCheckmate, Checkmate):
+            with pytest.raises(InvalidProblem, match=match):
+                solver(**settings_)
+    with pytest.raises(InvalidProblem, match="form='x'; give one of tight, paper"):
+        Checkmate(form="x")
+    reason = HILP(back_end=3).can_solve(Problem(HIERARCHY.graph, BUDGET, HIERARCHY))
+    assert reason == "back_end=3; give the name of a solver of CVXPY, such as 'HIGHS'"
     with pytest.raises(InvalidProblem, match="needs a hierarchy"):
         solved(HILP(), HIERARCHY.graph, BUDGET)
 

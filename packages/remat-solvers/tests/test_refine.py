@@ -12,8 +12,10 @@ from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simul
 from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.least import least
+from remat_solvers.milp import relaxed, solve_program
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
+from remat_solvers.refine.moments import Refinement
 from remat_solvers.refine.relaxation import Stagewise, relax
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import trace
@@ -93,7 +95,13 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     places = st.integers(0, wiring.op_count - 1)
     checkpoints = data.draw(st.sets(places, min_size=1))
     running = {(c, op) for c in checkpoints for op in range(c + 1)}
-    relaxation = relax(wiring, max(1, now.peak_bytes), sorted(checkpoints), running=sorted(running))
+    relaxation = relax(
+        wiring,
+        max(1, now.peak_bytes),
+        sorted(checkpoints),
+        running=sorted(running),
+        paired=data.draw(st.booleans()),
+    )
     program = relaxation.program
     point = embed(wiring, relaxation, now)
     assert np.all(program.matrix @ point <= program.right + 1e-6)
@@ -101,6 +109,44 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     extra = math.fsum(wiring.time[sequence].tolist()) - graph.time
     scale = 1000 / max(graph.time, 1e-300)
     assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-9
+
+
+def linear_bound(wiring, budget, checkpoints, *, paired):
+    program = relaxed(relax(wiring, budget, checkpoints, paired=paired).program)
+    return solve_program(program, seconds=10).bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(most_ops=16, most_values=20), st.floats(0.3, 0.9), st.data())
+def test_pairs_bound_as_well_as_fewer_checkpoints(graph, fraction, data):
+    """The program without every other checkpoint is implied by the one with pairs of segments."""
+    wiring = Wiring.of(graph)
+    budget = max(1, int(fraction * simulate(graph, store_all(graph)).peak_bytes))
+    places = st.integers(0, wiring.op_count - 1)
+    checkpoints = sorted(data.draw(st.sets(places, min_size=1, max_size=6)))
+    fine = linear_bound(wiring, budget, checkpoints, paired=True)
+    assert fine >= linear_bound(wiring, budget, checkpoints[::2], paired=False) - 1e-4
+
+
+def test_pairs_bound_better_than_without():
+    graph = gpt2(layers=2)
+    wiring = Wiring.of(graph)
+    budget = int(0.275 * simulate(graph, store_all(graph)).peak_bytes)
+    checkpoints = [56, 77, 78, 93, 98, 110]
+    loose = linear_bound(wiring, budget, checkpoints, paired=False)
+    assert linear_bound(wiring, budget, checkpoints, paired=True) > loose * 1.05
+
+
+def test_a_checkpoint_is_tried_in_place_of_its_neighbours_and_beside_them():
+    now = Refinement(frozenset({10, 50}), frozenset({(10, 3), (50, 4)}))
+    near, far = Refinement(frozenset({12}), frozenset()), Refinement(frozenset({90}), frozenset())
+    moves = now.moves([near, far], 3)
+    assert [sorted(move.checkpoints) for move in moves] == [
+        [12, 50, 90], [10, 12, 50, 90], [12, 50], [10, 12, 50], [10, 50, 90],
+    ]  # fmt: skip
+    assert moves[0].running == {(50, 4)}
+    assert moves[1].running == now.running
+    assert now.moves([], 3) == []
 
 
 def random_sequence(wiring, random):

@@ -9,6 +9,7 @@ from remat_graph import Graph, Op, Value
 from remat_solvers import (
     BrokenSolver,
     DuplicateSolver,
+    InvalidProblem,
     UnknownSolver,
     UnsuitableSolver,
     cite,
@@ -116,6 +117,13 @@ def test_listing_imports_nothing_and_loading_is_cached(install):
 def test_unknown_lists_close_matches_and_installed():
     with pytest.raises(UnknownSolver, match=r"did you mean 'refine'\? installed are: .*store-all"):
         get_solver("refined")
+
+
+@pytest.mark.parametrize("name", [None, 3, ["refine"], b"refine"])
+@pytest.mark.parametrize("ask", [get_solver, cite])
+def test_what_is_no_name_is_refused(ask, name):
+    with pytest.raises(InvalidProblem, match=r"solver=.*; give a name, such as 'refine'"):
+        ask(name)
 
 
 @pytest.mark.parametrize("target", ["Absent", "NeedsArguments", "NoSolver"])

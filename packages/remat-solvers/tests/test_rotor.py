@@ -14,8 +14,15 @@ from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Graph, Op, Stage, Status, Value
-from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
-from remat_solvers.rotor import Rotor
+from remat_solvers import (
+    BudgetTooSmall,
+    InvalidProblem,
+    Limit,
+    Problem,
+    UnsuitableSolver,
+    solve,
+)
+from remat_solvers.rotor import RKRotor, Rotor
 from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest as fastest_sequence
@@ -247,6 +254,16 @@ def test_chains_side_by_side_are_one_chain():
     assert solve(graph, 8, solver="rotor").time == 6.0
 
 
+@pytest.mark.parametrize(
+    ("solver", "option"),
+    [(Rotor, "slots"), (Rotor, "most_stages"), (RKRotor, "slots"), (RKRotor, "most_options")],
+)
+@pytest.mark.parametrize("wrong", [0, -1, "x", None, 2.5, True])
+def test_bad_settings_are_refused(solver, option, wrong):
+    with pytest.raises(InvalidProblem, match=f"{option}=.*whole number, 1 or more"):
+        solver(**{option: wrong})
+
+
 def test_without_time_it_says_limit():
     graph = chain([UNIT] * 5)
     limit = Limit.starting_now(0)
@@ -259,6 +276,16 @@ def test_a_twin_too_late_ties_no_more_than_it_must():
     ops = [dataclasses.replace(op, twin="f4" if op.name == "b1" else op.twin) for op in graph.ops]
     late = Graph(graph.values, tuple(ops), graph.resident, graph.results, graph.boundary)
     assert [len(stage.forward) for stage in find_chains(Wiring.of(late))[0].stages] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("reads", ["input", "output", "both"])
+def test_twins_need_not_be_named(reads):
+    graph = chain([{**UNIT, "reads": reads}] * 8)
+    ops = tuple(dataclasses.replace(op, twin=None) for op in graph.ops)
+    bare = dataclasses.replace(graph, ops=ops)
+    assert len(find_chains(Wiring.of(bare))[0].stages) == 8
+    budget = peak_of(graph) * 6 // 10
+    assert rotor(bare, budget).time == rotor(graph, budget).time < math.inf
 
 
 def test_what_the_backward_of_an_earlier_stage_reads_is_held():

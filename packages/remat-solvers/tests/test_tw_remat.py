@@ -13,7 +13,15 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Graph, Op, Status, Value, simulate
-from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, get_solver, solve
+from remat_solvers import (
+    BudgetTooSmall,
+    InvalidProblem,
+    Limit,
+    Problem,
+    UnsuitableSolver,
+    get_solver,
+    solve,
+)
 from remat_solvers.decomposition import (
     Precedence,
     Tree,
@@ -45,6 +53,10 @@ def check(graph, budget, solution):
     timeline = simulate(graph, solution.schedule)
     assert timeline.peak_bytes == solution.peak_bytes <= budget
     assert timeline.time == solution.time
+    once = solution.time <= graph.time
+    assert (solution.status, solution.lower_bound) == (
+        (Status.OPTIMAL, graph.time) if once else (Status.FEASIBLE, None)
+    )
     computed = {step.op for step in solution.schedule if isinstance(step, Compute)}
     assert computed == {op.name for op in graph.ops}
 
@@ -214,6 +226,13 @@ def test_what_is_not_replayable_runs_once_and_orders_are_kept(recursion):
     simulate(graph, expand(wiring, sequence))
     counts = np.bincount(sequence)
     assert counts[graph.op_index["product7"]] == 1 < counts.max()
+
+
+@pytest.mark.parametrize("solver", [TWRemat, PWRemat])
+@pytest.mark.parametrize("k", [0, -1, "x", 1.5, True])
+def test_the_recursion_limit_is_a_whole_number(solver, k):
+    with pytest.raises(InvalidProblem, match=r"k=.*whole number, 1 or more"):
+        solver(k)
 
 
 def test_no_time_still_tries_once():

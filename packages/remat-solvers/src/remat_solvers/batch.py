@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+import numbers
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from remat_graph import Graph, Solution, Stage, Status, simulate
 from remat_solvers.errors import BudgetTooSmall, InvalidProblem
 from remat_solvers.least import least
-from remat_solvers.problem import Limit, Problem
+from remat_solvers.problem import Limit, Problem, check_graph, check_whole
+from remat_solvers.registry import get_solver
 from remat_solvers.solve import AUTO, solve
 from remat_solvers.store_all import StoreAll, store_all
 from remat_solvers.wiring import MOST_BYTES, Wiring, total_bytes
@@ -53,13 +55,13 @@ def with_batch(
     """Scale a graph of batch `of_batch` to another batch; bytes are rounded up.
 
     Raises:
-        InvalidProblem: if a batch is below 1, or a fixed value is none of the graph.
+        InvalidProblem: if the graph is none, a batch is no whole number of 1 or more or so large
+            that sizes cannot be counted, or what is fixed are no values of the graph.
     """
-    if batch_size < 1 or of_batch < 1:
-        raise InvalidProblem(f"batch {batch_size} of {of_batch}; both must be 1 or more")
-    unknown = sorted(set(fixed) - set(graph.value_by_name))
-    if unknown:
-        raise InvalidProblem(f"fixed value {unknown[0]!r} is no value of the graph")
+    check_graph(graph)
+    _check_batch("batch_size", batch_size)
+    _check_batch("of_batch", of_batch)
+    fixed = _names(graph, fixed)
 
     def scaled(count: int) -> int:
         return -(-count * batch_size // of_batch)
@@ -99,15 +101,19 @@ def max_batch_size(
     limit is 60 s if none is set. Batches are asked one by one, each with `executor`, as in `solve`.
 
     Raises:
-        InvalidProblem: as `solve` and `with_batch`, or if the overhead is negative, or no value
-            grows with the batch.
+        InvalidProblem: as `solve` and `with_batch`, or if the overhead is no number of 0 or more,
+            or no value grows with the batch.
     """
-    Problem(graph, budget_bytes)
+    Problem(graph, budget_bytes, executor=executor)
+    if solver != AUTO:
+        get_solver(solver)
+    _check_batch("of_batch", of_batch)
+    fixed = _names(graph, fixed)
     if max_overhead is None:
         forward = math.fsum(op.time for op in graph.ops if op.stage is Stage.FORWARD)
         max_overhead = forward / graph.time if graph.time else 0.0
-    if not max_overhead >= 0:
-        raise InvalidProblem(f"max_overhead={max_overhead}; it must be 0 or more")
+    if not (isinstance(max_overhead, numbers.Real) and max_overhead >= 0):
+        raise InvalidProblem(f"max_overhead={max_overhead!r}; it must be a number, 0 or more")
     limit = Limit.starting_now(limit_seconds)
 
     def scale(batch: int) -> Graph:
@@ -124,7 +130,7 @@ def max_batch_size(
     if may_fit(largest):
         raise InvalidProblem(
             f"a batch of {largest:,} may fit; do any values grow with the batch? "
-            f"fixed are {len(set(fixed))} of {len(graph.values)}"
+            f"fixed are {len(fixed)} of {len(graph.values)}"
         )
     high = _last(may_fit, 0, largest) + 1
     low = _last(surely_fits, 0, high)
@@ -145,6 +151,27 @@ def max_batch_size(
         else:
             high, proved = middle, refused
     return LargestBatch(low, scale(low) if low else None, best, proved)
+
+
+def _check_batch(name: str, given: int) -> None:
+    check_whole(name, given)
+    if given > MOST_BYTES:
+        raise InvalidProblem(f"{name} is above {MOST_BYTES:,}, as far as bytes are counted")
+
+
+def _names(graph: Graph, given: object) -> frozenset[str]:
+    """Read names of values.
+
+    Raises:
+        InvalidProblem: if it is no collection of them.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidProblem(f"fixed={given!r}; give names of values, such as ['weights']")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str) or name not in graph.value_by_name:
+            raise InvalidProblem(f"fixed value {name!r} is no value of the graph")
+    return frozenset(names)
 
 
 def _stored(graph: Graph) -> int:
@@ -171,7 +198,7 @@ def _ask(
     executor: Executor | None,
 ) -> tuple[Solution | None, bool]:
     """Solve one batch: the solution if it is good enough, and else whether none can be."""
-    most = graph.time * (1 + max_overhead) * (1 + 1e-9)
+    most = graph.time * (1 + max_overhead) * (1 + 1e-9) if graph.time else 0.0
     try:
         found = solve(graph, budget_bytes, solver=solver, limit_seconds=seconds, executor=executor)
     except BudgetTooSmall as error:

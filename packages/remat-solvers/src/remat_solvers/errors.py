@@ -108,14 +108,14 @@ class BudgetTooSmall(SolverError):
         budget, smallest = _distinct(budget_bytes, smallest_bytes)
         if smallest_bytes > budget_bytes:
             claim = f"is below {smallest}, the smallest any schedule found needs"
+            help_ = "raise the budget or make the batch smaller"
         else:
-            claim = f"was not met within the limit, though a schedule of {smallest} exists"
+            claim = f"was not met by this solver, though a schedule of {smallest} exists"
+            help_ = "use another solver, such as 'auto', give it more time, or raise the budget"
         reached = f", reached at op {least_at!r}" if least_at else ""
         least = format_bytes(least_bytes)
         proof = f"no schedule in the order of the graph can go below {least}{reached}"
-        super().__init__(
-            f"budget {budget} {claim} ({proof}); raise the budget or make the batch smaller"
-        )
+        super().__init__(f"budget {budget} {claim} ({proof}); {help_}")
         self.budget_bytes = budget_bytes
         self.smallest_bytes = smallest_bytes
         self.least_bytes = least_bytes

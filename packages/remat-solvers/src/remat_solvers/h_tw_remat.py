@@ -31,7 +31,7 @@ from remat_solvers.blocks.level import Level
 from remat_solvers.checkmate.attempt import Attempt
 from remat_solvers.decomposition import Precedence
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_whole
 from remat_solvers.prune import prune
 from remat_solvers.recursion import sequences
 from remat_solvers.trace import sequence_time, trace
@@ -53,7 +53,8 @@ class HTWRemat:
     says, for each number there.
 
     Raises:
-        InvalidProblem: if `most_options` or one of `most_nodes` is below 1, or there is none.
+        InvalidProblem: if `most_options` or one of `most_nodes` is no whole number of 1 or more, or
+            there is none.
     """
 
     name: ClassVar[str] = "h-tw-remat"
@@ -70,10 +71,11 @@ class HTWRemat:
     most_nodes: tuple[int, ...] = (1, 28, 60)
 
     def __post_init__(self) -> None:
-        if self.most_options < 1:
-            raise InvalidProblem(f"most_options={self.most_options}; it must be 1 or more")
-        if min(self.most_nodes, default=0) < 1:
-            raise InvalidProblem(f"most_nodes={self.most_nodes}; give one or more, each 1 or more")
+        check_whole("most_options", self.most_options)
+        if not isinstance(self.most_nodes, tuple) or not self.most_nodes:
+            raise InvalidProblem(f"most_nodes={self.most_nodes!r}; give a tuple of whole numbers")
+        for most in self.most_nodes:
+            check_whole("most_nodes", most)
 
     def can_solve(self, problem: Problem) -> str | None:
         """Take any graph that has an op."""

@@ -36,6 +36,7 @@ __all__ = [
     "Program",
     "missing_back_end",
     "relaxed",
+    "restricted",
     "solve_program",
 ]
 
@@ -47,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 def missing_back_end(name: str) -> str | None:
     """Say what to install where CVXPY has no solver of this name, or `None`."""
+    if not isinstance(name, str):
+        return f"back_end={name!r}; give the name of a solver of CVXPY, such as 'HIGHS'"
     installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
     if name in installed:
         return None
@@ -87,6 +90,20 @@ class Program:
 def relaxed(program: Program) -> Program:
     """Drop the wish for whole variables: the linear relaxation."""
     return dataclasses.replace(program, integral=np.zeros_like(program.integral))
+
+
+def restricted(program: Program, point: Floats, free: NDArray[np.bool_]) -> Program:
+    """Fix all columns but the `free` ones at a point, and leave them out; so too of the cost."""
+    matrix = program.matrix[:, free]
+    rows = np.diff(matrix.indptr) > 0
+    return Program(
+        cost=program.cost[free],
+        matrix=matrix[rows],
+        right=(program.right - program.matrix @ np.where(free, 0.0, point))[rows],
+        lower=program.lower[free],
+        upper=program.upper[free],
+        integral=program.integral[free],
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

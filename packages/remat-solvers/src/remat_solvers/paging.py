@@ -26,7 +26,6 @@ __all__ = ["Habit", "page"]
 
 _MOST_STEPS = 30  # per op of the graph, in all
 _MOST_AT_ONCE = 3  # per op of the graph, for one first computation; more is thrashing
-_CLOCK_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,16 @@ def page(
     `plan(op, value)` says whether the value, not read before it, is worth keeping while first
     computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
     """
-    pager = _Pager(wiring, budget_bytes, Habit() if habit is None else habit, plan)
+    pager = _Pager(wiring, budget_bytes, Habit() if habit is None else habit, plan, deadline)
     for op in range(wiring.op_count):
         pager.now = op
-        if not pager.bring(op, deadline):
+        if not pager.bring(op):
             return None
     pager.now = wiring.op_count
     for v in wiring.results.tolist():
         pager.pinned[v] += 1
     for v in wiring.results.tolist():
-        if not pager.alive[v] and not pager.bring(wiring.producer_list[v], deadline):
+        if not pager.alive[v] and not pager.bring(wiring.producer_list[v]):
             return None
     return np.array(pager.sequence, dtype=np.int64)
 
@@ -79,8 +78,10 @@ class _Pager:
         budget_bytes: int,
         habit: Habit,
         plan: Callable[[int, int], bool] | None,
+        deadline: float,
     ) -> None:
         self.wiring = wiring
+        self._deadline = deadline
         self.sequence: list[int] = []
         self.now = 0
         self.pinned = [0] * wiring.value_count
@@ -103,7 +104,7 @@ class _Pager:
         self._heap: list[tuple[float, int]] = []
         self._queued = [False] * wiring.value_count
 
-    def bring(self, op: int, deadline: float) -> bool:
+    def bring(self, op: int) -> bool:
         """Compute an op, before it what it reads and is gone; say whether that succeeded."""
         inputs, pinned, alive = self.wiring.inputs, self.pinned, self.alive
         pending = [op]
@@ -128,10 +129,7 @@ class _Pager:
             pending.pop()
             for v in inputs[top]:
                 pinned[v] -= 1
-            steps = len(self.sequence)
-            if steps > most:
-                return False
-            if steps % _CLOCK_EVERY == 0 and time.perf_counter() > deadline:
+            if len(self.sequence) > most or self._late():
                 return False
         return True
 
@@ -157,7 +155,7 @@ class _Pager:
     def _make_room(self, wanted: int, op: int) -> bool:
         """Drop values, cheapest first, until there is room; at need what waits for other ops."""
         aside: list[int] = []
-        while self._room < wanted and self._heap:
+        while self._room < wanted and self._heap and not self._late():
             price, v = heapq.heappop(self._heap)
             self._queued[v] = False
             if not self.alive[v]:
@@ -176,7 +174,8 @@ class _Pager:
             needed = {*self.wiring.inputs[op], *self.wiring.outputs[op]}
             if self.now == self.wiring.op_count:
                 needed.update(self.wiring.results.tolist())
-            waiting = [(self._price(v), v) for v in aside if v not in needed and self.alive[v]]
+            others = [v for v in aside if v not in needed and self.alive[v]]
+            waiting = [(self._price(v), v) for v in others if not self._late()]
             for price, v in sorted(waiting):
                 if self._room >= wanted or price == math.inf:
                     break
@@ -184,6 +183,9 @@ class _Pager:
         for v in aside:
             self._push(v)
         return self._room >= wanted
+
+    def _late(self) -> bool:
+        return time.perf_counter() > self._deadline
 
     def _drop(self, value: int) -> None:
         self.alive[value] = False

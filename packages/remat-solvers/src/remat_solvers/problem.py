@@ -20,7 +20,9 @@ __all__ = [
     "Report",
     "Solver",
     "check_executor",
+    "check_gap",
     "check_graph",
+    "check_whole",
     "silent",
 ]
 
@@ -96,6 +98,26 @@ def check_executor(executor: object) -> None:
             f"executor={_shown(executor)}; it must be a concurrent.futures.Executor, such as "
             f"ProcessPoolExecutor(4), or None"
         )
+
+
+def check_gap(gap: object) -> None:
+    """Refuse a gap that is no number of 0 or more.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(gap, bool) or not isinstance(gap, int | float) or not gap >= 0:
+        raise InvalidProblem(f"gap={gap!r}; it must be a number, 0 or more")
+
+
+def check_whole(name: str, given: object, least: int = 1) -> None:
+    """Refuse a setting that is no whole number, or below `least`.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise InvalidProblem(f"{name}={given!r}; it must be a whole number, {least} or more")
 
 
 def _check_hierarchy(hierarchy: object, graph: Graph) -> None:

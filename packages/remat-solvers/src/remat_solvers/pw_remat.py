@@ -12,7 +12,8 @@ what is needed for what is wanted, merges bags by Lemma 1, and divides what is l
 into a left and a right side.
 
 Guarantee: none. The polylogarithmic bounds of the paper are for its own version and for the best
-path decomposition; here the decomposition is greedy, and no bound is proved.
+path decomposition; here the decomposition is greedy, and no bound is proved,
+but where every op runs once.
 Complexity: that of the schedules' length times the width; sub-schedules are memoised.
 Limits: those of `tw_remat`, on the order of first computations and on what is not replayable. Wide
 graphs (attention with many branches) have wide paths, and then schedules are long.

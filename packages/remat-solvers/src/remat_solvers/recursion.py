@@ -18,7 +18,7 @@ import numpy as np
 
 from remat_graph import Schedule, Solution, Status, Timeline, simulate
 from remat_solvers.decomposition import Bag, Precedence
-from remat_solvers.problem import Limit, Problem, Progress, Report
+from remat_solvers.problem import Limit, Problem, Progress, Report, check_whole
 from remat_solvers.wiring import Ints, Wiring, expand
 
 __all__ = ["Recursion", "RecursionSolver", "playable", "sequences"]
@@ -132,13 +132,19 @@ def sequences(
 
 
 class RecursionSolver(ABC):
-    """Takes the fastest sequence of a recursion within the budget: with one k, or over all."""
+    """Takes the fastest sequence of a recursion within the budget: with one k, or over all.
+
+    Raises:
+        InvalidProblem: if `k` is no whole number of 1 or more.
+    """
 
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
 
     def __init__(self, k: int | None = None) -> None:
+        if k is not None:
+            check_whole("k", k)
         self._k = k
 
     @abstractmethod
@@ -186,12 +192,13 @@ class RecursionSolver(ABC):
             peak = 0 if least is None else least
             return Solution(Status.LIMIT, None, math.inf, peak, None, self.name, limit.elapsed)
         schedule, timeline = best
+        once = timeline.time <= graph.time
         return Solution(
-            status=Status.FEASIBLE,
+            status=Status.OPTIMAL if once else Status.FEASIBLE,
             schedule=schedule,
             time=timeline.time,
             peak_bytes=timeline.peak_bytes,
-            lower_bound=None,
+            lower_bound=graph.time if once else None,
             solver=self.name,
             solve_seconds=limit.elapsed,
         )

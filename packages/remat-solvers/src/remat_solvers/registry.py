@@ -10,7 +10,7 @@ import difflib
 import functools
 
 from remat_graph.plugins import Plugin, find_plugins
-from remat_solvers.errors import BrokenSolver, DuplicateSolver, UnknownSolver
+from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 from remat_solvers.problem import Solver
 
 __all__ = ["GROUP", "cite", "find", "get_solver", "list_solvers"]
@@ -31,6 +31,7 @@ def get_solver(name: str) -> Solver:
     """Load a solver; the same object every time.
 
     Raises:
+        InvalidProblem: if this is no name.
         UnknownSolver: if none has this name.
         DuplicateSolver: if two distributions offer it.
         BrokenSolver: if it cannot be imported or made, or is no solver.
@@ -42,7 +43,7 @@ def cite(name: str) -> str:
     """Cite the method of a solver: authors, title, where; or say that its distribution names none.
 
     Raises:
-        UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
+        InvalidProblem, UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
     """
     citation = getattr(get_solver(name), "citation", None)
     if isinstance(citation, str) and citation.strip():
@@ -52,6 +53,8 @@ def cite(name: str) -> str:
 
 def find(name: str) -> Plugin:
     """Find the one solver of a name, without importing it; errors as `get_solver`."""
+    if not isinstance(name, str):
+        raise InvalidProblem(f"solver={name!r}; give a name, such as 'refine'")
     plugins = find_plugins(GROUP)
     if name not in plugins:
         close = difflib.get_close_matches(name, plugins, n=3)

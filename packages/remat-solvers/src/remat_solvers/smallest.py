@@ -1,8 +1,10 @@
 """The smallest budget for which a schedule is found, and the proof below which there is none.
 
-Budgets are halved between what is proved and the best found, then some shares of the best are
-tried: at each, the best schedule is mended (`evict`), the ops are run in one pass (`paging`), and
-storing everything is mended. The peak that an attempt reaches counts even where it misses.
+Budgets are halved between what is proved and the best found: at each, the best schedule is mended
+(`evict`), the ops are run in one pass (`paging`), and storing everything is mended. The peak that
+an attempt reaches counts even where it misses. From the best, storing everything, and the
+best with a part of it run again, `replay` then descends in small steps, with several seeds: slower
+far from the least peak, better near it.
 Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`); between
 them nothing is known. Complexity: some dozens of attempts, each limited in time.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +25,7 @@ from remat_solvers.least import least
 from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, check_graph
 from remat_solvers.prune import drop_unused
+from remat_solvers.replay import replay
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Wiring, expand
 
@@ -33,7 +37,11 @@ _ATTEMPT_SECONDS = 0.5
 _DEFAULT_SECONDS = 10.0
 _PROOF_SHARE = 0.3
 _CLOSE = 1.02
-_SHARES = (0.98, 0.94, 0.88, 0.8)
+_DONE = 1.002
+_SHARES = (0.98, 0.94, 0.88, 0.995)
+_SEEDS = 12
+_HALVING_SHARE = 0.4  # of the time, and more the more ops there are
+_LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
 
 
 def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
-    """Halve, then lower the target from the best found until nothing helps, or `deadline`.
+    """Halve, then descend from several starts and with several seeds, until `deadline`.
 
     `floor_bytes` is a peak below which it is known that there is nothing. All ops count as equally
     long, so that measured times, which vary, have no part in what can be reached.
@@ -76,18 +84,53 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
     wiring = dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
     best = trace(wiring, np.arange(wiring.op_count))
     low = floor = max(floor_bytes, least(wiring).peak_bytes)
-    while best.peak_bytes > low * _CLOSE and time.perf_counter() < deadline:
+    now = time.perf_counter()
+    soon = now + min(1.0, _HALVING_SHARE + wiring.op_count / _LARGE) * (deadline - now)
+    while best.peak_bytes > low * _CLOSE and time.perf_counter() < soon:
         middle = (low + best.peak_bytes) // 2
-        best = _lower(wiring, best, middle, deadline)
+        best = _lower(wiring, best, middle, soon)
         if best.peak_bytes > middle:
             low = max(middle, low + 1)
-    improved = True
-    while improved and time.perf_counter() < deadline:
-        former = best.peak_bytes
-        for share in _SHARES:
-            best = _lower(wiring, best, max(floor, int(share * best.peak_bytes)), deadline)
-        improved = best.peak_bytes < former
+    for seed in range(_SEEDS):
+        for start in _starts(wiring, best, seed):
+            if best.peak_bytes <= floor * _DONE or time.perf_counter() >= deadline:
+                return best
+            found = _descend(wiring, start, floor, seed, deadline)
+            if found.peak_bytes < best.peak_bytes:
+                best = found
     return best
+
+
+def _starts(wiring: Wiring, best: Trace, which: int) -> Iterator[Trace]:
+    """Yield the best, storing everything, and the best with a part of it run again at the end.
+
+    What comes before one of its highest moments is run again, so that no result made there has to
+    be kept since then.
+    """
+    yield best
+    yield trace(wiring, np.arange(wiring.op_count))
+    highest = np.argsort(-best.during, kind="stable")
+    _, first = np.unique(best.sequence[highest], return_index=True)
+    moment = int(highest[np.sort(first)[which % len(first)]])
+    again = best.sequence[:moment]
+    again = again[wiring.replayable[again]]
+    yield drop_unused(wiring, trace(wiring, np.concatenate([best.sequence, again])))
+
+
+def _descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) -> Trace:
+    """Replay at targets that are shares of the peak, until none of them helps."""
+    helped = True
+    while helped and now.peak_bytes > floor:
+        former = now.peak_bytes
+        for share in _SHARES:
+            if time.perf_counter() >= deadline:
+                return now
+            target = max(floor, int(share * former))
+            now = replay(wiring, now, target, seed=seed, deadline=deadline)
+            if now.peak_bytes < former:
+                break
+        helped = now.peak_bytes < former
+    return now
 
 
 def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> Trace:

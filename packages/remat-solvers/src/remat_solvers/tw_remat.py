@@ -9,7 +9,8 @@ bags and computes what is needed there in order: k = 1 saves most, a large k sto
 Without a k the solver tries many and takes the fastest schedule within the budget.
 
 Guarantee (Theorem 5, k = 1, width w, n ops): memory O((Min + w Mmax) log n), length
-O(n^log(w + 2)) times w; none on the time within a budget, so no bound is claimed.
+O(n^log(w + 2)) times w; none on the time within a budget, so no bound is claimed,
+but where every op runs once.
 Complexity: the decomposition (`decomposition`), then linear in the length of the schedules;
 separators and sub-schedules are memoised.
 

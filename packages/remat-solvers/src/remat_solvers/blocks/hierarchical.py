@@ -66,7 +66,7 @@ class Blocks:
                 layers, order = self._inside(unique.representative.members, subgraph)
                 share = (until - time.perf_counter()) / max(1, len(wave))
                 task = (planner, subgraph, layers, order, max(0.05, share))
-                tasks.append((unique.representative.name, task))
+                tasks.append((f"block {unique.representative.name}", task))
             for unique, (_, task), options in zip(
                 wave, tasks, run_all(executor, plan_block, tasks), strict=True
             ):

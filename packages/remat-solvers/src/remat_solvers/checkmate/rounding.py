@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
 from remat_solvers.errors import InvalidProblem
 from remat_solvers.milp import BudgetedProgram, relaxed
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_whole
 from remat_solvers.prune import prune
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Floats
@@ -52,8 +53,8 @@ class CheckmateRounding:
     """Deterministic two-phase rounding; with `draws`, that many random ones per epsilon as well.
 
     Raises:
-        InvalidProblem: if `draws` is negative, or positive without a `seed`, or there is nothing to
-            round by.
+        InvalidProblem: if `draws`, `seed` or `most_columns` is no whole number of 0 or more, there
+            are draws without a `seed`, thresholds are no shares, or there is nothing to round by.
     """
 
     name: ClassVar[str] = "checkmate-rounding"
@@ -74,8 +75,14 @@ class CheckmateRounding:
     most_columns: int = _MOST_COLUMNS
 
     def __post_init__(self) -> None:
-        if self.draws < 0:
-            raise InvalidProblem(f"draws={self.draws}; it must be 0 or more")
+        check_whole("draws", self.draws, 0)
+        check_whole("most_columns", self.most_columns, 0)
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0)
+        if not _are_shares(self.thresholds):
+            raise InvalidProblem(
+                f"thresholds={self.thresholds!r}; give numbers from 0 to 1, such as (0.5,)"
+            )
         if self.draws and self.seed is None:
             raise InvalidProblem(f"draws={self.draws} needs a seed, such as seed=0")
         if not self.draws and not self.thresholds:
@@ -136,6 +143,12 @@ class CheckmateRounding:
                     attempt.offer(sequence)
                 fastest = min(fastest, sequence_time(attempt.wiring, sequence))
         return fastest
+
+
+def _are_shares(given: object) -> bool:
+    if not isinstance(given, Sequence):
+        return False
+    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in given)
 
 
 def _left(deadline: float) -> float:

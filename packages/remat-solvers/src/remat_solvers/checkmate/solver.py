@@ -27,8 +27,9 @@ import cvxpy as cp
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.errors import InvalidProblem
 from remat_solvers.milp import BudgetedProgram, Outcome
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Floats
 
@@ -46,6 +47,10 @@ class Checkmate:
 
     `gap` is the relative gap of the program's objective, the time of recomputation, at which the
     back end may stop.
+
+    Raises:
+        InvalidProblem: if `gap` is no number of 0 or more, `form` no `Form`, or `most_columns` no
+            whole number of 0 or more.
     """
 
     name: ClassVar[str] = "checkmate"
@@ -60,6 +65,12 @@ class Checkmate:
     gap: float = 0.0
     form: Form = Form.TIGHT
     most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_gap(self.gap)
+        check_whole("most_columns", self.most_columns, 0)
+        if not isinstance(self.form, Form):
+            raise InvalidProblem(f"form={self.form!r}; give one of {', '.join(map(str, Form))}")
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse programs that are too large, and back ends that are not installed."""

@@ -19,7 +19,6 @@ Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2
 
 from __future__ import annotations
 
-import numbers
 import time
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -35,7 +34,7 @@ from remat_solvers.errors import InvalidProblem
 from remat_solvers.hilp.planner import LevelPlanner
 from remat_solvers.hilp.search import search
 from remat_solvers.milp import Outcome, missing_back_end
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.wiring import Ints, sequence_of
 
 __all__ = ["HILP", "RKCheckmate"]
@@ -68,17 +67,14 @@ class HILP:
 
     most_options: int = 200
     most_nodes: int = 28
-    gap: float = 0.001
+    gap: float = 0.003
     back_end: str = cp.HIGHS
     planner: LevelPlanner = field(default_factory=LevelPlanner)
 
     def __post_init__(self) -> None:
-        for name in ("most_options", "most_nodes"):
-            given = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-                raise InvalidProblem(f"{name}={given!r}; it must be a whole number, 1 or more")
-        if not (isinstance(self.gap, numbers.Real) and self.gap >= 0):
-            raise InvalidProblem(f"gap={self.gap!r}; it must be a number, 0 or more")
+        check_whole("most_options", self.most_options)
+        check_whole("most_nodes", self.most_nodes)
+        check_gap(self.gap)
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without ops, and back ends that are not installed."""
@@ -132,7 +128,12 @@ def _given(attempt: Attempt, problem: Problem) -> list[Ints]:
 
 @dataclass(frozen=True, slots=True)
 class RKCheckmate:
-    """H-ILP's program over single ops: Rockmate's extension of Checkmate."""
+    """H-ILP's program over single ops: Rockmate's extension of Checkmate.
+
+    Raises:
+        InvalidProblem: if `gap` is no number of 0 or more, or `most_columns` no whole number of 0
+            or more.
+    """
 
     name: ClassVar[str] = "rk-checkmate"
     exact: ClassVar[bool] = True
@@ -145,6 +146,10 @@ class RKCheckmate:
     gap: float = 0.0
     back_end: str = cp.HIGHS
     most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_gap(self.gap)
+        check_whole("most_columns", self.most_columns, 0)
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse programs that are too large, and back ends that are not installed."""

@@ -33,11 +33,14 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         ):
             columns = table[k, items]
             point[columns[columns >= 0]] = 1
-    ever = np.zeros(wiring.op_count)
+    ever = after = np.zeros(wiring.op_count)
     for k in reversed(range(len(relaxation.checkpoints))):
-        ever = np.maximum(ever, _read(point, relaxation.redo_column[k]))
+        redone = _read(point, relaxation.redo_column[k])
+        ever, both, after = np.maximum(ever, redone), np.maximum(after, redone), redone
         columns = relaxation.ever_column[k]
         point[columns[columns >= 0]] = ever[columns >= 0]
+        columns = relaxation.both_column[k]
+        point[columns[columns >= 0]] = both[columns >= 0]
     return point
 
 

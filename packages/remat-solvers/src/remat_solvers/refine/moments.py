@@ -7,6 +7,7 @@ Worst first, at least one stretch of first computations apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from remat_solvers.trace import Trace, first_runs
 from remat_solvers.wiring import Wiring
 
 __all__ = ["Refinement", "refinements"]
+
+_MOVES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,21 @@ class Refinement:
     def __ge__(self, other: Refinement) -> bool:
         return self.checkpoints >= other.checkpoints and self.running >= other.running
 
-    @property
-    def size(self) -> int:
-        """Number of moments looked at."""
-        return len(self.checkpoints) + len(self.running)
+    def moves(self, seen: Sequence[Refinement], near: int) -> list[Refinement]:
+        """List what to try next, given what is over budget, worst first.
+
+        By two at once, then by one: in place of the checkpoints at most `near` ops from the new
+        ones, then beside them.
+        """
+        wanted = [seen[0] | seen[1]] if len(seen) > 1 else []
+        found: list[Refinement] = []
+        for other in (*wanted, *seen[:_MOVES]):
+            far = frozenset(
+                c for c in self.checkpoints if all(abs(c - d) > near for d in other.checkpoints)
+            )
+            kept = Refinement(far, frozenset(row for row in self.running if row[0] in far))
+            found += [kept | other, self | other]
+        return [move for move in dict.fromkeys(found) if not self >= move]
 
 
 def refinements(

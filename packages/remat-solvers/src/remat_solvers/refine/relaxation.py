@@ -3,7 +3,8 @@
 Checkpoints are ops c_1 < ... < c_K, and the end of the schedule as the last; segment k runs from
 c_k (exclusive) to c_{k+1}. Variables, for values and ops that anything after c_k can still need:
 `kept[k, v]`, value v is alive while c_k runs for the first time; `redo[k, i]`, op i is computed
-again in segment k; `held[k, v]`, value v is alive all through segment k; `ever`, see (f).
+again in segment k; `held[k, v]`, value v is alive all through segment k; `ever` and `both`, see (f)
+and (g).
 
 Every schedule that computes all ops, first computations in the order of the graph, gives a feasible
 point of no greater cost (`embed`), so the optimum is a lower bound on its recomputation:
@@ -17,12 +18,16 @@ point of no greater cost (`embed`), so the optimum is a lower bound on its recom
   `redo[k, i]`, those of i's inputs, outputs and workspace, are within the budget; and
   `kept[k+1, v] <= held[k, v] + redo[k, op of v]`.
 - (f) `ever[k, i]`, op i is computed again in segment k or later: the largest of `redo[k..K, i]`, at
-  most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k. Implied by
-  whole points, but without it the linear relaxation spreads a recomputation thinly over segments.
+  most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k.
+- (g) `both[k, i]`, if asked for: the same for segments k and k+1 alone, with (a) to `kept[k+2]`.
+
+(f) and (g) are the programs of fewer checkpoints, implied by whole points; but without them the
+linear relaxation spreads a recomputation thinly over segments. (g) makes linear relaxations
+tighter, and integer programs no easier.
 
 What nothing after c_k can need is left out: dropping it costs nothing. An op recomputed twice in a
 segment is paid once, and one first computed in the segment may be computed again for nothing: both
-only lower the bound. Given whole `kept` and `redo`, the least `held` and `ever` are whole; all are
+only lower the bound. Given whole `kept` and `redo`, the least of the others are whole; all are
 declared whole, so that HiGHS takes no column for continuous (see `milp`). Source: Checkmate (Jain
 et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory rows at chosen moments,
 (f) is ours.
@@ -58,6 +63,7 @@ class Relaxation:
     redo_column: Ints
     held_column: Ints
     ever_column: Ints
+    both_column: Ints
     infeasible_at: int | None
 
 
@@ -82,11 +88,13 @@ def relax(
     *,
     running: Sequence[tuple[int, int]] = (),
     reserves: Mapping[int, int] | None = None,
+    paired: bool = False,
 ) -> Relaxation:
     """Write the program for checkpoints (op numbers, ascending).
 
     `running` asks for row (e) for pairs (checkpoint op that opens the segment, op made again);
-    `reserves` lowers the budget at a checkpoint by some bytes, which spoils the bound.
+    `reserves` lowers the budget at a checkpoint by some bytes, which spoils the bound; `paired`
+    adds (g), for a linear relaxation.
     """
     reserves = {} if reserves is None else reserves
     stops = (*checkpoints, wiring.op_count)
@@ -95,6 +103,7 @@ def relax(
     redo = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
     ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
+    both = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     opened = {c for c, _ in running}
     width = 0
     for k, c in enumerate(checkpoints):
@@ -108,6 +117,8 @@ def relax(
             width = _number(held[k], useful, width)
         if k + 1 < stages:
             width = _number(ever[k], ops[ops < c], width)
+        if paired and k + 2 < stages:
+            width = _number(both[k], ops[ops < c], width)
 
     unit = budget_bytes / 1000
     rows = Rows()
@@ -124,10 +135,14 @@ def relax(
             infeasible_at = c
         values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
         rows.add_sum(room / unit + _SLACK, kept[k, values], wiring.size[values] / unit)
-        _link(wiring, rows, kept, redo, k, c, stops[k + 1])
+        _link(wiring, rows, kept[k], kept[k + 1], redo[k], c, stops[k + 1])
     for k, c in enumerate(checkpoints):
         if k + 1 < stages:
-            _nest(wiring, rows, kept, redo, ever, k, c)
+            _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
+            _link(wiring, rows, kept[k], kept[stages], ever[k], c, wiring.op_count)
+        if paired and k + 2 < stages:
+            _unite(rows, both[k], redo[k], redo[k + 1])
+            _link(wiring, rows, kept[k], kept[k + 2], both[k], c, stops[k + 2])
         if c in opened:
             _hold(wiring, rows, kept, redo, held, k, c, stops[k + 1])
     place = {c: k for k, c in enumerate(checkpoints)}
@@ -148,7 +163,7 @@ def relax(
         upper=np.ones(width),
         integral=np.ones(width, dtype=np.bool_),
     )
-    return Relaxation(program, tuple(checkpoints), kept, redo, held, ever, infeasible_at)
+    return Relaxation(program, tuple(checkpoints), kept, redo, held, ever, both, infeasible_at)
 
 
 def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
@@ -183,54 +198,48 @@ def _useful(wiring: Wiring, c: int) -> Ints:
     return np.flatnonzero(needed)
 
 
-def _link(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, k: int, c: int, stop: int) -> None:
-    """Add (a), (b) and (c) for segment k, which runs from op `c` (exclusive) to op `stop`."""
+def _link(
+    wiring: Wiring, rows: Rows, kept: Ints, later: Ints, again: Ints, c: int, stop: int
+) -> None:
+    """Add (a), (b) and (c) for the stretch from op `c` (exclusive) to op `stop`.
+
+    `kept` is what is kept at `c`, `later` at `stop`, `again` what is done again in between.
+    """
     last = stop == wiring.op_count
     if not last:
-        later = np.flatnonzero((kept[k + 1] >= 0) & (wiring.producer < c))
+        values = np.flatnonzero((later >= 0) & (wiring.producer < c))
         rows.add(
             0.0,
-            len(later),
-            (kept[k + 1, later], 1.0),
-            (kept[k, later], -1.0),
-            (redo[k, wiring.producer[later]], -1.0),
+            len(values),
+            (later[values], 1.0),
+            (kept[values], -1.0),
+            (again[wiring.producer[values]], -1.0),
         )
     until = wiring.in_start[min(stop + 1, wiring.op_count)]
     read = wiring.in_value[wiring.in_start[c + 1] : until]
     if last:
         read = np.concatenate([read, wiring.results])
     read = np.unique(read[wiring.producer[read] < c])
-    rows.add(-1.0, len(read), (kept[k, read], -1.0), (redo[k, wiring.producer[read]], -1.0))
-
-    _redo_reads(wiring, rows, kept[k], redo[k], c)
-
-
-def _nest(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, ever: Ints, k: int, c: int) -> None:
-    """Add (f): the program of the one checkpoint `c`, in terms of `ever[k]`."""
-    ops = np.flatnonzero(ever[k] >= 0)
-    later = ever[k + 1] if k + 2 < len(redo) else redo[k + 1]
-    rows.add(0.0, len(ops), (ever[k, ops], 1.0), (redo[k, ops], -1.0), (later[ops], -1.0))
-    rows.add(0.0, len(ops), (redo[k, ops], 1.0), (ever[k, ops], -1.0))
-    again = ops[later[ops] >= 0]
-    rows.add(0.0, len(again), (later[again], 1.0), (ever[k, again], -1.0))
-    read = np.append(wiring.in_value[wiring.in_start[c + 1] :], wiring.results)
-    read = np.unique(read[wiring.producer[read] < c])
-    rows.add(-1.0, len(read), (kept[k, read], -1.0), (ever[k, wiring.producer[read]], -1.0))
-    _redo_reads(wiring, rows, kept[k], ever[k], c)
-
-
-def _redo_reads(wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, c: int) -> None:
-    """Ask that what an op done again reads is kept at `c` or made again."""
+    rows.add(-1.0, len(read), (kept[read], -1.0), (again[wiring.producer[read]], -1.0))
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
-    edge = (redo[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
+    edge = (again[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
     reader, value = reader[edge], wiring.in_value[edge]
     rows.add(
         0.0,
         len(reader),
-        (redo[reader], 1.0),
+        (again[reader], 1.0),
         (kept[value], -1.0),
-        (redo[wiring.producer[value]], -1.0),
+        (again[wiring.producer[value]], -1.0),
     )
+
+
+def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
+    """Make `either` the larger of two, and at most their sum."""
+    ops = np.flatnonzero(either >= 0)
+    rows.add(0.0, len(ops), (either[ops], 1.0), (one[ops], -1.0), (other[ops], -1.0))
+    for part in (one, other):
+        there = ops[part[ops] >= 0]
+        rows.add(0.0, len(there), (part[there], 1.0), (either[there], -1.0))
 
 
 def _hold(

@@ -20,6 +20,7 @@ from remat_solvers.prune import prune
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point, relax
 from remat_solvers.shake import shake
 from remat_solvers.starts import HABITS, TASTES
@@ -33,7 +34,6 @@ _GAP = 1e-3
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
 _SMALL_COLUMNS = 500
-_EXACT_COLUMNS = 3_000
 # Beyond the first the linear relaxation comes first, beyond the second alone: HiGHS takes long, and
 # does not stop when told to.
 _LARGE_COLUMNS = 3_000
@@ -42,10 +42,14 @@ _RESERVES = (0.02, 0.05, 0.08)
 _ROUGH_GAP = 3e-3
 _AT_ONCE = 2
 _SKETCH_SHARE = 0.15
-_MUCH = 0.1
+_POLISH_SHARE = 0.2
+# Of the time, for one integer program: large ones raise their bounds late.
+_SLICE, _SKETCHED_SLICE = 1 / 8, 3 / 4
+_MUCH = 0.02
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OF_GAP = 0.5
 _MOST_AGAIN = 2
+_PATIENCE = 30
 _ATTEMPT_SECONDS = 0.4
 _ATTEMPT_SECONDS_PER_OP = 5e-4
 
@@ -77,6 +81,8 @@ class Rounds:
         self._report = report
         self._round = 0
         self._columns = 0
+        self._neighbourhood = Neighbourhood(wiring, budget_bytes)
+        self._sketched: tuple[Refinement, Relaxation, Answer] | None = None
         self._started = time.perf_counter()
 
     def run(self) -> None:
@@ -132,7 +138,7 @@ class Rounds:
 
     def _is_worth_a_round(self) -> bool:
         """Ask for one integer program where it is small, even if relaxations were enough."""
-        small = 0 < self._columns < _EXACT_COLUMNS
+        small = 0 < self._columns < _LARGE_COLUMNS
         return small and self._round == 0 and not self.closed(0.0) and self._left() > 0
 
     def _left(self) -> float:
@@ -148,7 +154,11 @@ class Rounds:
         tried = self._sketch(tried)
         pending: list[Refinement] = []
         again = 0
-        seconds = max(1.0, self._left() / 8)
+        share = _SLICE
+        if self._sketched is not None:
+            self._polish(_POLISH_SHARE * self._left())
+            share = _SKETCHED_SLICE
+        seconds = max(1.0, share * self._left())
         while not self._enough() or self._is_worth_a_round():
             relaxation, answer = self._solve(tried, min(self._left(), seconds))
             if answer.outcome is Outcome.INFEASIBLE:
@@ -177,40 +187,50 @@ class Rounds:
         return None
 
     def _sketch(self, tried: Refinement) -> Refinement:
-        """Refine by linear relaxations, which take moments, while that raises the bound much.
+        """Choose checkpoints by linear relaxations, which take moments, while the bound rises.
 
         Not where the integer program takes moments too: where it is over budget tells more.
         """
         until = time.perf_counter() + _SKETCH_SHARE * self._left()
-        sketched = tried
-        while not self._enough() and time.perf_counter() < until:
-            relaxation = self._relax(sketched)
+        near = max(1, self.wiring.op_count // 50)
+        risen = self.once
+        pending = [tried]
+        while pending and not self._enough() and time.perf_counter() < until:
+            sketched = pending.pop(0)
+            relaxation = self._relax(sketched, paired=True)
             if self._columns < _SMALL_COLUMNS:
                 break
             answer = solve_program(relaxed(relaxation.program), seconds=until - time.perf_counter())
-            before = self.bound
             self._learn(answer)
-            built = self._build(relaxation, answer)
             self._say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
-            if self.bound - before < _MUCH * (self.bound - self.once):
-                break
-            tried = sketched
-            seen = [] if built is None else self._where(built, tried)
-            if not seen:
-                break
-            for refinement in seen[:_AT_ONCE]:
-                sketched |= refinement
+            reached = self.once * (1 + answer.bound / 1000)
+            if not reached - risen > _MUCH * (risen - self.once):
+                continue
+            tried, risen = sketched, reached
+            self._sketched = tried, relaxation, answer
+            built = self._build(relaxation, answer)
+            pending = [] if built is None else tried.moves(self._where(built, tried), near)
         return tried
 
-    def _relax(self, tried: Refinement) -> Relaxation:
+    def _relax(self, tried: Refinement, *, paired: bool = False) -> Relaxation:
         relaxation = relax(
             self.wiring,
             self.budget_bytes,
             sorted(tried.checkpoints),
             running=sorted(tried.running),
+            paired=paired,
         )
         self._columns = len(relaxation.program.cost)
         return relaxation
+
+    def _solve_relaxed(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
+        """Solve the linear relaxation, unless that was the last thing that the sketch did."""
+        if self._sketched is not None and self._sketched[0] == tried:
+            return self._sketched[1:]
+        relaxation = self._relax(tried, paired=True)
+        answer = solve_program(relaxed(relaxation.program), seconds=seconds)
+        self._learn(answer)
+        return relaxation, answer
 
     def _is_worth_closing(self, answer: Answer) -> bool:
         """Say whether most of the gap would be closed if this program were solved to its end."""
@@ -234,17 +254,16 @@ class Rounds:
     def _solve(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
         relaxation = self._relax(tried)
         if self._columns > _LARGE_COLUMNS:
-            answer = solve_program(relaxed(relaxation.program), seconds=seconds)
-            self._learn(answer)
             too_large = self._columns > _TOO_LARGE_COLUMNS
+            tighter, answer = self._solve_relaxed(tried, seconds)
             if too_large or answer.outcome is Outcome.INFEASIBLE or self._enough():
                 self._round += 1
-                return relaxation, answer
-            self._build(relaxation, answer)
+                return tighter, answer
+            self._build(tighter, answer)
             self._say("the linear relaxation of the next program")
             seconds = min(self._left(), seconds)
         start = None if self.best is None else embed(self.wiring, relaxation, self.best)
-        exact = self._columns < _EXACT_COLUMNS
+        exact = self._columns < _LARGE_COLUMNS
         answer = solve_program(
             relaxation.program, seconds=seconds, gap=0.0 if exact else _GAP, start=start
         )
@@ -318,16 +337,27 @@ class Rounds:
             self.offer(prune(self.wiring, found, self.budget_bytes, deadline=self.deadline))
 
     def _polish(self, seconds: float) -> None:
-        if self.best is not None and seconds > 0 and not self._enough():
-            self.offer(
-                shake(
-                    self.wiring,
-                    self.best,
-                    self.budget_bytes,
-                    seed=self._round,
-                    deadline=time.perf_counter() + seconds,
-                )
+        """Improve what fits by `shake`, then by parts of a program if that is no small one."""
+        if self.best is None or seconds <= 0 or self._enough():
+            return
+        until = time.perf_counter() + seconds
+        by_parts = self._columns >= _SMALL_COLUMNS and self._neighbourhood.is_of_use
+        self.offer(
+            shake(
+                self.wiring,
+                self.best,
+                self.budget_bytes,
+                seed=self._round,
+                deadline=until - by_parts * seconds / 2,
             )
+        )
+        since = 0
+        while by_parts and since < _PATIENCE and time.perf_counter() < until:
+            if self._enough():
+                break
+            before = self.best_time
+            self.offer(self._neighbourhood.step(self.best, until))
+            since = 0 if self.best_time < before else since + 1
 
     def _say(self, message: str) -> None:
         best = self.best

@@ -2,10 +2,11 @@
 
 HiRemate, appendix C.1.3: the forward ops are cut where one value alone goes on, parameters and
 inputs (resident values) ignored. A stage is what lies between two cuts; a backward op goes to the
-stage of its twin, or to the last stage where its inputs are there if that is earlier. Stages that
-the backward half ties together, because it reads a forward value of a stage that is neither its own
-nor the carried value of the one before, or because its order contradicts theirs, are merged. So are
-neighbours that both have no backward op, as there is nothing to record between them.
+stage of its twin, or to the last stage where its inputs are there if that is earlier; where no op
+has a twin, the last stage of which it reads a forward value stands for that of the twin. Stages
+that the backward half ties together, because it reads a forward value of a stage that is neither
+its own nor the carried value of the one before, or because its order contradicts theirs, are
+merged. So are neighbours that both have no backward op, as there is nothing to record between them.
 
 Some values need not hinder a cut, because they may be held from their first computation to their
 last use: results; what carries no gradient, such as masks (nothing it comes from is the twin of a
@@ -212,6 +213,7 @@ def _assign(
 ) -> None:
     """Say in which stage each backward op runs; the stages run backwards, last stage first."""
     graph = wiring.graph
+    twins = any(op.twin is not None for op in graph.ops)
     unknown: list[int] = []
     placed: set[int] = set()
     for op in range(boundary, wiring.op_count):
@@ -222,10 +224,10 @@ def _assign(
         if twin is not None:
             # Captured gradient sums name a twin of a later stage than that of what they add.
             home[op] = min([home[graph.op_index[twin]], *latest])
+        elif sources and not (twins and latest):
+            home[op] = min([max(sources), *latest])
         elif latest:
             home[op] = min(latest)
-        elif sources:
-            home[op] = max(sources)
         else:
             unknown.append(op)
             continue

@@ -22,7 +22,7 @@ from typing import ClassVar
 from remat_graph import Solution
 from remat_solvers.blocks.hierarchical import Planner
 from remat_solvers.hilp.planner import LevelPlanner
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_whole
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.options import StagePlans
 from remat_solvers.rotor.search import DEFAULT_SECONDS
@@ -34,7 +34,11 @@ _BLOCKS_SHARE = 0.5
 
 
 class RKRotor(Rotor):
-    """rotor with up to `most_options` schedules per stage, found by `planner`."""
+    """rotor with up to `most_options` schedules per stage, found by `planner`.
+
+    Raises:
+        InvalidProblem: if `slots`, `most_stages` or `most_options` is no whole number of 1 or more.
+    """
 
     name: ClassVar[str] = "rk-rotor"
     exact: ClassVar[bool] = False
@@ -54,6 +58,7 @@ class RKRotor(Rotor):
         planner: Planner | None = None,
     ) -> None:
         super().__init__(slots=slots, most_stages=most_stages)
+        check_whole("most_options", most_options)
         self._most_options = most_options
         self._planner = LevelPlanner() if planner is None else planner
 

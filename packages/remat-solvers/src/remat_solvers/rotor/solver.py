@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from remat_graph import Solution
 from remat_solvers.errors import UnsuitableSolver
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.problem import Limit, Problem, Report, check_whole
 from remat_solvers.rotor.chain import Chain, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.search import Search
@@ -38,7 +38,11 @@ __all__ = ["Rotor"]
 
 
 class Rotor:
-    """The dynamic programme of rotor; `slots` of memory, at most `most_stages` stages."""
+    """The dynamic programme of rotor; `slots` of memory, at most `most_stages` stages.
+
+    Raises:
+        InvalidProblem: if one of the two is no whole number of 1 or more.
+    """
 
     name: ClassVar[str] = "rotor"
     exact: ClassVar[bool] = False
@@ -50,6 +54,8 @@ class Rotor:
     )
 
     def __init__(self, *, slots: int = 500, most_stages: int = 200) -> None:
+        check_whole("slots", slots)
+        check_whole("most_stages", most_stages)
         self._slots = slots
         self._most_stages = most_stages
 

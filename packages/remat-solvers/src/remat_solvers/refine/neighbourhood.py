@@ -1,0 +1,124 @@
+"""Improve a schedule by integer programs over stretches of its ops: large-neighbourhood search.
+
+A step writes the program of `relaxation` with many checkpoints: most where earlier steps went over
+budget, the others where the schedule is nearly full. Near the schedule that is almost exact, and it
+is far too large to be solved; so only the columns of some random stretches of ops are free, and all
+others stay as the schedule has them (`embed`). What comes out is built, repaired and pruned.
+Guarantee: the result fits and is never slower; nothing is proved. Complexity: per step a program of
+about a thousand columns. Source: ALGORITHMS.md, refine, step 6; Shaw 1998, "Using constraint
+programming and local search methods to solve vehicle routing problems".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_solvers.evict import evict
+from remat_solvers.milp import Outcome, restricted, solve_program
+from remat_solvers.prune import prune
+from remat_solvers.refine.construct import construct
+from remat_solvers.refine.embed import embed
+from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.relaxation import Relaxation, read_point, relax
+from remat_solvers.trace import Trace, first_runs, sequence_time, trace
+from remat_solvers.wiring import Ints, Wiring
+
+__all__ = ["Neighbourhood"]
+
+_CHECKPOINTS = 12
+_TOLD_SHARE = 0.75  # of them, where earlier steps went over budget
+_FULL = 0.85
+_MOST_COLUMNS = 100_000
+_FREE_COLUMNS = 1_500
+_STRETCHES = 60  # that the ops are divided into
+_SECONDS = 2.0
+_REPAIR_SECONDS = 1.0
+_GAP = 1e-3
+_LARGER, _SMALLER = 1.25, 0.7
+
+
+class Neighbourhood:
+    """What is free in a step: how many columns, and between which checkpoints."""
+
+    def __init__(self, wiring: Wiring, budget_bytes: int, seed: int = 0) -> None:
+        self._wiring = wiring
+        self._budget_bytes = budget_bytes
+        self._rng = np.random.default_rng(seed)
+        self._told: Counter[int] = Counter()
+        self._free_columns = float(_FREE_COLUMNS)
+        each = wiring.value_count + 2 * wiring.op_count
+        self._count = min(_CHECKPOINTS, _MOST_COLUMNS // max(each, 1))
+
+    @property
+    def is_of_use(self) -> bool:
+        """Say whether the graph is small enough for as many checkpoints as make it worth while."""
+        return self._count >= _CHECKPOINTS // 4
+
+    def step(self, now: Trace, deadline: float) -> Trace:
+        """Look for a faster schedule around one that fits; the same if there is none.
+
+        `deadline` is a moment of `time.perf_counter`.
+        """
+        wiring, budget = self._wiring, self._budget_bytes
+        checkpoints = self._checkpoints(now)
+        relaxation = relax(wiring, budget, checkpoints)
+        point = embed(wiring, relaxation, now)
+        free = self._free(relaxation)
+        started = time.perf_counter()
+        answer = solve_program(
+            restricted(relaxation.program, point, free),
+            seconds=min(_SECONDS, deadline - started),
+            gap=_GAP,
+            start=point[free],
+        )
+        if answer.outcome is not Outcome.SOLVED:
+            self._free_columns *= _SMALLER
+        elif time.perf_counter() - started < _SECONDS / 2:
+            self._free_columns *= _LARGER
+        if answer.point is None:
+            return now
+        point[free] = answer.point
+        built = trace(wiring, construct(wiring, read_point(relaxation, wiring, point)))
+        present = Refinement(frozenset(checkpoints), frozenset())
+        for over in refinements(wiring, built, budget, present, _CHECKPOINTS // 2):
+            self._told.update(over.checkpoints - present.checkpoints)
+        until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
+        found = evict(wiring, built.sequence, budget, deadline=until)
+        found = prune(wiring, found, budget, deadline=deadline)
+        faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
+        return found if found.peak_bytes <= budget and faster else now
+
+    def _checkpoints(self, now: Trace) -> list[int]:
+        told = [op for op, _ in self._told.most_common(2 * self._count)]
+        self._rng.shuffle(told)
+        chosen = told[: int(_TOLD_SHARE * self._count)]
+        during = now.during[first_runs(self._wiring, now)]
+        full = np.flatnonzero(during >= min(_FULL * self._budget_bytes, during.max(initial=0)))
+        self._rng.shuffle(full)
+        return sorted({*chosen, *full[: self._count - len(chosen)].tolist()})
+
+    def _free(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+        """Choose columns: of all that belongs to the ops of random stretches."""
+        wiring = self._wiring
+        owner = np.empty(len(relaxation.program.cost), dtype=np.int64)
+        ops: Ints = np.arange(wiring.op_count)
+        for table, owners in (
+            (relaxation.kept_column, wiring.producer),
+            (relaxation.redo_column, ops),
+            (relaxation.ever_column, ops),
+        ):
+            there = table >= 0
+            owner[table[there]] = np.broadcast_to(owners, table.shape)[there]
+        columns = np.bincount(owner, minlength=wiring.op_count)
+        length = -(-wiring.op_count // _STRETCHES)
+        chosen = np.zeros(wiring.op_count, dtype=np.bool_)
+        for since in self._rng.permutation(wiring.op_count).tolist():
+            if columns[chosen].sum() >= self._free_columns:
+                break
+            chosen[since : since + length] = True
+        free: NDArray[np.bool_] = chosen[owner]
+        return free

@@ -1,0 +1,96 @@
+import time
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases.brute_force import smallest
+from solver_cases.random_graphs import graphs, trainings
+from solver_cases.synthetic import gpt2
+
+from remat_graph import Graph, Op, Value, simulate
+from remat_solvers.bottleneck import bottleneck
+from remat_solvers.evict import evict
+from remat_solvers.replay import replay
+from remat_solvers.smallest import smallest_trace
+from remat_solvers.trace import trace
+from remat_solvers.wiring import Wiring, expand, in_order
+
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def heavy_results(branches: int) -> Graph:
+    """Results that follow from small values, which large ones are needed to compute."""
+    values = [Value("x", 1)]
+    ops: list[Op] = []
+    for i in range(branches):
+        values += [Value(f"big{i}", 50), Value(f"mid{i}", 5), Value(f"w{i}", 20)]
+        ops += [
+            Op(f"make{i}", ("x",), (f"big{i}",), 1.0),
+            Op(f"shrink{i}", (f"big{i}",), (f"mid{i}",), 1.0),
+            Op(f"result{i}", (f"mid{i}",), (f"w{i}",), 1.0),
+        ]
+    results = frozenset(f"w{i}" for i in range(branches))
+    return Graph(tuple(values), tuple(ops), frozenset({"x"}), results, None)
+
+
+def store_all_trace(wiring):
+    return trace(wiring, np.arange(wiring.op_count))
+
+
+def check(graph, wiring, found):
+    """What holds for every sequence found: legal, in order, and the peak is the simulator's."""
+    schedule = expand(wiring, found.sequence)
+    assert simulate(graph, schedule).peak_bytes == found.peak_bytes >= smallest(graph)
+    assert in_order(wiring, schedule) is not None
+
+
+@thorough
+@given(graphs() | trainings(), st.floats(0.0, 1.0), st.integers(0, 3))
+def test_replays_are_legal_and_never_raise_the_peak(graph, share, seed):
+    wiring = Wiring.of(graph)
+    start = store_all_trace(wiring)
+    found = replay(wiring, start, int(share * start.peak_bytes), seed=seed)
+    check(graph, wiring, found)
+    assert found.peak_bytes <= start.peak_bytes
+
+
+@thorough
+@given(graphs(most_ops=7, most_values=9) | trainings(most_depth=3))
+def test_the_smallest_peak_is_legal_and_between_the_truth_and_storing_everything(graph):
+    wiring = Wiring.of(graph)
+    found = smallest_trace(wiring, time.perf_counter() + 5)
+    check(graph, wiring, found)
+    assert found.peak_bytes <= store_all_trace(wiring).peak_bytes
+
+
+def test_results_are_given_up_and_made_again_from_small_values():
+    graph = heavy_results(3)
+    wiring = Wiring.of(graph)
+    start, truth = store_all_trace(wiring), smallest(graph)
+    assert replay(wiring, start, truth).peak_bytes == truth == 65
+    assert evict(wiring, start.sequence, truth).peak_bytes > truth
+
+
+def test_many_heavy_results_come_to_the_bound():
+    wiring = Wiring.of(heavy_results(40))
+    found = smallest_trace(wiring, time.perf_counter() + 20)
+    assert found.peak_bytes <= 1.05 * bottleneck(wiring).peak_bytes
+
+
+def test_at_a_deadline_that_is_over_the_start_is_returned():
+    wiring = Wiring.of(gpt2(layers=4))
+    start = store_all_trace(wiring)
+    found = replay(wiring, start, 0, deadline=time.perf_counter())
+    assert found.peak_bytes <= start.peak_bytes
+    assert found.steps == start.steps
+
+
+def test_sizes_near_64_bits_do_not_overflow():
+    graph = heavy_results(3)
+    scale = 2**61 // sum(v.size_bytes for v in graph.values)
+    large = Graph(
+        tuple(Value(v.name, v.size_bytes * scale) for v in graph.values),
+        graph.ops, graph.resident, graph.results, graph.boundary,
+    )  # fmt: skip
+    wiring = Wiring.of(large)
+    assert replay(wiring, store_all_trace(wiring), 65 * scale).peak_bytes == 65 * scale
