@@ -10,6 +10,7 @@ per handful of them on graphs of more than 500 ops, so that the number of traces
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def evict(
     budget_bytes: int,
     *,
     taste: Taste | None = None,
-    deadline: float | None = None,
+    deadline: float = math.inf,
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
@@ -58,9 +59,7 @@ def evict(
     least_excess, since = _excess(now, budget_bytes), 0
     patience = 40 + wiring.op_count // 20
     while now.peak_bytes > budget_bytes and since < patience:
-        if deadline is not None and time.perf_counter() > deadline:
-            break
-        choices = _cheapest(wiring, now, budget_bytes, taste, weights)
+        choices = _cheapest(wiring, now, budget_bytes, taste, weights, deadline)
         if not choices:
             break
         where = [q for q, closure in choices for _ in closure]
@@ -81,9 +80,17 @@ def _excess(now: Trace, budget_bytes: int) -> float:
 
 
 def _cheapest(
-    wiring: Wiring, now: Trace, budget_bytes: int, taste: Taste, weights: list[float]
+    wiring: Wiring,
+    now: Trace,
+    budget_bytes: int,
+    taste: Taste,
+    weights: list[float],
+    deadline: float,
 ) -> list[tuple[int, list[int]]]:
-    """Choose the evictions of least price at the peak: where to recompute, and what."""
+    """Choose the evictions of least price at the peak: where to recompute, and what.
+
+    None once the deadline is over: the price of one alone can take a walk over the whole graph.
+    """
     peak = int(now.during.argmax())
     over = int(now.during[peak]) - budget_bytes
     copies, last_before, next_after = idle_copies(wiring, now, peak)
@@ -106,6 +113,8 @@ def _cheapest(
             if taste.noise == 0:
                 break
             continue
+        if time.perf_counter() > deadline:
+            return []
         q = int(next_after[i])
         found = closures.at(v, q, worst * float(gain[i]) / weight)
         if found is None:

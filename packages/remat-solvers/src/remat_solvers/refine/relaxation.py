@@ -66,6 +66,11 @@ class Relaxation:
     both_column: Ints
     infeasible_at: int | None
 
+    @property
+    def columns(self) -> int:
+        """Number of variables."""
+        return len(self.program.cost)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stagewise:

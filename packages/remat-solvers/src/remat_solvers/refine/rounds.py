@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -23,6 +24,7 @@ from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point, relax
 from remat_solvers.shake import shake
+from remat_solvers.smallest import smallest_trace
 from remat_solvers.starts import HABITS, TASTES
 from remat_solvers.trace import Trace, sequence_time, trace
 from remat_solvers.wiring import Ints, Wiring, expand
@@ -42,10 +44,12 @@ _RESERVES = (0.02, 0.05, 0.08)
 _ROUGH_GAP = 3e-3
 _AT_ONCE = 2
 _SKETCH_SHARE = 0.15
-_POLISH_SHARE = 0.2
+_DESCENT_SHARE, _BELOW = 0.2, 0.99
+_POLISH_SHARE = 0.15
 # Of the time, for one integer program: large ones raise their bounds late.
-_SLICE, _SKETCHED_SLICE = 1 / 8, 3 / 4
-_MUCH = 0.02
+_SLICE, _LARGE_SLICE = 1 / 8, 7 / 8
+_FRUITLESS = 3
+_MUCH, _SOME = 0.1, 0.02
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OF_GAP = 0.5
 _MOST_AGAIN = 2
@@ -99,6 +103,7 @@ class Rounds:
             self.infeasible = bottleneck(self.wiring, self._soon()).peak_bytes > self.budget_bytes
             if self.infeasible:
                 return self._say("nothing fits: the least peak is above the budget")
+            self._descend()
         self._say("repaired storing everything")
         self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
         if not self.infeasible and not self.closed(0.0):
@@ -117,6 +122,13 @@ class Rounds:
                 self._page(habit, None)
             if self.best is None:
                 self._repair(everything, taste)
+
+    def _descend(self) -> None:
+        """Look for a peak within the budget whatever the time, for a share of what is left."""
+        until = time.perf_counter() + _DESCENT_SHARE * self._left()
+        floor = int(_BELOW * self.budget_bytes)
+        found = smallest_trace(self.wiring, until, floor_bytes=floor)
+        self.offer(prune(self.wiring, found, self.budget_bytes, deadline=self.deadline))
 
     def closed(self, gap: float) -> bool:
         """Say whether the incumbent is proved to be within a share `gap` of the bound."""
@@ -147,7 +159,7 @@ class Rounds:
     def _soon(self) -> float:
         """Give one attempt of a heuristic its time."""
         seconds = _ATTEMPT_SECONDS + _ATTEMPT_SECONDS_PER_OP * self.wiring.op_count
-        return time.perf_counter() + min(self._left(), max(seconds, self._left() / 30))
+        return time.perf_counter() + min(self._left(), max(seconds, self._left() / 60))
 
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
@@ -155,9 +167,9 @@ class Rounds:
         pending: list[Refinement] = []
         again = 0
         share = _SLICE
-        if self._sketched is not None:
+        if self._sketched is not None and self._sketched[1].columns > _LARGE_COLUMNS:
             self._polish(_POLISH_SHARE * self._left())
-            share = _SKETCHED_SLICE
+            share = _LARGE_SLICE
         seconds = max(1.0, share * self._left())
         while not self._enough() or self._is_worth_a_round():
             relaxation, answer = self._solve(tried, min(self._left(), seconds))
@@ -189,27 +201,45 @@ class Rounds:
     def _sketch(self, tried: Refinement) -> Refinement:
         """Choose checkpoints by linear relaxations, which take moments, while the bound rises.
 
-        Not where the integer program takes moments too: where it is over budget tells more.
+        First the next two are added while it rises much; then, with tighter relaxations, they also
+        take the place of others. Not where the integer program takes moments too: where it is over
+        budget tells more.
         """
-        until = time.perf_counter() + _SKETCH_SHARE * self._left()
         near = max(1, self.wiring.op_count // 50)
+        tried = self._by_relaxations(tried, Refinement.next_two, _MUCH, paired=False)
+        if self._sketched is None:
+            return tried
+        return self._by_relaxations(tried, partial(Refinement.moves, near=near), _SOME, paired=True)
+
+    def _by_relaxations(
+        self,
+        tried: Refinement,
+        moves: Callable[[Refinement, list[Refinement]], list[Refinement]],
+        much: float,
+        *,
+        paired: bool,
+    ) -> Refinement:
+        """Go to the first move that raises the bound by a share `much` of itself, or of the gap."""
+        until = time.perf_counter() + _SKETCH_SHARE * self._left()
         risen = self.once
-        pending = [tried]
-        while pending and not self._enough() and time.perf_counter() < until:
+        pending, since = [tried], 0
+        while pending and since < _FRUITLESS and time.perf_counter() < until:
+            if self._enough():
+                break
             sketched = pending.pop(0)
-            relaxation = self._relax(sketched, paired=True)
+            relaxation = self._relax(sketched, paired=paired)
             if self._columns < _SMALL_COLUMNS:
                 break
             answer = solve_program(relaxed(relaxation.program), seconds=until - time.perf_counter())
             self._learn(answer)
+            built = self._build(relaxation, answer)
             self._say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
             reached = self.once * (1 + answer.bound / 1000)
-            if not reached - risen > _MUCH * (risen - self.once):
-                continue
-            tried, risen = sketched, reached
-            self._sketched = tried, relaxation, answer
-            built = self._build(relaxation, answer)
-            pending = [] if built is None else tried.moves(self._where(built, tried), near)
+            since += 1
+            if reached - risen > much * min(risen - self.once, 10 * (self.best_time - risen)):
+                tried, risen, since = sketched, reached, 0
+                self._sketched = tried, relaxation, answer
+                pending = [] if built is None else moves(tried, self._where(built, tried))
         return tried
 
     def _relax(self, tried: Refinement, *, paired: bool = False) -> Relaxation:
@@ -220,7 +250,7 @@ class Rounds:
             running=sorted(tried.running),
             paired=paired,
         )
-        self._columns = len(relaxation.program.cost)
+        self._columns = relaxation.columns
         return relaxation
 
     def _solve_relaxed(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
