@@ -13,7 +13,7 @@ once per model; its seconds are apart. Outcomes:
     broken, died         an error in place of an answer; the process ended, as for want of memory
 
 `seconds` is the wall-clock time of `solve`, which after `infeasible` and `limit` has looked for the
-smallest budget for up to 5 s as well; `solve_seconds` is the solver's own figure.
+smallest budget for up to 3 s as well; `solve_seconds` is the solver's own figure.
 
 Each cell runs in a process of its own with one thread for linear algebra, and is written as soon as
 it is there. A second run does what is missing: a cell holds as long as its graph, its limit and

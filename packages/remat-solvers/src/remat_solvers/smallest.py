@@ -39,7 +39,7 @@ _PROOF_SHARE = 0.3
 _CLOSE = 1.02
 _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
-_SEEDS = 12
+_SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
@@ -91,13 +91,17 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
         best = _lower(wiring, best, middle, soon)
         if best.peak_bytes > middle:
             low = max(middle, low + 1)
+    since = 0
     for seed in range(_SEEDS):
+        if since == _PATIENCE:
+            break
+        since += 1
         for start in _starts(wiring, best, seed):
             if best.peak_bytes <= floor * _DONE or time.perf_counter() >= deadline:
                 return best
             found = _descend(wiring, start, floor, seed, deadline)
             if found.peak_bytes < best.peak_bytes:
-                best = found
+                best, since = found, 0
     return best
 
 

@@ -38,7 +38,7 @@ __all__ = ["AUTO", "search", "solve"]
 AUTO = "auto"
 _PORTFOLIO = ("store-all", "refine")
 _LEAST_PEAK = "least-peak"
-_PROBE_SECONDS = 5.0
+_PROBE_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
 
