@@ -65,7 +65,7 @@ class HILP:
         "Hierarchical Approach for Efficient Re-materialization of Neural Networks. 2024."
     )
 
-    most_options: int = 200
+    most_options: int = 80
     most_nodes: int = 28
     gap: float = 0.003
     back_end: str = cp.HIGHS
