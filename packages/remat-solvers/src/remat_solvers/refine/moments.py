@@ -35,7 +35,10 @@ class Refinement:
 
     def next_two(self, seen: Sequence[Refinement]) -> list[Refinement]:
         """Add the two worst of what is over budget, if anything is."""
-        return [self | other for other in seen[:1]] if len(seen) < 2 else [self | seen[0] | seen[1]]
+        more = self
+        for other in seen[:2]:
+            more |= other
+        return [more] if seen else []
 
     def moves(self, seen: Sequence[Refinement], near: int) -> list[Refinement]:
         """List what to try next, given what is over budget, worst first.

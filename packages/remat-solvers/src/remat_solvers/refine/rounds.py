@@ -219,7 +219,7 @@ class Rounds:
         *,
         paired: bool,
     ) -> Refinement:
-        """Go to the first move that raises the bound by a share `much` of itself, or of the gap."""
+        """Go to moves that raise the bound by a share `much` of itself, or of ten times the gap."""
         until = time.perf_counter() + _SKETCH_SHARE * self._left()
         risen = self.once
         pending, since = [tried], 0
