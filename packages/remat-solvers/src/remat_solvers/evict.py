@@ -22,7 +22,7 @@ from remat_solvers.wiring import Ints, Wiring
 
 __all__ = ["Taste", "evict"]
 
-_NEVER = np.iinfo(np.int64).max
+_NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
 
 
@@ -97,37 +97,40 @@ def _cheapest(
     if not len(copies):
         return []
     values = now.copy_value[copies]
+    sizes = wiring.size[values]
     crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
-    covered = crowded[np.minimum(next_after, now.steps)] - crowded[last_before + 1]
+    covered = crowded[next_after] - crowded[last_before + 1]
     share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
-    gain = np.minimum(wiring.size[values], over) * share**taste.cover
-    floor = wiring.time[wiring.producer[values]] / gain
+    gains = np.minimum(sizes, over) * share**taste.cover
+    floor = wiring.time[wiring.producer[values]] / gains
+    order = np.argsort(floor, kind="stable")
+    room = budget_bytes + sizes - now.before[next_after]
+    columns = (values, sizes, next_after, gains, floor, room)
     closures = Closures(wiring, now)
     most = 1 + wiring.op_count // _OPS_PER_EVICTION
     best: list[tuple[float, int, list[int], int]] = []
-    worst = np.inf  # the price of the last of `most`
-    for i in np.argsort(floor, kind="stable").tolist():
-        v = int(values[i])
+    worst = math.inf  # the price of the last of `most`
+    for v, size, q, gain, least, free in zip(*(c[order].tolist() for c in columns), strict=True):
         weight = weights[v]
-        if floor[i] * 0.2 >= worst and floor[i] * weight >= worst:
+        if least * weight >= worst:
             if taste.noise == 0:
                 break
             continue
+        op = wiring.producer_list[v]
+        crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
+        if least * weight * _dearer(taste, crowd, over) >= worst:
+            continue
         if time.perf_counter() > deadline:
             return []
-        q = int(next_after[i])
-        found = closures.at(v, q, worst * float(gain[i]) / weight)
+        found = closures.at(v, q, worst * gain / weight)
         if found is None:
             continue
         closure, cost, bytes_there = found
-        crowd = int(now.before[q]) - int(wiring.size[v]) + bytes_there - budget_bytes
-        price = cost / float(gain[i]) * weight
-        if crowd > 0:
-            price *= 1 + taste.crowding * crowd / max(over, 1)
+        price = cost / gain * weight * _dearer(taste, bytes_there - free, over)
         if price < worst:
-            insort(best, (price, q, closure, int(wiring.size[v])))
+            insort(best, (price, q, closure, size))
             del best[most:]
-            worst = best[-1][0] if len(best) == most else np.inf
+            worst = best[-1][0] if len(best) == most else math.inf
     chosen: list[tuple[int, list[int]]] = []
     freed = 0
     for _, q, closure, size in best:
@@ -138,59 +141,93 @@ def _cheapest(
     return chosen
 
 
+def _dearer(taste: Taste, crowd: int, over: int) -> float:
+    """Weigh a recomputation that itself is over budget, by `crowd` bytes."""
+    return 1 + taste.crowding * crowd / over if crowd > 0 else 1.0
+
+
 def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:
     """Find the copies alive but unused at a moment: copy, last use before, next use after.
 
     Copies that must not be made again are left out.
     """
     alive = (now.copy_start < moment) & (now.copy_last > moment)
-    alive[now.use_copy[now.use_position == moment]] = False
+    since, until = np.searchsorted(now.use_position, [moment, moment + 1])
+    alive[now.use_copy[since:until]] = False
     alive &= wiring.replayable[wiring.producer[now.copy_value]]
     alive &= wiring.size[now.copy_value] > 0
     copies = np.flatnonzero(alive)
     last_before = now.copy_start.copy()
     next_after = np.full(len(alive), _NEVER)
-    past = now.use_position < moment
-    np.maximum.at(last_before, now.use_copy[past], now.use_position[past])
-    np.minimum.at(next_after, now.use_copy[~past], now.use_position[~past])
+    np.maximum.at(last_before, now.use_copy[:since], now.use_position[:since])
+    np.minimum.at(next_after, now.use_copy[until:], now.use_position[until:])
     return copies, last_before[copies], next_after[copies]
 
 
 class Closures:
-    """What must be recomputed to have a value at a position of one trace."""
+    """What must be recomputed to have a value at a position of one trace, which runs every op."""
 
-    __slots__ = ("_first", "_key", "_last", "_now", "_wiring")
+    __slots__ = ("_key", "_latest", "_lost", "_now", "_until", "_wiring")
 
     def __init__(self, wiring: Wiring, now: Trace) -> None:
         self._wiring = wiring
         self._now = now
-        self._key: list[int] = now.key.tolist()
-        self._first = now.first_copy
-        self._last = now.copy_last
+        latest = np.searchsorted(now.key, np.arange(1, wiring.op_count + 1) * (now.steps + 1)) - 1
+        self._latest: list[int] = (now.key[latest] % (now.steps + 1)).tolist()
+        ends = now.copy_last[now.first_copy[latest][wiring.producer] + wiring.slot]
+        self._until: list[int] = ends.tolist()
+        self._key: list[int] = []
+        self._lost: list[int] = []
 
     def alive(self, v: int, position: int) -> bool:
         """Say whether a copy of `v` made before `position` is still there."""
         op = self._wiring.producer_list[v]
-        rank = bisect_left(self._key, op * (self._now.steps + 1) + position) - 1
-        return bool(self._last[self._first[rank] + self._wiring.slot_list[v]] >= position)
+        if self._latest[op] < position:
+            return self._until[v] >= position
+        now = self._now
+        if not self._key:
+            self._key = now.key.tolist()
+        rank = bisect_left(self._key, op * (now.steps + 1) + position) - 1
+        return bool(now.copy_last[now.first_copy[rank] + self._wiring.slot_list[v]] >= position)
 
     def at(self, v: int, position: int, most: float) -> tuple[list[int], float, int] | None:
         """List the ops to run before `position`, their time and outputs; `None` above `most`."""
         wiring = self._wiring
         inputs, producer, times = wiring.inputs, wiring.producer_list, wiring.time_list
+        if self._lost and self._lost[producer[v]] <= position:
+            return None
+        latest, until = self._latest, self._until
         wanted = [producer[v]]
         chosen = {producer[v]}
         cost = times[producer[v]]
         while wanted:
             for u in inputs[wanted.pop()]:
                 op = producer[u]
-                if op in chosen or self.alive(u, position):
+                if op in chosen:
+                    continue
+                if until[u] >= position if latest[op] < position else self.alive(u, position):
                     continue
                 cost += times[op]
-                if cost > most or not wiring.replayable_list[op]:
+                if not wiring.replayable_list[op]:
+                    self._lost = self._lost or self._when_lost()
+                    return None
+                if cost > most:
                     return None
                 chosen.add(op)
                 wanted.append(op)
         closure = sorted(chosen)
         made = sum(wiring.made_list[op] for op in closure)
         return closure, cost, made + max(wiring.workspace_list[op] for op in closure)
+
+    def _when_lost(self) -> list[int]:
+        """Find for each op a position from which on what it needs can no longer be made again."""
+        wiring, until = self._wiring, self._until
+        lost: list[int] = []
+        for row in wiring.inputs:
+            since = _NEVER
+            for u in row:
+                op = wiring.producer_list[u]
+                gone = until[u] + 1
+                since = min(since, max(gone, lost[op]) if wiring.replayable_list[op] else gone)
+            lost.append(since)
+        return lost

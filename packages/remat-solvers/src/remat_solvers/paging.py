@@ -82,6 +82,7 @@ class _Pager:
     ) -> None:
         self.wiring = wiring
         self._deadline = deadline
+        self._count = wiring.op_count
         self.sequence: list[int] = []
         self.now = 0
         self.pinned = [0] * wiring.value_count
@@ -103,12 +104,13 @@ class _Pager:
         self._until = [-1] * wiring.value_count  # the last one
         self._heap: list[tuple[float, int]] = []
         self._queued = [False] * wiring.value_count
+        self._parked: set[int] = set()  # pinned, and in the heap at price 0 once they are not
 
     def bring(self, op: int) -> bool:
         """Compute an op, before it what it reads and is gone; say whether that succeeded."""
         inputs, pinned, alive = self.wiring.inputs, self.pinned, self.alive
         pending = [op]
-        count = self.wiring.op_count
+        count = self._count
         most = min(len(self.sequence) + _MOST_AT_ONCE * count, _MOST_STEPS * count) + 1000
         for v in inputs[op]:
             pinned[v] += 1
@@ -127,8 +129,7 @@ class _Pager:
             if not self._compute(top):
                 return False
             pending.pop()
-            for v in inputs[top]:
-                pinned[v] -= 1
+            self._unpin(inputs[top])
             if len(self.sequence) > most or self._late():
                 return False
         return True
@@ -140,8 +141,7 @@ class _Pager:
         for v in outputs:
             self.pinned[v] += 1
         there = self._make_room(made + self.wiring.workspace_list[op], op)
-        for v in outputs:
-            self.pinned[v] -= 1
+        self._unpin(outputs)
         if not there:
             return False
         self.sequence.append(op)
@@ -161,28 +161,64 @@ class _Pager:
             if not self.alive[v]:
                 continue
             if self.pinned[v]:
-                aside.append(v)
+                self._queued[v] = True
+                self._parked.add(v)
                 continue
-            true_price = self._price(v)
+            true_price = self._price(v, deep=self._habit.deep)
             if true_price == math.inf:
                 aside.append(v)
-            elif true_price > price * 1.001 and self._heap and true_price > self._heap[0][0]:
+            elif true_price > price * 1.001 and true_price > self._lowest(price, v):
                 self._push(v, true_price)
             else:
                 self._drop(v)
         if self._room < wanted:
             needed = {*self.wiring.inputs[op], *self.wiring.outputs[op]}
-            if self.now == self.wiring.op_count:
+            if self.now == self._count:
                 needed.update(self.wiring.results.tolist())
-            others = [v for v in aside if v not in needed and self.alive[v]]
-            waiting = [(self._price(v), v) for v in others if not self._late()]
-            for price, v in sorted(waiting):
-                if self._room >= wanted or price == math.inf:
-                    break
+            others = [v for v in (*aside, *self._parked) if v not in needed]
+            for v in self._cheapest(others, wanted - self._room):
                 self._drop(v)
+                self._unpark(v)
         for v in aside:
             self._push(v)
         return self._room >= wanted
+
+    def _cheapest(self, values: list[int], wanted: int) -> list[int]:
+        """Choose values by price until they free enough, or none can be made again.
+
+        The ancestors of a value are walked once its price without them is the least.
+        """
+        queue = [(self._price(v, deep=False), False, v) for v in values if not self._late()]
+        heapq.heapify(queue)
+        chosen: list[int] = []
+        while queue and wanted > 0 and not self._late():
+            price, final, v = heapq.heappop(queue)
+            if price == math.inf:
+                break
+            if not final:
+                heapq.heappush(queue, (self._price(v, deep=self._habit.deep), True, v))
+                continue
+            chosen.append(v)
+            wanted -= self._size[v]
+        return chosen
+
+    def _lowest(self, price: float, value: int) -> float:
+        """Find the least price in the heap after that of a value; what is parked has price 0."""
+        least = self._heap[0][0] if self._heap else math.inf
+        if least > 0 == price and self._parked and max(self._parked) > value:
+            return 0.0
+        return least
+
+    def _unpin(self, values: tuple[int, ...]) -> None:
+        for v in values:
+            self.pinned[v] -= 1
+            if not self.pinned[v]:
+                self._unpark(v)
+
+    def _unpark(self, value: int) -> None:
+        if value in self._parked:
+            self._parked.remove(value)
+            heapq.heappush(self._heap, (0.0, value))
 
     def _late(self) -> bool:
         return time.perf_counter() > self._deadline
@@ -191,7 +227,7 @@ class _Pager:
         self.alive[value] = False
         self._room += self._size[value]
         until = self._next(value)
-        if until > self.wiring.op_count:
+        if until > self._count:
             return
         pending = [value]
         while pending:
@@ -216,28 +252,28 @@ class _Pager:
         reads = self._reads[value]
         while reads and reads[-1] < self.now:
             reads.pop()
-        direct = reads[-1] if reads else self.wiring.op_count + 1
+        direct = reads[-1] if reads else self._count + 1
         for wanted in (self._wanted[value], self._until[value]):
             if wanted >= self.now:
                 return min(direct, wanted)
         return direct
 
-    def _price(self, value: int) -> float:
+    def _price(self, value: int, *, deep: bool) -> float:
         size = self._size[value]
         until = self._next(value)
         maker = self.wiring.producer_list[value]
-        if until > self.wiring.op_count:
+        if until > self._count:
             # Without what cannot be made again, nothing that depends on it can be either.
             return 0.0 if self.wiring.replayable_list[maker] else self._all / max(size, 1)
         if size == 0:
             return math.inf
-        if self._habit.deep:
+        if deep:
             cost = self._closure(maker)
         elif self.wiring.replayable_list[maker]:
             cost = self.wiring.time_list[maker]
         else:
             return math.inf
-        span = (until - self.now + 1) / self.wiring.op_count
+        span = (until - self.now + 1) / self._count
         price: float = (cost + 1e-12) / size / span**self._habit.span * self._weight[value]
         if self._plan is not None and not self._plan(self.now, value):
             price *= 1e-3

@@ -35,23 +35,35 @@ def prune(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = ma
         gone = _removable(wiring, now, budget_bytes)
         if not gone:
             return now
-        now = drop_unused(wiring, trace(wiring, np.delete(now.sequence, gone)))
+        now = _without(wiring, now, gone)
     return now
 
 
 def drop_unused(wiring: Wiring, now: Trace) -> Trace:
     """Remove recomputations that nothing reads, and what only they read."""
+    return _without(wiring, now, [])
+
+
+def _without(wiring: Wiring, now: Trace, positions: list[int]) -> Trace:
+    """Remove recomputations, and what nothing reads then; of two in a row of one op, one at most.
+
+    What read a computation that is removed reads the one before; all other reads stay as they are.
+    """
+    made_at = now.key % (now.steps + 1)
+    gone = np.zeros(now.steps + 1, dtype=np.bool_)
+    gone[positions] = True
+    rank = np.repeat(np.arange(now.steps), np.diff(now.first_copy))[now.use_copy]
+    read_at = made_at[rank - gone[made_at[rank]]]
+    again = np.zeros(now.steps + 1, dtype=np.bool_)
+    again[made_at[repeats(now)]] = True
     while True:
-        used = np.zeros(len(now.copy_value), dtype=np.bool_)
-        used[now.use_copy] = True
-        rank = np.repeat(np.arange(now.steps), np.diff(now.first_copy))
-        read = np.zeros(now.steps, dtype=np.bool_)
-        read[rank[used]] = True
-        idle = repeats(now) & ~read
+        again[gone] = False
+        idle = again.copy()
+        idle[read_at[~gone[now.use_position]]] = False
         if not idle.any():
-            return now
-        gone = now.key[idle] % (now.steps + 1)
-        now = trace(wiring, np.delete(now.sequence, gone))
+            break
+        gone |= idle
+    return trace(wiring, now.sequence[~gone[:-1]]) if gone.any() else now
 
 
 def repeats(now: Trace) -> NDArray[np.bool_]:
@@ -67,7 +79,7 @@ def _removable(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
     in a row of one op, at most one is chosen; what the chosen ones read is counted as if they still
     did, so that the memory is never more than assumed.
     """
-    ranks = np.flatnonzero(repeats(now))
+    ranks = _removable_alone(wiring, now, budget_bytes)
     ops, positions = np.divmod(now.key[ranks], now.steps + 1)
     during = now.during.copy()
     touched: set[int] = set()
@@ -77,7 +89,7 @@ def _removable(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
         if rank in touched:
             continue
         longer = _longer(wiring, now, rank, start)
-        if all(budget_bytes >= most for most in _with(during, longer, start)):
+        if not gone or all(budget_bytes >= most for most in _with(during, longer, start)):
             for since, size in longer:
                 during[since:start] += size
             touched.update((rank - 1, rank, rank + 1))
@@ -85,6 +97,40 @@ def _removable(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
         if len(gone) > wiring.op_count // _OPS_PER_REMOVAL:
             break
     return gone
+
+
+def _removable_alone(wiring: Wiring, now: Trace, budget_bytes: int) -> Ints:
+    """Find the recomputations of which each alone may go; ranks in the order of `key`."""
+    again = repeats(now)
+    outs = np.diff(now.first_copy)
+    rank = np.repeat(np.arange(now.steps), outs)
+    copies = np.flatnonzero(again[rank])
+    rank = rank[copies]
+    since = now.copy_last[copies - outs[rank]] + 1  # the copy made before, until its last read
+    start = now.copy_start[copies]
+    lives = (now.copy_last[copies] > start) & (since < start)
+    rank, since, start = rank[lives], since[lives], start[lives]
+    size = wiring.size[now.copy_value[copies[lives]]]
+    order = np.lexsort((since, rank))
+    rank, since, start, size = rank[order], since[order], start[order], size[order]
+    more = np.cumsum(size)
+    more -= (more - size)[np.searchsorted(rank, rank)]
+    until = np.where(np.append(rank[1:] == rank[:-1], False), np.append(since[1:], 0), start)
+    over = _most(now.during, since, until) + more > budget_bytes
+    again[rank[over & (since < until)]] = False
+    return np.flatnonzero(again)
+
+
+def _most(during: Ints, since: Ints, until: Ints) -> Ints:
+    """Find the most in each stretch `since:until`, with a table of all spans of powers of two."""
+    level = np.frexp(np.maximum(until - since, 1))[1] - 1
+    found = np.zeros(len(since), dtype=np.int64)
+    most = during
+    for power in range(int(level.max(initial=0)) + 1):
+        here = level == power
+        found[here] = np.maximum(most[since[here]], most[until[here] - (1 << power)])
+        most = np.maximum(most[: -1 << power], most[1 << power :])
+    return found
 
 
 def _longer(wiring: Wiring, now: Trace, rank: int, start: int) -> list[tuple[int, int]]:

@@ -68,18 +68,17 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
     use_position = np.concatenate(
         [np.repeat(np.arange(steps), reads), np.full(len(wiring.results), steps)]
     )
-    maker = np.searchsorted(key, wiring.producer[use_value] * (steps + 1) + use_position) - 1
+    maker = _makers(wiring, sequence, key, use_value, use_position)
     use_copy = first_copy[maker] + wiring.slot[use_value]
     copy_last = copy_start.copy()
     np.maximum.at(copy_last, use_copy, use_position)
 
     weight = wiring.size[copy_value]
-    change = np.zeros(steps + 2, dtype=np.int64)
-    np.add.at(change, copy_start, weight)
-    np.subtract.at(change, copy_last + 1, weight)
-    held = np.cumsum(change)[: steps + 1]
     made = np.zeros(steps + 1, dtype=np.int64)
     np.add.at(made, copy_start, weight)
+    freed = np.zeros(steps + 2, dtype=np.int64)
+    np.add.at(freed, copy_last + 1, weight)
+    held = np.cumsum(made - freed[: steps + 1])
     return Trace(
         sequence=sequence,
         during=held[:steps] + wiring.workspace[sequence],
@@ -104,6 +103,17 @@ def first_runs(wiring: Wiring, now: Trace) -> Ints:
 def sequence_time(wiring: Wiring, sequence: Ints) -> float:
     """Time of all computations of a sequence."""
     return math.fsum(wiring.time[sequence].tolist())
+
+
+def _makers(wiring: Wiring, sequence: Ints, key: Ints, use_value: Ints, use_position: Ints) -> Ints:
+    """Find the rank in `key` of the computation that each read is of: the last before it."""
+    times = np.bincount(sequence, minlength=wiring.op_count)
+    op = wiring.producer[use_value]
+    maker: Ints = (np.cumsum(times) - times)[op]
+    again = np.flatnonzero(times[op] > 1)
+    wanted = op[again] * (len(sequence) + 1) + use_position[again]
+    maker[again] = np.searchsorted(key, wanted) - 1
+    return maker
 
 
 def _starts(counts: Ints) -> Ints:
