@@ -9,7 +9,7 @@ from torch import nn
 
 import remat
 
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = 0.2
 CLASSES = 96
 
 

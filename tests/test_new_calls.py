@@ -56,7 +56,7 @@ def test_batches_of_several_shapes_have_their_plans():
 
 
 def test_the_last_eight_plans_are_kept():
-    model = planned()
+    model = planned(nn.Linear(8, 4), budget="1MiB")
     plans = [model.plan]
     for size in range(2, 10):
         model(batch(size))

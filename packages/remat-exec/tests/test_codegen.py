@@ -1,5 +1,6 @@
 """Generated code does what its schedule says, and computes what storing everything computes."""
 
+import functools
 import inspect
 import random
 
@@ -20,6 +21,12 @@ SLACK_BYTES = 256
 
 def record(case, model, steps=2):
     return train(model, lambda module, _: module(*case.args()), case.loss, steps)
+
+
+@functools.cache
+def stored(case):
+    """What storing everything leaves behind, the same each time."""
+    return record(case, case.remat())
 
 
 def saved_states(executable):
@@ -48,7 +55,7 @@ def test_storing_everything_computes_what_eager_computes(case):
 @given(seed=st.integers(0, 10**6))
 def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_was_predicted(case, seed):
     schedule = random_schedule(case.captured.graph, random.Random(seed))
-    assert_bitwise_equal(record(case, case.remat(schedule)), record(case, case.remat()))
+    assert_bitwise_equal(record(case, case.remat(schedule)), stored(case))
     assert_takes_what_was_predicted(case, schedule)
 
 

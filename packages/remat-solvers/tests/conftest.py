@@ -19,8 +19,9 @@ def importable():
         yield
 
 
-@pytest.fixture(scope="module")
-def processes(importable):
+@pytest.fixture(scope="session")
+def processes():
+    """Two processes, started once, which import from where this one does."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
 

@@ -114,7 +114,7 @@ def test_every_level_of_the_sweep_counts():
 
 
 def test_more_sizes_of_the_top_level_are_never_worse():
-    hierarchy = feed_forward_in_blocks(24, 4)
+    hierarchy = feed_forward_in_blocks(12, 3)
     budget = int(0.5 * peak_of(hierarchy.graph))
     both = solved(hierarchy, budget, most_nodes=(1, 60)).time
     alone = [solved(hierarchy, budget, most_nodes=(nodes,)).time for nodes in (1, 60)]

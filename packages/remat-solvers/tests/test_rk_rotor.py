@@ -303,7 +303,7 @@ def test_options_inside_blocks_pay_on_a_transformer():
     plain = run(Rotor(), graph, budget)
     solution = run(RKRotor(), graph, budget, seconds=10)
     check_of_chain(graph, budget, solution)
-    bound = solve(graph, budget, solver="refine", limit_seconds=3).lower_bound
+    bound = solve(graph, budget, solver="refine", limit_seconds=1).lower_bound
     assert bound <= solution.time
     assert solution.time - graph.time < 0.8 * (plain.time - graph.time)
 

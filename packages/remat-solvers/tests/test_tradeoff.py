@@ -3,8 +3,7 @@
 import importlib
 import itertools
 import math
-import multiprocessing
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 import pytest
@@ -426,10 +425,8 @@ def test_the_time_of_an_executor_is_shared_by_rounds(fake):
     assert all(900 < s <= 1000 for s in seconds[2:])
 
 
-def test_a_pool_of_processes():
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        found = tradeoff(CHAIN, points=4, executor=pool)
+def test_a_pool_of_processes(processes):
+    found = tradeoff(CHAIN, points=4, executor=processes)
     check(CHAIN, found)
     assert all(point.status is Status.OPTIMAL for point in found.points)
 
