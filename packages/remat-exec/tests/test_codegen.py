@@ -12,9 +12,9 @@ from exec_cases.training import assert_bitwise_equal, assert_close, train
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remat_exec import Executable
+from remat_exec import Executable, ExecutionError, RematModule
 from remat_graph import Compute, Free, InvalidSchedule, Schedule, simulate
-from remat_graph.torch import GENERATOR_STATE_BYTES
+from remat_graph.torch import GENERATOR_STATE_BYTES, capture
 
 SLACK_BYTES = 256
 
@@ -96,6 +96,22 @@ def test_a_replayed_dropout_draws_the_same_mask_and_leaves_the_stream_where_eage
     assert_bitwise_equal(got, record(case, case.remat()))
     eager = record(case, case.model())
     assert torch.equal(got.tensors["random state"], eager.tensors["random state"])
+
+
+def test_on_meta_a_replayed_dropout_is_planned_for_another_device_but_not_run():
+    x = torch.empty(2048, 12)
+    schedule = replay_of(SHARED, "native_dropout")
+    here = Executable(capture(SHARED.model(), (x,), costs="estimate"), schedule).code
+    with torch.device("meta"):  # `.to` would tie its layers no more
+        model, on_meta = SHARED.model(), x.to("meta")
+    module = RematModule(model, capture(model, (on_meta,), costs="estimate"), schedule)
+    planned = module.executable.code
+    assert planned.states == here.states > 0
+    assert planned.peak_bytes <= here.peak_bytes <= planned.peak_bytes + GENERATOR_STATE_BYTES
+    with pytest.raises(ExecutionError, match="a plan on meta can be read but not run"):
+        module(on_meta)
+    with pytest.raises(ExecutionError, match="a plan on meta can be read but not run"):
+        module.executable.rehearse(model, [on_meta])
 
 
 def test_a_user_who_draws_between_forward_and_backward_gets_the_numbers_of_eager():

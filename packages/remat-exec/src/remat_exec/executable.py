@@ -10,7 +10,7 @@ import torch
 
 from remat_exec.chain import run_step
 from remat_exec.codegen import Code, generate
-from remat_exec.errors import BackwardError, BudgetExceeded
+from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, generators_restored, measure_peak
@@ -79,7 +79,15 @@ class Executable:
         return self.code.source
 
     def bind(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[Any]:
-        """Collect the live tensors that the program reads, in its order."""
+        """Collect the live tensors that the program reads, in its order.
+
+        Raises:
+            ExecutionError: on the meta device, where there is nothing to run on.
+        """
+        if self.device.type == "meta":
+            raise ExecutionError(
+                "a plan on meta can be read but not run; plan on the device that is to run it"
+            )
         program = self.capture.program
         bound: list[Any] = [tensor_at(module, tensors, i.kind, i.key) for i in program.inputs]
         bound.extend(program.constants.values())

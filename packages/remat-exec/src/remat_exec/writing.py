@@ -3,7 +3,7 @@
 Views are made when first read and go with their buffer. A drawing operator that is replayed saves
 the state of its generator at its first run, and each replay puts the stream back to where it found
 it; the states (5 KB each on the CPU, 16 bytes on CUDA) are Python bytes, outside the device's
-allocator.
+allocator. Generators are looked up as the code runs: it can be written where it cannot be run.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Writer:
         if op not in self.replayed or call.random is None:
             self.lines.append(statement)
         else:
-            generator = self._bind("generator", _generator(call.random))
+            generator = f"{self._bind('generator', _generator)}({str(call.random)!r})"
             if again:
                 self.lines.append(f"resume = {generator}.get_state()")
                 self.lines.append(f"{generator}.set_state(frombytes__(states[{op!r}]))")
@@ -294,7 +294,8 @@ def freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
     return {step.value for step in freed if isinstance(step, Free)}
 
 
-def _generator(device: torch.device) -> torch.Generator:
+def _generator(name: str) -> torch.Generator:
+    device = torch.device(name)
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     if device.type == "cpu":

@@ -176,6 +176,11 @@ def plan(
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, the model and its inputs may be
     on the meta device, and a fractional budget is of the predicted peak of storing everything.
 
+    Peaks are approximate then. Estimated costs know of no workspace of an operator. On meta what
+    depends on the device is left out: 5 KB for a moment at a random operator on the CPU; on CUDA
+    the rounding of each buffer to 512 bytes, and 2 KB for the loss. Attention is planned there as
+    the operators that it is made of, not as the one that CPU or CUDA has for it.
+
     Raises:
         BudgetError: if the budget cannot be read.
         CaptureError: if the model cannot be captured as one static graph.
