@@ -51,6 +51,20 @@ def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_target_ends_the_search_and_many_nodes_find_the_same():
+    program = knapsacks(60, 5)
+    best = solve_program(program, seconds=60)
+    quick = solve_program(program, seconds=60, many_nodes=True)
+    assert best.outcome is quick.outcome is Outcome.SOLVED
+    assert quick.value == pytest.approx(best.value)
+    target = 0.9 * best.value  # values are negative
+    enough = solve_program(program, seconds=60, target=target)
+    assert enough.outcome is Outcome.SOLVED
+    assert best.value <= enough.value <= target
+    assert enough.bound <= best.value * HAIR
+    assert enough.bound < best.bound
+
+
 def test_a_sweep_with_gurobi_starts_where_it_is_told():
     plain = knapsacks()
     program = BudgetedProgram(

@@ -65,7 +65,7 @@ def missing_back_end(name: str) -> str | None:
 
 
 class Outcome(enum.StrEnum):
-    """How a solve ended: solved to the wanted gap, infeasible by proof, or stopped by a limit."""
+    """How a solve ended: as good as was wanted, infeasible by proof, or stopped by a limit."""
 
     SOLVED = "solved"
     INFEASIBLE = "infeasible"
@@ -122,9 +122,16 @@ def solve_program(
     seconds: float,
     gap: float = 0.0,
     start: Floats | None = None,
+    target: float | None = None,
+    many_nodes: bool = False,
     back_end: str = cp.HIGHS,
 ) -> Answer:
-    """Solve within a time limit, to a relative gap, from a start point (if it can be handed on)."""
+    """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
+
+    A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`, branching looks at no more than
+    estimates: of large programs with few nodes, HiGHS spends most of the time on trying branches.
+    Both are for HiGHS alone.
+    """
     count = len(program.cost)
     if count == 0:
         feasible = bool(np.all(program.right >= 0))
@@ -132,7 +139,14 @@ def solve_program(
         return Answer(outcome, np.zeros(0) if feasible else None, 0.0, 0.0)
     x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
     problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
-    return _run(problem, x, program, seconds, gap, start, back_end)
+    more: dict[str, Any] = {}
+    if back_end == cp.HIGHS:
+        more |= {} if target is None else {"objective_target": target}
+        more |= {"mip_pscost_minreliable": 0} if many_nodes else {}
+    answer = _run(problem, x, program, seconds, gap, start, back_end, more)
+    if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
+        return dataclasses.replace(answer, outcome=Outcome.SOLVED)
+    return answer
 
 
 class BudgetedProgram:
@@ -163,7 +177,7 @@ class BudgetedProgram:
         self._share.value = budget_bytes / self._scale
         right = self._program.right + budget_bytes * self._per_byte
         program = dataclasses.replace(self._program, right=right)
-        return _run(self._problem, self._x, program, seconds, gap, start, self._back_end)
+        return _run(self._problem, self._x, program, seconds, gap, start, self._back_end, {})
 
 
 def _run(
@@ -174,9 +188,10 @@ def _run(
     gap: float,
     start: Floats | None,
     back_end: str,
+    more: dict[str, Any],
 ) -> Answer:
     try:
-        options = _options(problem, x, seconds, gap, start, back_end)
+        options = _options(problem, x, seconds, gap, start, back_end) | more
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
             problem.solve(solver=back_end, **options)  # type: ignore[no-untyped-call]

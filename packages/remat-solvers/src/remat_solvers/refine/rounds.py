@@ -27,7 +27,7 @@ from remat_solvers.shake import shake
 from remat_solvers.smallest import smallest_trace
 from remat_solvers.starts import HABITS, TASTES
 from remat_solvers.trace import Trace, sequence_time, trace
-from remat_solvers.wiring import Ints, Wiring, expand
+from remat_solvers.wiring import Floats, Ints, Wiring, expand
 
 __all__ = ["TOLERANCE", "Rounds"]
 
@@ -49,10 +49,12 @@ _POLISH_SHARE = 0.15
 # Of the time, for one integer program: large ones raise their bounds late.
 _SLICE, _LARGE_SLICE = 1 / 8, 7 / 8
 _FRUITLESS = 3
+_POLISH, _LEAST_POLISH = 0.3, 0.04
 _MUCH, _SOME = 0.1, 0.02
 _GAP_TO_TRY_MORE = 0.01
-_MOST_OF_GAP = 0.5
+_MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
+_BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE = 8
 _ATTEMPT_SECONDS = 0.4
 _ATTEMPT_SECONDS_PER_OP = 5e-4
@@ -165,14 +167,15 @@ class Rounds:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
         tried = self._sketch(tried)
         pending: list[Refinement] = []
-        again = 0
-        share = _SLICE
+        again, begun = 0, None
+        share, polish = _SLICE, _POLISH
         if self._sketched is not None and self._sketched[1].columns > _LARGE_COLUMNS:
             self._polish(_POLISH_SHARE * self._left())
             share = _LARGE_SLICE
         seconds = max(1.0, share * self._left())
         while not self._enough() or self._is_worth_a_round():
-            relaxation, answer = self._solve(tried, min(self._left(), seconds))
+            relaxation, answer = self._solve(tried, min(self._left(), seconds), begun)
+            begun = None
             if answer.outcome is Outcome.INFEASIBLE:
                 self.infeasible = self.best is None
                 return self._say("the program is infeasible")
@@ -180,15 +183,17 @@ class Rounds:
             built = self._build(relaxation, answer)
             if self._round == 1:
                 self._reserve(tried)
-            self._polish(min(self._left(), 0.3 * seconds))
+            before = self.best_time
+            self._polish(min(self._left(), polish * seconds))
+            polish = _POLISH if self.best_time < before else max(polish / 2, _LEAST_POLISH)
             self._say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
             seen = [] if built is None else self._where(built, tried)
             pending = [r for r in seen or pending if not tried >= r]
             if answer.outcome is not Outcome.SOLVED:
                 seconds *= 1.5
                 if again < _MOST_AGAIN and self._is_worth_closing(answer):
-                    seconds *= 2
-                    again += 1
+                    seconds = max(2 * seconds, _LARGE_SLICE * self._left())
+                    again, begun = again + 1, answer.point
                     continue
             elif not pending:
                 break
@@ -281,7 +286,10 @@ class Rounds:
         self.bound = max(self.bound, sequence_time(self.wiring, found.sequence) * (1 - 1e-9))
         self._say("searched all states")
 
-    def _solve(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
+    def _solve(
+        self, tried: Refinement, seconds: float, begun: Floats | None
+    ) -> tuple[Relaxation, Answer]:
+        """Solve a program from the better of two starts: the incumbent and an earlier point."""
         relaxation = self._relax(tried)
         if self._columns > _LARGE_COLUMNS:
             too_large = self._columns > _TOO_LARGE_COLUMNS
@@ -292,10 +300,17 @@ class Rounds:
             self._build(tighter, answer)
             self._say("the linear relaxation of the next program")
             seconds = min(self._left(), seconds)
-        start = None if self.best is None else embed(self.wiring, relaxation, self.best)
+        starts = [] if begun is None else [begun]
+        if self.best is not None:
+            starts.append(embed(self.wiring, relaxation, self.best))
         exact = self._columns < _LARGE_COLUMNS
         answer = solve_program(
-            relaxation.program, seconds=seconds, gap=0.0 if exact else _GAP, start=start
+            relaxation.program,
+            seconds=seconds,
+            gap=0.0 if exact else _GAP,
+            start=min(starts, key=relaxation.program.cost.dot, default=None),
+            target=1000 * (self.bound / self.once - 1),
+            many_nodes=begun is not None,
         )
         self._round += 1
         return relaxation, answer
@@ -378,7 +393,7 @@ class Rounds:
                 self.best,
                 self.budget_bytes,
                 seed=self._round,
-                deadline=until - by_parts * seconds / 2,
+                deadline=until - by_parts * _BY_PARTS * seconds,
             )
         )
         since = 0
