@@ -9,6 +9,7 @@ from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 
 import remat
+from remat_graph import plugins
 from remat_solvers import store_all as plugin_module
 
 LIMIT_SECONDS = 0.5
@@ -170,7 +171,9 @@ def third_party(monkeypatch):
         return found
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    plugins._find_on.cache_clear()
     yield
+    plugins._find_on.cache_clear()
     del plugin_module.OverBudget, plugin_module.Failing
 
 

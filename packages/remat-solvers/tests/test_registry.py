@@ -107,6 +107,16 @@ def test_own_solvers_are_listed_with_their_distribution():
     assert get_solver("refine").name == "refine"
 
 
+def test_what_is_installed_later_in_the_same_place_is_listed(install, tmp_path):
+    install("first", "1.0", SOLVERS, mine="Good")
+    assert "yours" not in list_solvers()
+    info = tmp_path / "first-1.0" / "second-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[remat.solvers]\nyours = first_code:Good\n")
+    assert list_solvers()["yours"].distribution == "second"
+
+
 def test_listing_imports_nothing_and_loading_is_cached(install):
     install("alpha", "1.2", SOLVERS, good="Good", bad="Absent")
     assert list_solvers()["good"].origin == "alpha 1.2 (alpha_code:Good)"

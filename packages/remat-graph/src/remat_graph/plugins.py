@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import MappingProxyType
 
 __all__ = ["Plugin", "find_plugins"]
 
@@ -38,10 +42,28 @@ class Plugin:
         return _load(self)
 
 
-def find_plugins(group: str) -> dict[str, tuple[Plugin, ...]]:
+def find_plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
     """Find the installed plugins of a group by name, several where a name is offered twice.
 
-    Of a distribution that is on the path twice, `importlib.metadata` sees the first alone.
+    Of a distribution that is on the path twice, `importlib.metadata` sees the first alone. The path
+    is read again where it or one of its folders has changed, as by an installation.
+    """
+    return MappingProxyType(_find_on(group, tuple((path, _changed(path)) for path in sys.path)))
+
+
+def _changed(path: str) -> int | None:
+    """Tell when a folder of the path last changed, in ns; `None` if there is none."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _find_on(group: str, path: tuple[tuple[str, int | None], ...]) -> dict[str, tuple[Plugin, ...]]:
+    """Read the entry points of all distributions, some tens of milliseconds.
+
+    `path` is the key under which they are kept: `importlib.metadata` looks at `sys.path` itself.
     """
     found: dict[str, list[Plugin]] = {}
     for point in importlib.metadata.entry_points(group=group):
