@@ -40,11 +40,11 @@ from graphs import captured
 from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
-from remat_solvers.refine import rounds
 from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import Relaxation, relax
-from remat_solvers.refine.rounds import Rounds
 from remat_solvers.store_all import store_all
+from remat_solvers.wiring import Floats
 
 MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")
 SHARES = (0.5, 0.3)
@@ -67,19 +67,35 @@ def without_pairs(*given: Any, **named: Any) -> Relaxation:
     return relax(*given, **{**named, "paired": False})
 
 
-# What to put in place of names of `rounds`, or of attributes of `Rounds` (those with a dot).
+def without_sketch(_: Programs, tried: Refinement) -> Refinement:
+    """Begin with the first checkpoint alone."""
+    return tried
+
+
+def without_warm_start(_: Programs, __: Relaxation, begun: Floats | None) -> Floats | None:
+    """Start a program at most from an earlier point of its own."""
+    return begun
+
+
+# What to put in place of names in the modules of `refine`.
 VARIANTS: dict[str, Patches] = {
     "refine": {},
-    "greedy": {"._refine": nothing},
-    "first program": {"refinements": lambda *_: [], "._sketch": lambda _, tried: tried},
-    "no running rows": {"refinements": without_running_rows},
-    "no reserves": {"._reserve": nothing},
-    "no tastes": {"_GAP_TO_TRY_MORE": np.inf},
-    "no local search": {"._polish": nothing},
-    "no neighbourhoods": {"_PATIENCE": 0},
-    "no warm start": {"embed": nothing},
-    "no relaxation first": {"_LARGE_COLUMNS": np.inf, "._sketch": lambda _, tried: tried},
-    "no pairs": {"relax": without_pairs},
+    "greedy": {"rounds.Rounds._refine": nothing},
+    "first program": {
+        "programs.refinements": lambda *_: [],
+        "programs.Programs.sketch": without_sketch,
+    },
+    "no running rows": {"programs.refinements": without_running_rows},
+    "no reserves": {"programs.Programs.reserve": nothing},
+    "no tastes": {"heuristics._GAP_TO_TRY_MORE": np.inf},
+    "no local search": {"heuristics.Heuristics.polish": nothing},
+    "no neighbourhoods": {"heuristics._PATIENCE": 0},
+    "no warm start": {"programs.Programs._start": without_warm_start},
+    "no relaxation first": {
+        "programs._LARGE_COLUMNS": np.inf,
+        "programs.Programs.sketch": without_sketch,
+    },
+    "no pairs": {"programs.relax": without_pairs},
 }
 
 
@@ -138,8 +154,7 @@ def patched(patches: Patches) -> Iterator[None]:
     """Put other things in place of parts of `refine`."""
     with contextlib.ExitStack() as stack:
         for name, other in patches.items():
-            owner = Rounds if name.startswith(".") else rounds
-            stack.enter_context(mock.patch.object(owner, name.removeprefix("."), other))
+            stack.enter_context(mock.patch(f"remat_solvers.refine.{name}", other))
         yield
 
 

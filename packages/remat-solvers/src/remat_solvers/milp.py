@@ -128,8 +128,9 @@ def solve_program(
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
 
-    A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`, branching looks at no more than
-    estimates: of large programs with few nodes, HiGHS spends most of the time on trying branches.
+    A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
+    branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
+    of the time on trying branches.
     Both are for HiGHS alone.
     """
     count = len(program.cost)

@@ -45,8 +45,9 @@ from remat_solvers.milp import Program
 from remat_solvers.rows import Rows
 from remat_solvers.wiring import Floats, Ints, Wiring
 
-__all__ = ["Relaxation", "Stagewise", "relax"]
+__all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
 
+COST_OF_ONCE = 1000  # what computing everything once would cost in a program
 _SLACK = 1e-9
 
 
@@ -158,7 +159,7 @@ def relax(
 
     cost = np.zeros(width)
     where = redo >= 0
-    scale = 1000 / max(float(wiring.time.sum()), 1e-300)
+    scale = COST_OF_ONCE / max(float(wiring.time.sum()), 1e-300)
     cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
     program = Program(
         cost=cost,

@@ -30,6 +30,7 @@ from typing import ClassVar
 from remat_graph import Solution, Status, simulate
 from remat_solvers.problem import Limit, Problem, Report
 from remat_solvers.refine.rounds import Rounds
+from remat_solvers.refine.state import State
 from remat_solvers.smallest import smallest_trace
 from remat_solvers.wiring import Wiring, expand, in_order
 
@@ -59,29 +60,29 @@ class Refine:
         wiring = Wiring.of(problem.graph)
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         start = None if problem.start is None else in_order(wiring, problem.start)
-        rounds = Rounds(wiring, problem.budget_bytes, deadline, limit, report, start)
-        rounds.run()
-        best = rounds.best
+        state = State(wiring, problem.budget_bytes, deadline, limit, report)
+        Rounds(state, start).run()
+        best = state.best
         if best is None:
             smallest = smallest_trace(wiring, time.perf_counter() + 1.0)
             if smallest.peak_bytes <= problem.budget_bytes:
-                rounds.offer(smallest)
-                best = rounds.best
+                state.offer(smallest)
+                best = state.best
         if best is None:
             return Solution(
-                status=Status.INFEASIBLE if rounds.infeasible else Status.LIMIT,
+                status=Status.INFEASIBLE if state.infeasible else Status.LIMIT,
                 schedule=None,
                 time=math.inf,
                 peak_bytes=smallest.peak_bytes,
-                lower_bound=None if rounds.infeasible else rounds.bound,
+                lower_bound=None if state.infeasible else state.bound,
                 solver=self.name,
                 solve_seconds=limit.elapsed,
             )
         schedule = expand(wiring, best.sequence)
         timeline = simulate(problem.graph, schedule)
-        bound = min(rounds.bound, timeline.time)
+        bound = min(state.bound, timeline.time)
         return Solution(
-            status=Status.OPTIMAL if rounds.closed(0.0) else Status.FEASIBLE,
+            status=Status.OPTIMAL if state.closed(0.0) else Status.FEASIBLE,
             schedule=schedule,
             time=timeline.time,
             peak_bytes=timeline.peak_bytes,

@@ -1,0 +1,124 @@
+"""Schedules without a proof: found at first, built from points of programs, and improved.
+
+A first schedule comes of mending the given one and storing everything; while nothing fits, of
+running the ops within the budget in one pass and of mending in other ways; at last of a descent to
+the least peak. What is found is pruned and offered to the state, which keeps the fastest.
+Guarantee: what is kept fits; nothing is proved. Complexity: each attempt has its time
+(`State.soon`). Source: ALGORITHMS.md, refine, step 6.
+"""
+
+from __future__ import annotations
+
+import time
+
+from remat_solvers.evict import Taste, evict
+from remat_solvers.milp import Answer
+from remat_solvers.paging import Habit, page
+from remat_solvers.prune import prune
+from remat_solvers.refine.construct import construct
+from remat_solvers.refine.neighbourhood import Neighbourhood
+from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
+from remat_solvers.refine.state import State
+from remat_solvers.shake import shake
+from remat_solvers.smallest import smallest_trace
+from remat_solvers.starts import HABITS, TASTES
+from remat_solvers.trace import Trace, trace
+from remat_solvers.wiring import Ints
+
+__all__ = ["Heuristics"]
+
+_DESCENT_SHARE = 0.2  # of the time left
+_DESCENT_GOAL = 0.99  # of the budget
+_GAP_TO_TRY_MORE = 0.01
+_BY_PARTS = 0.75  # of the time for improving schedules
+_PATIENCE = 8
+
+
+class Heuristics:
+    """What looks for schedules and needs no bound; keeps what its neighbourhood has learnt."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._neighbourhood = Neighbourhood(state.wiring, state.budget_bytes)
+
+    def start(self, everything: Trace, given: Ints | None) -> None:
+        """Find a schedule that fits without a program, by whatever gives one first."""
+        if given is not None:
+            self._repair(trace(self._state.wiring, given), TASTES[0])
+        self._repair(everything, TASTES[0])
+        for taste, habit in zip(TASTES[1:], HABITS, strict=True):
+            if self._state.best is None:
+                self._page(habit, None)
+            if self._state.best is None:
+                self._repair(everything, taste)
+
+    def descend(self) -> None:
+        """Look for a peak within the budget whatever the time, for a share of what is left."""
+        state = self._state
+        until = time.perf_counter() + _DESCENT_SHARE * state.left()
+        floor = int(_DESCENT_GOAL * state.budget_bytes)
+        self._offer_pruned(smallest_trace(state.wiring, until, floor_bytes=floor))
+
+    def build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
+        """Build, repair and offer the schedule of a point; return it as it was built."""
+        state = self._state
+        if answer.point is None:
+            return None
+        stagewise = read_point(relaxation, state.wiring, answer.point)
+        built = trace(state.wiring, construct(state.wiring, stagewise))
+        for taste in TASTES if state.round > 1 else TASTES[:1]:
+            self._repair(built, taste)
+            if state.closed(_GAP_TO_TRY_MORE) or state.left() <= 0:
+                break
+        if state.best is None:
+            self._page(HABITS[0], stagewise)
+        return built
+
+    def polish(self, seconds: float, *, by_parts: bool) -> None:
+        """Improve what fits by `shake`, then, if asked for and of use, by parts of a program."""
+        state = self._state
+        if state.best is None or seconds <= 0 or state.enough():
+            return
+        until = time.perf_counter() + seconds
+        by_parts = by_parts and self._neighbourhood.is_of_use
+        state.offer(
+            shake(
+                state.wiring,
+                state.best,
+                state.budget_bytes,
+                seed=state.round,
+                deadline=until - by_parts * _BY_PARTS * seconds,
+            )
+        )
+        since = 0
+        while by_parts and since < _PATIENCE and time.perf_counter() < until:
+            if state.enough():
+                break
+            before = state.best_time
+            state.offer(self._neighbourhood.step(state.best, until))
+            since = 0 if state.best_time < before else since + 1
+
+    def _repair(self, start: Trace, taste: Taste) -> None:
+        """Evict, prune and offer."""
+        state = self._state
+        fitting = evict(
+            state.wiring, start.sequence, state.budget_bytes, taste=taste, deadline=state.soon()
+        )
+        self._offer_pruned(fitting)
+
+    def _page(self, habit: Habit, stagewise: Stagewise | None) -> None:
+        """Run within the budget in one pass, keeping what the point of a program keeps."""
+        state = self._state
+        sequence = page(
+            state.wiring,
+            state.budget_bytes,
+            habit=habit,
+            plan=None if stagewise is None else stagewise.keeps,
+            deadline=state.soon(),
+        )
+        if sequence is not None:
+            self._offer_pruned(trace(state.wiring, sequence))
+
+    def _offer_pruned(self, found: Trace) -> None:
+        state = self._state
+        state.offer(prune(state.wiring, found, state.budget_bytes, deadline=state.deadline))

@@ -1,0 +1,198 @@
+"""The programs of `refine`: written for a refinement, solved, their bounds and schedules taken.
+
+Linear relaxations choose the first checkpoints (`sketch`); a large program begins with its linear
+relaxation, and a very large one ends there (`solve`); the first is solved anew with reserves, for
+schedules that overshoot less (`reserve`). Linear relaxations raise the bound of the state; of the
+answer of `solve` the caller makes use. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016
+and 0017.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from remat_solvers.milp import Answer, Outcome, relaxed, solve_program
+from remat_solvers.refine.embed import embed
+from remat_solvers.refine.heuristics import Heuristics
+from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
+from remat_solvers.refine.state import GAP, State
+from remat_solvers.trace import Trace
+from remat_solvers.wiring import Floats
+
+__all__ = ["Programs"]
+
+_SMALL_COLUMNS = 500
+# Beyond the first the linear relaxation comes first, beyond the second alone: HiGHS takes long, and
+# does not stop when told to.
+_LARGE_COLUMNS = 3_000
+_TOO_LARGE_COLUMNS = 50_000
+_MOMENTS = 6  # over budget, that are looked at
+
+_SKETCH_SHARE = 0.15  # of the time left, for each pass
+_RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many times the gap:
+_TIMES_THE_GAP = 10
+_FRUITLESS = 3
+
+_RESERVES = (0.02, 0.05, 0.08)  # of the budget
+_RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
+_RESERVE_GAP = 3e-3
+
+
+@dataclass(frozen=True, slots=True)
+class _Sketch:
+    """The refinement that the sketch ended with, and its linear relaxation."""
+
+    chosen: Refinement
+    relaxation: Relaxation
+    answer: Answer
+
+
+class Programs:
+    """Remembers how large the program written last was, and what the sketch ended with."""
+
+    def __init__(self, state: State, heuristics: Heuristics) -> None:
+        self._state = state
+        self._heuristics = heuristics
+        self._columns = 0
+        self._sketched: _Sketch | None = None
+
+    @property
+    def last_is_small(self) -> bool:
+        """Whether the program written last, if any, is solved in moments."""
+        return self._columns < _SMALL_COLUMNS
+
+    @property
+    def last_is_moderate(self) -> bool:
+        """Whether a program was written, and the last one is not large."""
+        return 0 < self._columns < _LARGE_COLUMNS
+
+    @property
+    def sketch_is_large(self) -> bool:
+        """Whether the sketch ended with a large program."""
+        return self._sketched is not None and self._sketched.relaxation.columns > _LARGE_COLUMNS
+
+    def sketch(self, tried: Refinement) -> Refinement:
+        """Choose checkpoints by linear relaxations, which take moments, while the bound rises.
+
+        First the next two are added while it rises much; then, with tighter relaxations, they also
+        take the place of others. Not where the integer program takes moments too: where it is over
+        budget tells more.
+        """
+        near = max(1, self._state.wiring.op_count // 50)
+        tried = self._climb(tried, Refinement.next_two, _RISE, paired=False)
+        if self._sketched is None:
+            return tried
+        moves = partial(Refinement.moves, near=near)
+        return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
+
+    def solve(
+        self, tried: Refinement, seconds: float, begun: Floats | None
+    ) -> tuple[Relaxation, Answer]:
+        """Solve a program, which is one round."""
+        state = self._state
+        relaxation = self._relax(tried)
+        if self._columns > _LARGE_COLUMNS:
+            too_large = self._columns > _TOO_LARGE_COLUMNS
+            tighter, answer = self._solve_relaxed(tried, seconds)
+            if too_large or answer.outcome is Outcome.INFEASIBLE or state.enough():
+                state.round += 1
+                return tighter, answer
+            self._heuristics.build(tighter, answer)
+            state.say("the linear relaxation of the next program")
+            seconds = min(state.left(), seconds)
+        start = self._start(relaxation, begun)
+        exact = self._columns < _LARGE_COLUMNS
+        answer = solve_program(
+            relaxation.program,
+            seconds=seconds,
+            gap=0.0 if exact else GAP,
+            start=start,
+            target=COST_OF_ONCE * (state.bound / state.once - 1),
+            many_nodes=begun is not None,
+        )
+        state.round += 1
+        return relaxation, answer
+
+    def reserve(self, tried: Refinement) -> None:
+        """Build from programs with less room, whose schedules overshoot less; prune then."""
+        state = self._state
+        for share in _RESERVES:
+            if state.enough() or self._columns > _TOO_LARGE_COLUMNS:
+                break
+            relaxation = relax(
+                state.wiring,
+                state.budget_bytes,
+                sorted(tried.checkpoints),
+                reserves=dict.fromkeys(tried.checkpoints, int(share * state.budget_bytes)),
+            )
+            seconds = min(_RESERVE_SECONDS, _RESERVE_SHARE * state.left())
+            answer = solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
+            self._heuristics.build(relaxation, answer)
+
+    def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
+        """List refinements for the moments where a built schedule is most over budget."""
+        return refinements(self._state.wiring, built, self._state.budget_bytes, tried, _MOMENTS)
+
+    def _climb(
+        self,
+        tried: Refinement,
+        moves: Callable[[Refinement, list[Refinement]], list[Refinement]],
+        rise: float,
+        *,
+        paired: bool,
+    ) -> Refinement:
+        """Go to moves that raise the bound by a share `rise` of itself, or of a wide gap."""
+        state = self._state
+        until = time.perf_counter() + _SKETCH_SHARE * state.left()
+        risen = state.once
+        pending, since = [tried], 0
+        while pending and since < _FRUITLESS and time.perf_counter() < until:
+            if state.enough():
+                break
+            sketched = pending.pop(0)
+            relaxation = self._relax(sketched, paired=paired)
+            if self.last_is_small:
+                break
+            answer = solve_program(relaxed(relaxation.program), seconds=until - time.perf_counter())
+            state.learn(answer.bound)
+            built = self._heuristics.build(relaxation, answer)
+            state.say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
+            reached = state.time_of(answer.bound)
+            since += 1
+            gap = state.best_time - risen
+            if reached - risen > rise * min(risen - state.once, _TIMES_THE_GAP * gap):
+                tried, risen, since = sketched, reached, 0
+                self._sketched = _Sketch(tried, relaxation, answer)
+                pending = [] if built is None else moves(tried, self.where(built, tried))
+        return tried
+
+    def _relax(self, tried: Refinement, *, paired: bool = False) -> Relaxation:
+        relaxation = relax(
+            self._state.wiring,
+            self._state.budget_bytes,
+            sorted(tried.checkpoints),
+            running=sorted(tried.running),
+            paired=paired,
+        )
+        self._columns = relaxation.columns
+        return relaxation
+
+    def _solve_relaxed(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
+        """Solve the linear relaxation, unless that was the last thing that the sketch did."""
+        if self._sketched is not None and self._sketched.chosen == tried:
+            return self._sketched.relaxation, self._sketched.answer
+        relaxation = self._relax(tried, paired=True)
+        answer = solve_program(relaxed(relaxation.program), seconds=seconds)
+        self._state.learn(answer.bound)
+        return relaxation, answer
+
+    def _start(self, relaxation: Relaxation, begun: Floats | None) -> Floats | None:
+        """Take the better of two starts: the fastest schedule and an earlier point."""
+        starts = [] if begun is None else [begun]
+        if self._state.best is not None:
+            starts.append(embed(self._state.wiring, relaxation, self._state.best))
+        return min(starts, key=relaxation.program.cost.dot, default=None)
