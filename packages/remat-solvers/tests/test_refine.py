@@ -1,4 +1,5 @@
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from remat_solvers.least import least
 from remat_solvers.milp import relaxed, solve_program
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
-from remat_solvers.refine.moments import Refinement
+from remat_solvers.refine.moments import Refinement, fullest
 from remat_solvers.refine.relaxation import Stagewise, relax
 from remat_solvers.store_all import store_all
-from remat_solvers.trace import trace
+from remat_solvers.trace import first_runs, trace
 from remat_solvers.wiring import Wiring, expand, in_order, sequence_of
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,6 +58,15 @@ def test_random_graphs_against_brute_force(graph, fraction):
 def test_training_chains_against_brute_force(graph, fraction):
     peak = simulate(graph, store_all(graph)).peak_bytes
     check_against_brute_force(graph, max(1, int(peak * fraction)))
+
+
+@settings(thorough, max_examples=20)
+@given(st.one_of(graphs(), trainings()), st.floats(0.4, 1.0))
+def test_the_ways_of_large_programs_against_brute_force(graph, fraction):
+    peak = simulate(graph, store_all(graph)).peak_bytes
+    sizes = {"_SMALL_COLUMNS": 2, "_LARGE_COLUMNS": 4}
+    with mock.patch.multiple("remat_solvers.refine.programs", **sizes):
+        check_against_brute_force(graph, max(1, int(peak * fraction)))
 
 
 @settings(thorough, max_examples=10)
@@ -147,6 +157,20 @@ def test_a_checkpoint_is_tried_in_place_of_its_neighbours_and_beside_them():
     assert moves[0].running == {(50, 4)}
     assert moves[1].running == now.running
     assert now.moves([], 3) == []
+
+
+def test_the_fullest_moments_of_a_schedule_are_apart():
+    graph = gpt2(layers=3)
+    wiring = Wiring.of(graph)
+    budget = int(0.35 * simulate(graph, store_all(graph)).peak_bytes)
+    now = trace(wiring, sequence_of(wiring, refine(graph, budget).schedule))
+    chosen = sorted(fullest(wiring, now, budget).checkpoints)
+    during = now.during[first_runs(wiring, now)]
+    assert int(during.argmax()) in chosen
+    assert (during[chosen] >= 0.9 * budget).all()
+    assert 2 <= len(chosen) <= 6
+    assert np.diff(chosen).min() > wiring.op_count // 50
+    assert fullest(wiring, now, 2 * budget).checkpoints == frozenset()
 
 
 def random_sequence(wiring, random):

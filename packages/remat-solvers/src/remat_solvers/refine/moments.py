@@ -1,4 +1,4 @@
-"""Where a constructed schedule is over budget, as refinements of the program that would see it.
+"""Where a schedule is over budget, or fullest, as refinements of the program that would see it.
 
 A first computation over budget becomes a checkpoint. A recomputation over budget asks for the
 checkpoints on both sides and, once the one before it is there, for its running-memory row.
@@ -15,9 +15,11 @@ import numpy as np
 from remat_solvers.trace import Trace, first_runs
 from remat_solvers.wiring import Wiring
 
-__all__ = ["Refinement", "refinements"]
+__all__ = ["Refinement", "fullest", "refinements"]
 
 _MOVES = 3
+_FULL = 0.9  # of the budget
+_MOST_FULL = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,18 @@ class Refinement:
             kept = Refinement(far, frozenset(row for row in self.running if row[0] in far))
             found += [kept | other, self | other]
         return [move for move in dict.fromkeys(found) if not self >= move]
+
+
+def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> Refinement:
+    """Choose checkpoints where a schedule that fits is fullest, apart from one another."""
+    during = now.during[first_runs(wiring, now)]
+    apart = 2 * max(1, wiring.op_count // 50)
+    found: set[int] = set()
+    while len(found) < _MOST_FULL and during.max(initial=0) >= _FULL * budget_bytes:
+        op = int(during.argmax())
+        found.add(op)
+        during[max(0, op - apart) : op + apart + 1] = 0
+    return Refinement(frozenset(found), frozenset())
 
 
 def refinements(

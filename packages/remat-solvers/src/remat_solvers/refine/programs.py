@@ -1,10 +1,11 @@
 """The programs of `refine`: written for a refinement, solved, their bounds and schedules taken.
 
 Linear relaxations choose the first checkpoints (`sketch`); a large program begins with its linear
-relaxation, and a very large one ends there (`solve`); the first is solved anew with reserves, for
-schedules that overshoot less (`reserve`). Linear relaxations raise the bound of the state; of the
-answer of `solve` the caller makes use. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016
-and 0017.
+relaxation, and a very large one ends there (`solve`). Before a large one, its checkpoints are
+compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
+with reserves, for schedules that overshoot less (`reserve`). Linear relaxations raise the bound of
+the state; of the answer of `solve` the caller makes use. Source: ALGORITHMS.md, "Stage-refined
+ILP"; decisions 0016, 0017 and 0019.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from remat_solvers.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.moments import Refinement, fullest, refinements
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
 from remat_solvers.refine.state import GAP, State
 from remat_solvers.trace import Trace
@@ -36,6 +37,7 @@ _SKETCH_SHARE = 0.15  # of the time left, for each pass
 _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many times the gap:
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
+_COMPARE_SHARE = 0.1  # of the time left
 
 _RESERVES = (0.02, 0.05, 0.08)  # of the budget
 _RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
@@ -59,6 +61,7 @@ class Programs:
         self._heuristics = heuristics
         self._columns = 0
         self._sketched: _Sketch | None = None
+        self._compared: set[Refinement] = set()
 
     @property
     def last_is_small(self) -> bool:
@@ -89,6 +92,25 @@ class Programs:
         moves = partial(Refinement.moves, near=near)
         return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
 
+    def stronger(self, tried: Refinement) -> Refinement:
+        """Prefer the checkpoints where the fastest schedule is fullest, if these prove more.
+
+        By linear relaxations, and only in place of a large program.
+        """
+        state = self._state
+        if state.best is None or self._columns > _TOO_LARGE_COLUMNS:
+            return tried
+        if self._relax(tried).columns <= _LARGE_COLUMNS:
+            return tried
+        other = fullest(state.wiring, state.best, state.budget_bytes)
+        if other in self._compared or tried >= other:
+            return tried
+        self._compared.add(other)
+        seconds = _COMPARE_SHARE * state.left()
+        sketches = [self._sketch(refinement, seconds) for refinement in (tried, other)]
+        self._sketched = max(sketches, key=lambda sketch: sketch.answer.bound)
+        return self._sketched.chosen
+
     def solve(
         self, tried: Refinement, seconds: float, begun: Floats | None
     ) -> tuple[Relaxation, Answer]:
@@ -97,7 +119,9 @@ class Programs:
         relaxation = self._relax(tried)
         if self._columns > _LARGE_COLUMNS:
             too_large = self._columns > _TOO_LARGE_COLUMNS
-            tighter, answer = self._solve_relaxed(tried, seconds)
+            if self._sketched is None or self._sketched.chosen != tried:
+                self._sketched = self._sketch(tried, seconds)
+            tighter, answer = self._sketched.relaxation, self._sketched.answer
             if too_large or answer.outcome is Outcome.INFEASIBLE or state.enough():
                 state.round += 1
                 return tighter, answer
@@ -181,14 +205,12 @@ class Programs:
         self._columns = relaxation.columns
         return relaxation
 
-    def _solve_relaxed(self, tried: Refinement, seconds: float) -> tuple[Relaxation, Answer]:
-        """Solve the linear relaxation, unless that was the last thing that the sketch did."""
-        if self._sketched is not None and self._sketched.chosen == tried:
-            return self._sketched.relaxation, self._sketched.answer
+    def _sketch(self, tried: Refinement, seconds: float) -> _Sketch:
+        """Solve the linear relaxation, and raise the bound."""
         relaxation = self._relax(tried, paired=True)
         answer = solve_program(relaxed(relaxation.program), seconds=seconds)
         self._state.learn(answer.bound)
-        return relaxation, answer
+        return _Sketch(tried, relaxation, answer)
 
     def _start(self, relaxation: Relaxation, begun: Floats | None) -> Floats | None:
         """Take the better of two starts: the fastest schedule and an earlier point."""

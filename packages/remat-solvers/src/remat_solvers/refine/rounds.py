@@ -105,6 +105,7 @@ class Rounds:
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
+            tried = self._programs.stronger(tried)
             again = 0
         return None
 
