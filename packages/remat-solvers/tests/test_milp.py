@@ -51,6 +51,17 @@ def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_large_linear_programs_by_an_interior_point_are_solved_as_well(monkeypatch):
+    program = relaxed(knapsacks())
+    simplex = solve_program(program, seconds=60)
+    monkeypatch.setattr(milp, "_INTERIOR_COLUMNS", 10)
+    interior = solve_program(program, seconds=60)
+    assert interior.outcome is simplex.outcome is Outcome.SOLVED
+    assert interior.value == pytest.approx(simplex.value)
+    assert interior.bound == pytest.approx(simplex.bound)
+    assert solve_program(knapsacks(60, 5), seconds=60).outcome is Outcome.SOLVED
+
+
 def test_a_target_ends_the_search_and_many_nodes_find_the_same():
     program = knapsacks(60, 5)
     best = solve_program(program, seconds=60)
