@@ -22,13 +22,13 @@ __all__ = ["Rounds"]
 _AT_ONCE = 2  # refinements
 
 # Of the time left, for one integer program: large ones raise their bounds late.
-_PROGRAM_SHARE, _LONG_PROGRAM_SHARE = 1 / 8, 7 / 8
+_PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 7 / 8
 _LEAST_PROGRAM_SECONDS = 1.0
 _LONGER, _MUCH_LONGER = 1.5, 2  # after a program that was stopped
 _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
-_POLISH_BEFORE_LARGE = 0.15  # of the time left
+_POLISH_BEFORE_LARGE = 0.2  # of the time left
 _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, after each
 
 
@@ -75,7 +75,7 @@ class Rounds:
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left())
-            share = _LONG_PROGRAM_SHARE
+            share = _LARGE_PROGRAM_SHARE
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():
             limit = min(state.left(), seconds)
@@ -97,7 +97,7 @@ class Rounds:
             if answer.outcome is not Outcome.SOLVED:
                 seconds *= _LONGER
                 if again < _MOST_AGAIN and self._is_worth_closing(answer):
-                    seconds = max(_MUCH_LONGER * seconds, _LONG_PROGRAM_SHARE * state.left())
+                    seconds = max(_MUCH_LONGER * seconds, _LAST_PROGRAM_SHARE * state.left())
                     again, begun = again + 1, answer.point
                     continue
             elif not pending:
