@@ -25,7 +25,7 @@ from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
 from remat_solvers.trace import Trace, first_runs, sequence_time, trace
-from remat_solvers.wiring import Floats, Ints, Wiring
+from remat_solvers.wiring import Ints, Wiring
 
 __all__ = ["Neighbourhood"]
 
@@ -38,7 +38,6 @@ _STRETCHES = 60  # that the ops are divided into
 _SECONDS = 2.0
 _REPAIR_SECONDS = 1.0
 _GAP = 1e-3
-_ROUNDS = 2
 _LARGER, _SMALLER = 1.25, 0.7
 
 
@@ -65,34 +64,10 @@ class Neighbourhood:
         `deadline` is a moment of `time.perf_counter`.
         """
         wiring, budget = self._wiring, self._budget_bytes
-        built, chosen = now, None
-        tried = Refinement(frozenset(self._checkpoints(now)), frozenset())
-        for _ in range(_ROUNDS):
-            relaxation = relax(
-                wiring, budget, sorted(tried.checkpoints), running=sorted(tried.running)
-            )
-            owner = self._owner(relaxation)
-            if chosen is None:
-                chosen = self._choose(owner)
-            point = self._solve(relaxation, embed(wiring, relaxation, now), chosen[owner], deadline)
-            if point is None:
-                return now
-            built = trace(wiring, construct(wiring, read_point(relaxation, wiring, point)))
-            over = refinements(wiring, built, budget, tried, _CHECKPOINTS // 2)
-            for refinement in over:
-                self._told.update(refinement.checkpoints - tried.checkpoints)
-                tried |= refinement
-            if not over or not self._is_faster(built, now) or time.perf_counter() > deadline:
-                break
-        until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
-        found = evict(wiring, built.sequence, budget, deadline=until)
-        found = prune(wiring, found, budget, deadline=deadline)
-        return found if found.peak_bytes <= budget and self._is_faster(found, now) else now
-
-    def _solve(
-        self, relaxation: Relaxation, point: Floats, free: NDArray[np.bool_], deadline: float
-    ) -> Floats | None:
-        """Move the free columns of a point to where they cost least; adapt how many there are."""
+        checkpoints = self._checkpoints(now)
+        relaxation = relax(wiring, budget, checkpoints)
+        point = embed(wiring, relaxation, now)
+        free = self._free(relaxation)
         started = time.perf_counter()
         answer = solve_program(
             restricted(relaxation.program, point, free),
@@ -105,14 +80,17 @@ class Neighbourhood:
         elif time.perf_counter() - started < _SECONDS / 2:
             self._free_columns *= _LARGER
         if answer.point is None:
-            return None
+            return now
         point[free] = answer.point
-        return point
-
-    def _is_faster(self, one: Trace, other: Trace) -> bool:
-        return sequence_time(self._wiring, one.sequence) < sequence_time(
-            self._wiring, other.sequence
-        )
+        built = trace(wiring, construct(wiring, read_point(relaxation, wiring, point)))
+        present = Refinement(frozenset(checkpoints), frozenset())
+        for over in refinements(wiring, built, budget, present, _CHECKPOINTS // 2):
+            self._told.update(over.checkpoints - present.checkpoints)
+        until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
+        found = evict(wiring, built.sequence, budget, deadline=until)
+        found = prune(wiring, found, budget, deadline=deadline)
+        faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
+        return found if found.peak_bytes <= budget and faster else now
 
     def _checkpoints(self, now: Trace) -> list[int]:
         told = [op for op, _ in self._told.most_common(2 * self._count)]
@@ -123,29 +101,24 @@ class Neighbourhood:
         self._rng.shuffle(full)
         return sorted({*chosen, *full[: self._count - len(chosen)].tolist()})
 
-    def _owner(self, relaxation: Relaxation) -> Ints:
-        """Tell to which op each column belongs."""
+    def _free(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+        """Choose columns: of all that belongs to the ops of random stretches."""
         wiring = self._wiring
         owner = np.empty(len(relaxation.program.cost), dtype=np.int64)
         ops: Ints = np.arange(wiring.op_count)
         for table, owners in (
             (relaxation.kept_column, wiring.producer),
-            (relaxation.held_column, wiring.producer),
             (relaxation.redo_column, ops),
             (relaxation.ever_column, ops),
         ):
             there = table >= 0
             owner[table[there]] = np.broadcast_to(owners, table.shape)[there]
-        return owner
-
-    def _choose(self, owner: Ints) -> NDArray[np.bool_]:
-        """Choose the ops of random stretches, until they have as many columns as may be free."""
-        count = self._wiring.op_count
-        columns = np.bincount(owner, minlength=count)
-        length = -(-count // _STRETCHES)
-        chosen = np.zeros(count, dtype=np.bool_)
-        for since in self._rng.permutation(count).tolist():
+        columns = np.bincount(owner, minlength=wiring.op_count)
+        length = -(-wiring.op_count // _STRETCHES)
+        chosen = np.zeros(wiring.op_count, dtype=np.bool_)
+        for since in self._rng.permutation(wiring.op_count).tolist():
             if columns[chosen].sum() >= self._free_columns:
                 break
             chosen[since : since + length] = True
-        return chosen
+        free: NDArray[np.bool_] = chosen[owner]
+        return free

@@ -22,7 +22,7 @@ __all__ = ["Rounds"]
 _AT_ONCE = 2  # refinements
 
 # Of the time left, for one integer program: large ones raise their bounds late.
-_PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 7 / 8
+_PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 20
 _LEAST_PROGRAM_SECONDS = 1.0
 _LONGER, _MUCH_LONGER = 1.5, 2  # after a program that was stopped
 _MOST_OF_GAP = 0.4
