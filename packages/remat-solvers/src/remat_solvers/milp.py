@@ -131,8 +131,7 @@ def solve_program(
 
     A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
     branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
-    of the time on trying branches.
-    Both are for HiGHS alone.
+    of the time on trying branches. Both are for HiGHS alone.
     """
     count = len(program.cost)
     if count == 0:

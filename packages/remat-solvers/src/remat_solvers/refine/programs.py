@@ -107,7 +107,7 @@ class Programs:
             return tried
         self._compared.add(other)
         seconds = _COMPARE_SHARE * state.left()
-        sketches = [self._sketch(refinement, seconds) for refinement in (tried, other)]
+        sketches = [self._solve_relaxed(refinement, seconds) for refinement in (tried, other)]
         self._sketched = max(sketches, key=lambda sketch: sketch.answer.bound)
         return self._sketched.chosen
 
@@ -120,7 +120,7 @@ class Programs:
         if self._columns > _LARGE_COLUMNS:
             too_large = self._columns > _TOO_LARGE_COLUMNS
             if self._sketched is None or self._sketched.chosen != tried:
-                self._sketched = self._sketch(tried, seconds)
+                self._sketched = self._solve_relaxed(tried, seconds)
             tighter, answer = self._sketched.relaxation, self._sketched.answer
             if too_large or answer.outcome is Outcome.INFEASIBLE or state.enough():
                 state.round += 1
@@ -205,7 +205,7 @@ class Programs:
         self._columns = relaxation.columns
         return relaxation
 
-    def _sketch(self, tried: Refinement, seconds: float) -> _Sketch:
+    def _solve_relaxed(self, tried: Refinement, seconds: float) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
         relaxation = self._relax(tried, paired=True)
         answer = solve_program(relaxed(relaxation.program), seconds=seconds)

@@ -24,7 +24,7 @@ _AT_ONCE = 2  # refinements
 # Of the time left, for one integer program: large ones raise their bounds late.
 _PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 20
 _LEAST_PROGRAM_SECONDS = 1.0
-_LONGER, _MUCH_LONGER = 1.5, 2  # after a program that was stopped
+_LONGER = 1.5  # after a program that was stopped
 _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
@@ -97,7 +97,7 @@ class Rounds:
             if answer.outcome is not Outcome.SOLVED:
                 seconds *= _LONGER
                 if again < _MOST_AGAIN and self._is_worth_closing(answer):
-                    seconds = max(_MUCH_LONGER * seconds, _LAST_PROGRAM_SHARE * state.left())
+                    seconds = _LAST_PROGRAM_SHARE * state.left()
                     again, begun = again + 1, answer.point
                     continue
             elif not pending:
