@@ -19,7 +19,9 @@ import importlib.metadata
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cvxpy as cp
@@ -27,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from remat_solvers.background import in_background
 from remat_solvers.wiring import Floats
 
 __all__ = [
@@ -126,12 +129,13 @@ def solve_program(
     target: float | None = None,
     many_nodes: bool = False,
     back_end: str = cp.HIGHS,
+    meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
 
     A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
     branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
-    of the time on trying branches. Both are for HiGHS alone.
+    of the time on trying branches. Both are for HiGHS alone. For `meanwhile` see `background`.
     """
     count = len(program.cost)
     if count == 0:
@@ -144,7 +148,7 @@ def solve_program(
     if back_end == cp.HIGHS:
         more |= {} if target is None else {"objective_target": target}
         more |= {"mip_pscost_minreliable": 0} if many_nodes else {}
-    answer = _run(problem, x, program, seconds, gap, start, back_end, more)
+    answer = _run(problem, x, program, seconds, gap, start, back_end, more, meanwhile)
     if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
         return dataclasses.replace(answer, outcome=Outcome.SOLVED)
     return answer
@@ -190,12 +194,13 @@ def _run(
     start: Floats | None,
     back_end: str,
     more: dict[str, Any],
+    meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     try:
         options = _options(problem, x, seconds, gap, start, back_end) | more
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
-            problem.solve(solver=back_end, **options)  # type: ignore[no-untyped-call]
+            in_background(partial(problem.solve, solver=back_end, **options), meanwhile)
     except cp.error.SolverError as error:
         _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
         return Answer(Outcome.STOPPED, None, math.inf, -math.inf)

@@ -40,6 +40,8 @@ class Heuristics:
     def __init__(self, state: State) -> None:
         self._state = state
         self._neighbourhood = Neighbourhood(state.wiring, state.budget_bytes)
+        self._seed = 0
+        self.seconds_polished = 0.0
 
     def start(self, everything: Trace, given: Ints | None) -> None:
         """Find a schedule that fits without a program, by whatever gives one first."""
@@ -79,14 +81,16 @@ class Heuristics:
         state = self._state
         if state.best is None or seconds <= 0 or state.enough():
             return
-        until = time.perf_counter() + seconds
+        started = time.perf_counter()
+        until = started + seconds
         by_parts = by_parts and self._neighbourhood.is_of_use
+        self._seed += 1
         state.offer(
             shake(
                 state.wiring,
                 state.best,
                 state.budget_bytes,
-                seed=state.round,
+                seed=self._seed,
                 deadline=until - by_parts * _BY_PARTS * seconds,
             )
         )
@@ -97,6 +101,7 @@ class Heuristics:
             before = state.best_time
             state.offer(self._neighbourhood.step(state.best, until))
             since = 0 if state.best_time < before else since + 1
+        self.seconds_polished += time.perf_counter() - started
 
     def _repair(self, start: Trace, taste: Taste) -> None:
         """Evict, prune and offer."""

@@ -1,8 +1,10 @@
-"""Where a schedule is over budget, or fullest, as refinements of the program that would see it.
+"""Where memory may bind, as refinements of the program that would see it.
 
-A first computation over budget becomes a checkpoint. A recomputation over budget asks for the
-checkpoints on both sides and, once the one before it is there, for its running-memory row.
-Worst first, at least one stretch of first computations apart.
+Where a schedule is over budget (`refinements`): a first computation becomes a checkpoint; a
+recomputation asks for the checkpoints on both sides and, once the one before it is there, for its
+running-memory row. Worst first, at least one stretch of first computations apart. Where a schedule
+that fits is fullest (`fullest`). And, whatever the schedule, where an op leaves little room for
+anything else while it runs (`tightest`).
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.trace import Trace, first_runs
+from remat_solvers.least import while_running
+from remat_solvers.trace import Trace, first_runs, trace
 from remat_solvers.wiring import Wiring
 
-__all__ = ["Refinement", "fullest", "refinements"]
+__all__ = ["Refinement", "fullest", "refinements", "tightest"]
 
 _MOVES = 3
 _FULL = 0.9  # of the budget
 _MOST_FULL = 6
+_TIGHT_APART = 20  # to the whole schedule
+_OVER = 1.1  # times the budget
+_ALIKE = 100  # to the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,25 @@ class Refinement:
             kept = Refinement(far, frozenset(row for row in self.running if row[0] in far))
             found += [kept | other, self | other]
         return [move for move in dict.fromkeys(found) if not self >= move]
+
+
+def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
+    """List ops that leave little room while they run, least room first, apart from one another.
+
+    Only where storing everything is well over budget. Among ops that leave about the same room,
+    those come first beside which most would be stored.
+    """
+    need = while_running(wiring)
+    during = trace(wiring, np.arange(wiring.op_count)).during
+    beside = (during - need) / np.maximum(budget_bytes - need, 1)
+    apart = max(1, wiring.op_count // _TIGHT_APART)
+    free = during > _OVER * budget_bytes
+    found: list[int] = []
+    for op in np.lexsort((-beside, -(_ALIKE * need // budget_bytes))).tolist():
+        if free[op]:
+            found.append(op)
+            free[max(0, op - apart) : op + apart + 1] = False
+    return found
 
 
 def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> Refinement:

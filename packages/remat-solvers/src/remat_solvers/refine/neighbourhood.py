@@ -69,14 +69,15 @@ class Neighbourhood:
         point = embed(wiring, relaxation, now)
         free = self._free(relaxation)
         started = time.perf_counter()
+        seconds = min(_SECONDS, deadline - started)
         answer = solve_program(
             restricted(relaxation.program, point, free),
-            seconds=min(_SECONDS, deadline - started),
+            seconds=seconds,
             gap=_GAP,
             start=point[free],
         )
         if answer.outcome is not Outcome.SOLVED:
-            self._free_columns *= _SMALLER
+            self._free_columns *= _SMALLER if seconds == _SECONDS else 1.0
         elif time.perf_counter() - started < _SECONDS / 2:
             self._free_columns *= _LARGER
         if answer.point is None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from remat_solvers.milp import Answer, Outcome, relaxed, solve_program
+from remat_solvers.milp import Answer, Outcome, Program, relaxed, solve_program
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, fullest, refinements
+from remat_solvers.refine.moments import Refinement, fullest, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
 from remat_solvers.refine.state import GAP, State
 from remat_solvers.trace import Trace
@@ -38,6 +39,9 @@ _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many 
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
 _COMPARE_SHARE = 0.1  # of the time left
+_TIGHTEST_SHARE = 0.05
+_RISE_TIGHTEST = 1e-3
+_FRUITLESS_TIGHTEST = 4
 
 _RESERVES = (0.02, 0.05, 0.08)  # of the budget
 _RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
@@ -92,6 +96,27 @@ class Programs:
         moves = partial(Refinement.moves, near=near)
         return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
 
+    def tightest(self, tried: Refinement) -> Refinement:
+        """Start anew from the ops that leave the least room, unless relaxations chose better ones.
+
+        From as many of them as still raise the bound of the linear relaxation.
+        """
+        state = self._state
+        if self._sketched is not None:
+            return tried
+        until = time.perf_counter() + _TIGHTEST_SHARE * state.left()
+        ops = tightest(state.wiring, state.budget_bytes)
+        chosen, risen, since = tried, 0.0, 0
+        for count in range(1, len(ops) + 1):
+            seconds = until - time.perf_counter()
+            if since == _FRUITLESS_TIGHTEST or seconds <= 0:
+                break
+            sketch = self._solve_relaxed(Refinement(frozenset(ops[:count]), frozenset()), seconds)
+            since += 1
+            if sketch.answer.bound > (1 + _RISE_TIGHTEST) * risen:
+                chosen, risen, since = sketch.chosen, sketch.answer.bound, 0
+        return chosen
+
     def stronger(self, tried: Refinement) -> Refinement:
         """Prefer the checkpoints where the fastest schedule is fullest, if these prove more.
 
@@ -130,7 +155,7 @@ class Programs:
             seconds = min(state.left(), seconds)
         start = self._start(relaxation, begun)
         exact = self._columns < _LARGE_COLUMNS
-        answer = solve_program(
+        answer = self._solve_program(
             relaxation.program,
             seconds=seconds,
             gap=0.0 if exact else GAP,
@@ -154,7 +179,7 @@ class Programs:
                 reserves=dict.fromkeys(tried.checkpoints, int(share * state.budget_bytes)),
             )
             seconds = min(_RESERVE_SECONDS, _RESERVE_SHARE * state.left())
-            answer = solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
+            answer = self._solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
             self._heuristics.build(relaxation, answer)
 
     def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
@@ -181,7 +206,9 @@ class Programs:
             relaxation = self._relax(sketched, paired=paired)
             if self.last_is_small:
                 break
-            answer = solve_program(relaxed(relaxation.program), seconds=until - time.perf_counter())
+            answer = self._solve_program(
+                relaxed(relaxation.program), seconds=until - time.perf_counter()
+            )
             state.learn(answer.bound)
             built = self._heuristics.build(relaxation, answer)
             state.say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
@@ -208,9 +235,15 @@ class Programs:
     def _solve_relaxed(self, tried: Refinement, seconds: float) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
         relaxation = self._relax(tried, paired=True)
-        answer = solve_program(relaxed(relaxation.program), seconds=seconds)
+        answer = self._solve_program(relaxed(relaxation.program), seconds=seconds)
         self._state.learn(answer.bound)
         return _Sketch(tried, relaxation, answer)
+
+    def _solve_program(self, program: Program, **options: Any) -> Answer:
+        """Solve, and improve the fastest schedule meanwhile if there is a second core."""
+        by_parts = not self.last_is_small
+        polish = partial(self._heuristics.polish, by_parts=by_parts)
+        return solve_program(program, meanwhile=polish, **options)
 
     def _start(self, relaxation: Relaxation, begun: Floats | None) -> Floats | None:
         """Take the better of two starts: the fastest schedule and an earlier point."""

@@ -79,6 +79,7 @@ class Rounds:
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():
             limit = min(state.left(), seconds)
+            polished = self._heuristics.seconds_polished
             relaxation, answer = self._programs.solve(tried, limit, begun)
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
@@ -89,7 +90,8 @@ class Rounds:
             if state.round == 1:
                 self._programs.reserve(tried)
             before = state.best_time
-            self._polish(min(state.left(), polish * seconds))
+            polished -= self._heuristics.seconds_polished
+            self._polish(min(state.left(), polish * seconds + polished))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
             state.say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
             seen = [] if built is None else self._programs.where(built, tried)
@@ -105,7 +107,8 @@ class Rounds:
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
-            tried = self._programs.stronger(tried)
+            first = state.round == 1
+            tried = self._programs.tightest(tried) if first else self._programs.stronger(tried)
             again = 0
         return None
 
