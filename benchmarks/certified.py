@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "certified.json"
 FIRST_SECONDS = 5.0
 FIRST_POINTS = 1.5
 FIRST_OPS = 1_500
-SMALLEST_SECONDS = 20.0
+SMALLEST_SECONDS = 60.0
 SMALLEST_SHARE = 1.15
 MOST_ABOVE = 1.05
 

@@ -12,11 +12,11 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.checkmate import Checkmate
-from remat_solvers.least import least
+from remat_solvers.least import least, while_running
 from remat_solvers.milp import relaxed, solve_program
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
-from remat_solvers.refine.moments import Refinement, fullest
+from remat_solvers.refine.moments import Refinement, fullest, tightest
 from remat_solvers.refine.relaxation import Stagewise, relax
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import first_runs, trace
@@ -171,6 +171,48 @@ def test_the_fullest_moments_of_a_schedule_are_apart():
     assert 2 <= len(chosen) <= 6
     assert np.diff(chosen).min() > wiring.op_count // 50
     assert fullest(wiring, now, 2 * budget).checkpoints == frozenset()
+
+
+def test_the_tightest_ops_leave_the_least_room_and_are_apart():
+    graph = gpt2(layers=3)
+    wiring = Wiring.of(graph)
+    everything = trace(wiring, np.arange(wiring.op_count))
+    budget = everything.peak_bytes // 2
+    need = while_running(wiring)
+    chosen = tightest(wiring, budget)
+    over = everything.during > 1.1 * budget
+    assert need[over].max() - need[chosen[0]] <= budget / 100
+    assert over[chosen].all()
+    room = 100 * need[chosen] // budget
+    assert (np.diff(room) <= 0).all()
+    assert np.diff(sorted(chosen)).min() > wiring.op_count // 20
+    assert tightest(wiring, everything.peak_bytes) == []
+
+
+def heavy_gradients(layers: int, workspace: int) -> Graph:
+    """A chain and its gradients, every other one with a workspace."""
+    values, ops = [Value("h0", 10)], []
+    for i in range(layers):
+        values.append(Value(f"h{i + 1}", 10))
+        ops.append(Op(f"f{i}", (f"h{i}",), (f"h{i + 1}",), 1.0))
+    values.append(Value(f"g{layers}", 10))
+    ops.append(Op("loss", (f"h{layers}",), (f"g{layers}",), 1.0))
+    for i in reversed(range(layers)):
+        values.append(Value(f"g{i}", 10))
+        heavy = workspace if i % 2 else 0
+        ops.append(Op(f"b{i}", (f"g{i + 1}", f"h{i}"), (f"g{i}",), 1.0, workspace_bytes=heavy))
+    return Graph(tuple(values), tuple(ops), frozenset({"h0"}), frozenset({"g0"}), None)
+
+
+def test_the_tightest_ops_prove_more_than_the_fullest_moment():
+    wiring = Wiring.of(heavy_gradients(16, workspace=60))
+    budget = 110
+    fullest_moment = int(trace(wiring, np.arange(wiring.op_count)).during.argmax())
+
+    def bound(checkpoints: list[int]) -> float:
+        return solve_program(relax(wiring, budget, checkpoints).program, seconds=30).bound
+
+    assert bound(sorted(tightest(wiring, budget))) > 1.2 * bound([fullest_moment])
 
 
 def random_sequence(wiring, random):

@@ -10,7 +10,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Value, simulate
 from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import evict
-from remat_solvers.replay import replay
+from remat_solvers.replay import give_up, replay
 from remat_solvers.smallest import smallest_trace
 from remat_solvers.trace import trace
 from remat_solvers.wiring import Wiring, expand, in_order
@@ -52,6 +52,26 @@ def test_replays_are_legal_and_never_raise_the_peak(graph, share, seed):
     found = replay(wiring, start, int(share * start.peak_bytes), seed=seed)
     check(graph, wiring, found)
     assert found.peak_bytes <= start.peak_bytes
+
+
+@thorough
+@given(graphs() | trainings(), st.integers(0, 9))
+def test_what_is_given_up_is_made_again(graph, seed):
+    wiring = Wiring.of(graph)
+    start = store_all_trace(wiring)
+    found = give_up(wiring, start, np.random.default_rng(seed))
+    check(graph, wiring, found)
+    assert found is start or found.steps > start.steps
+
+
+def test_a_value_is_given_up_where_it_is_idle_at_the_peak():
+    wiring = Wiring.of(gpt2(layers=1))
+    start = store_all_trace(wiring)
+    found = give_up(wiring, start, np.random.default_rng(0))
+    peak = int(start.during.argmax())
+    (first,) = np.flatnonzero(found.sequence == start.sequence[peak])
+    assert found.steps > start.steps
+    assert found.during[first] < start.peak_bytes
 
 
 @thorough

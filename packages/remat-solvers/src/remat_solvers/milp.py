@@ -198,9 +198,13 @@ def _run(
 ) -> Answer:
     try:
         options = _options(problem, x, seconds, gap, start, back_end) | more
+        warm_start = options.pop("warm_start", False)
+        data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
+        call = partial(chain.solve_via_data, problem, data, warm_start, False, options)
+        solution = in_background(call, meanwhile)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
-            in_background(partial(problem.solve, solver=back_end, **options), meanwhile)
+            problem.unpack_results(solution, chain, inverse)
     except cp.error.SolverError as error:
         _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
         return Answer(Outcome.STOPPED, None, math.inf, -math.inf)

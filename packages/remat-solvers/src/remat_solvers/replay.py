@@ -23,13 +23,13 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from remat_solvers.evict import idle_copies
+from remat_solvers.evict import Closures, idle_copies
 from remat_solvers.least import while_running
 from remat_solvers.prune import drop_unused
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Floats, Ints, Wiring
 
-__all__ = ["replay"]
+__all__ = ["give_up", "replay"]
 
 _MOMENTS = 8  # over the target, tried until one can be lowered
 _VALUES = 10  # given up at one moment
@@ -37,6 +37,7 @@ _MOST_STEPS = 60  # per op of the graph, in all
 _MOST_REPLAYED = 2000  # computations, for one value
 _PATIENCE = 30  # replays until the peak must be lower
 _NOISE = 0.5
+_HIGH = 0.995  # of the peak
 _UNDER = 1e-3  # what a byte under the target counts
 _CAPACITY = 1 << 28  # scipy counts in 32 bits
 
@@ -67,6 +68,28 @@ def replay(
         if now.peak_bytes < best.peak_bytes:
             best, since = now, 0
     return best
+
+
+def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
+    """Give up an idle value at a high moment, both at random, rather large than small ones.
+
+    All that is gone is made again before its next use, whatever the peak of that: for descents to
+    begin with, where no small step leads. The same trace if nothing can be given up.
+    """
+    moments = np.flatnonzero(now.during >= _HIGH * now.peak_bytes)
+    copies, _, next_after = idle_copies(wiring, now, int(rng.choice(moments)))
+    if not len(copies):
+        return now
+    values = now.copy_value[copies]
+    size = wiring.size[values].astype(np.float64)
+    which = int(rng.choice(len(copies), p=size / size.sum()))
+    position = min(int(next_after[which]), now.steps)
+    found = Closures(wiring, now).at(int(values[which]), position, math.inf)
+    if found is None:
+        return now
+    again, _, _ = found
+    sequence = np.insert(now.sequence, [position] * len(again), again)
+    return drop_unused(wiring, trace(wiring, sequence))
 
 
 def _lower(

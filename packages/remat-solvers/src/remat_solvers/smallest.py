@@ -2,9 +2,9 @@
 
 Budgets are halved between what is proved and the best found: at each, the best schedule is mended
 (`evict`), the ops are run in one pass (`paging`), and storing everything is mended. The peak that
-an attempt reaches counts even where it misses. From the best, storing everything, and the
-best with a part of it run again, `replay` then descends in small steps, with several seeds: slower
-far from the least peak, better near it.
+an attempt reaches counts even where it misses. From the best, storing everything, and the best with
+something given up at a high moment or with a part of it run again, `replay` then descends in small
+steps, with several seeds: slower far from the least peak, better near it.
 Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`); between
 them nothing is known. Complexity: some dozens of attempts, each limited in time.
 """
@@ -25,7 +25,7 @@ from remat_solvers.least import least
 from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, check_graph
 from remat_solvers.prune import drop_unused
-from remat_solvers.replay import replay
+from remat_solvers.replay import give_up, replay
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Wiring, expand
 
@@ -41,6 +41,7 @@ _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
 _SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
+_GIVEN_UP = 2  # values, per seed
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
 
@@ -106,12 +107,16 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
 
 
 def _starts(wiring: Wiring, best: Trace, which: int) -> Iterator[Trace]:
-    """Yield the best, storing everything, and the best with a part of it run again at the end.
+    """Yield the best, storing everything, and the best with more run again.
 
-    What comes before one of its highest moments is run again, so that no result made there has to
-    be kept since then.
+    Without a value that is idle at one of its highest moments, whatever the peak of making it anew:
+    no small step leads there if that is high. And with all that comes before such a moment run
+    again at the end, so that no result made there has to be kept since then.
     """
     yield best
+    rng = np.random.default_rng(which)
+    for _ in range(_GIVEN_UP):
+        yield give_up(wiring, best, rng)
     yield trace(wiring, np.arange(wiring.op_count))
     highest = np.argsort(-best.during, kind="stable")
     _, first = np.unique(best.sequence[highest], return_index=True)
