@@ -109,6 +109,11 @@ def test_example_inputs_on_another_device(original):
         rematerialize(original, (batch().to("meta"),))
 
 
+def test_costs_cannot_be_measured_on_the_meta_device():
+    with pytest.raises(remat.CaptureError, match=r"measured on the meta device; give costs='est"):
+        remat.plan(net().to("meta"), (batch().to("meta"),), budget=0.5)
+
+
 def test_no_parameter_that_requires_a_gradient():
     model = net().requires_grad_(False)
     with pytest.raises(remat.CaptureError, match="no parameter of the module requires a gradient"):

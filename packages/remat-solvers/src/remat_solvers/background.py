@@ -2,12 +2,14 @@
 
 MILP back ends work outside Python, without its global lock. In a thread of their own, Ctrl-C takes
 effect at once, and something else can be done on a second core.
-Limits: after Ctrl-C, or another error here, the call is left to itself until it ends at its own
-limit; Python exits only then, as HiGHS aborts a process that ends around it.
+Limits: a call cannot be ended. After Ctrl-C, or another error here, it is left to itself until it
+ends, at its own limit if it has one, and Python exits only then; a second Ctrl-C, during the exit,
+aborts the process. In workers of pools, cores are taken to be in use by the others.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
@@ -20,7 +22,7 @@ __all__ = ["in_background"]
 _Result = TypeVar("_Result")
 
 _SOON = 0.2  # seconds; shorter calls are only waited for
-_TURN = 0.25  # of the time so far, for one turn
+_TURN, _LONGEST_TURN = 0.25, 2.0  # of the time so far; seconds
 
 
 def in_background(
@@ -31,28 +33,35 @@ def in_background(
     `meanwhile` is given the seconds of a turn, and may take less. What `call` raises is raised.
     """
     future: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
     if _cores() < 2:
         meanwhile = None
     started = time.perf_counter()
-    threading.Thread(target=run, name="remat-solvers back end").start()
-    wait([future], None if meanwhile is None else _SOON)
-    while meanwhile is not None and not future.done():
+    threading.Thread(target=_run, args=(call, future), name="remat-solvers back end").start()
+    wait([future], _SOON)
+    while not future.done():
         now = time.perf_counter()
-        turn = max(_SOON, _TURN * (now - started))
-        meanwhile(turn)
+        turn = min(max(_SOON, _TURN * (now - started)), _LONGEST_TURN)
+        if meanwhile is not None:
+            meanwhile(turn)
         wait([future], max(0.0, now + turn - time.perf_counter()))
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future  # an error holds this frame
+
+
+def _run(call: Callable[[], _Result], future: Future[_Result]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # raised again, by whoever waits
+        future.set_exception(error)
 
 
 def _cores() -> int:
-    """Count the cores that this process may use."""
+    """Count the cores that are left to this thread: all those of the process, or one."""
+    in_pool = multiprocessing.parent_process() is not None
+    if in_pool or threading.current_thread() is not threading.main_thread():
+        return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -135,7 +135,8 @@ def solve_program(
 
     A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
     branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
-    of the time on trying branches. Both are for HiGHS alone. For `meanwhile` see `background`.
+    of the time on trying branches. Both are for HiGHS alone. `meanwhile` is called by turns, with
+    the seconds of a turn, while the back end works, if there is a second core.
     """
     count = len(program.cost)
     if count == 0:
@@ -198,25 +199,34 @@ def _run(
 ) -> Answer:
     try:
         options = _options(problem, x, seconds, gap, start, back_end) | more
-        warm_start = options.pop("warm_start", False)
+        warm_start = options.pop("warm_start", True)
         data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
         call = partial(chain.solve_via_data, problem, data, warm_start, False, options)
         solution = in_background(call, meanwhile)
+    except cp.error.SolverError as error:
+        return _give_up(back_end, program, error)
+    try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
             problem.unpack_results(solution, chain, inverse)
-    except cp.error.SolverError as error:
-        _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
-        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+    except (cp.error.SolverError, ValueError) as error:  # the second: a status that CVXPY lacks
+        return _give_up(back_end, program, error)
     answer = _read(problem, x, program)
     return answer if start is None else _confront(answer, program, start, back_end)
+
+
+def _give_up(back_end: str, program: Program, error: Exception) -> Answer:
+    _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
+    return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
 
 
 def _confront(answer: Answer, program: Program, start: Floats, back_end: str) -> Answer:
     """Refuse an answer that the start point proves wrong; the point itself still stands."""
     value = float(program.cost @ start)
-    if answer.bound <= value + _TOLERANCE * (1 + abs(value)) or not _holds(program, start):
+    if answer.bound <= value or not _holds(program, start):
         return answer
+    if answer.bound <= value + _TOLERANCE * (1 + abs(value)):
+        return dataclasses.replace(answer, bound=value)
     _log.warning("%s: bound %g, but a point has %g; refused", back_end, answer.bound, value)
     point, value = (start, value) if value < answer.value else (answer.point, answer.value)
     return Answer(Outcome.STOPPED, point, value, -math.inf)

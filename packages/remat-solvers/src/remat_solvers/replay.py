@@ -9,8 +9,9 @@ keeps the small values between two large ones, and gives up results, that is, pa
 values that are next used at the same moment are also given up together.
 The cut leaves out what the replayed values hold of one another, so the best few by its estimate are
 traced, in the order of the sequence, which is known to run at a low peak, and in that of the graph.
-Guarantee: the peak never rises. Complexity: per step of the descent, a maximum flow (scipy, Dinic)
-for each of some values and about ten traces. Source: our own; min-cut duality.
+Where no small step helps, a value is given up at any cost, to descend from there (`give_up`).
+Guarantee: the peak never rises, but by `give_up`. Complexity: per step of the descent, a maximum
+flow (scipy, Dinic) for each of some values and about ten traces. Source: our own; min-cut duality.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def shake(
         found = evict(wiring, freed.sequence, budget_bytes, taste=taste, deadline=deadline)
         if found.peak_bytes > budget_bytes:
             continue
-        found = prune(wiring, found, budget_bytes)
+        found = prune(wiring, found, budget_bytes, deadline=deadline)
         found_time = sequence_time(wiring, found.sequence)
         if found_time < best_time:
             since = 0

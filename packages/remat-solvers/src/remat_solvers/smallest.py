@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +40,6 @@ _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
 _SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
-_GIVEN_UP = 2  # values, per seed
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
 
@@ -97,33 +95,42 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
         if since == _PATIENCE:
             break
         since += 1
-        for start in _starts(wiring, best, seed):
+        for start in _STARTS:
             if best.peak_bytes <= floor * _DONE or time.perf_counter() >= deadline:
                 return best
-            found = _descend(wiring, start, floor, seed, deadline)
+            begin = start(wiring, best, seed)
+            if begin is best and start is not _same:
+                continue
+            found = _descend(wiring, begin, floor, seed, deadline)
             if found.peak_bytes < best.peak_bytes:
                 best, since = found, 0
     return best
 
 
-def _starts(wiring: Wiring, best: Trace, which: int) -> Iterator[Trace]:
-    """Yield the best, storing everything, and the best with more run again.
+def _same(_: Wiring, best: Trace, __: int) -> Trace:
+    return best
 
-    Without a value that is idle at one of its highest moments, whatever the peak of making it anew:
-    no small step leads there if that is high. And with all that comes before such a moment run
-    again at the end, so that no result made there has to be kept since then.
-    """
-    yield best
-    rng = np.random.default_rng(which)
-    for _ in range(_GIVEN_UP):
-        yield give_up(wiring, best, rng)
-    yield trace(wiring, np.arange(wiring.op_count))
+
+def _without_one(wiring: Wiring, best: Trace, which: int) -> Trace:
+    """Give up a value at a high moment; no small step leads there if making it anew needs much."""
+    return give_up(wiring, best, np.random.default_rng(which))
+
+
+def _everything(wiring: Wiring, _: Trace, __: int) -> Trace:
+    return trace(wiring, np.arange(wiring.op_count))
+
+
+def _again_at_the_end(wiring: Wiring, best: Trace, which: int) -> Trace:
+    """Run again at the end what comes before a high moment: no result made there is kept then."""
     highest = np.argsort(-best.during, kind="stable")
     _, first = np.unique(best.sequence[highest], return_index=True)
     moment = int(highest[np.sort(first)[which % len(first)]])
     again = best.sequence[:moment]
     again = again[wiring.replayable[again]]
-    yield drop_unused(wiring, trace(wiring, np.concatenate([best.sequence, again])))
+    return drop_unused(wiring, trace(wiring, np.concatenate([best.sequence, again])))
+
+
+_STARTS = (_same, _without_one, _everything, _again_at_the_end)
 
 
 def _descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) -> Trace:

@@ -79,10 +79,10 @@ def solve(
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
 
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
-    else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is not stopped: it
-    takes effect when that returns, within what is left of the limit. `start` is a schedule to begin
-    with, such as that for another budget: it need not fit, but it must be legal. `refine` and the
-    solvers by integer programs begin there; where it fits, it is the answer if the solver has none.
+    else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is left to itself
+    until its limit; the process exits only then. `start` is a schedule to begin with, such as that
+    for another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
+    programs begin there; where it fits, it is the answer if the solver has none.
     The answer of `auto` says in its `trials` what was run to its end and what each gave.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as

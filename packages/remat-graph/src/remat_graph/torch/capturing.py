@@ -143,7 +143,7 @@ def capture(
     Raises:
         CaptureError: if gradients are off, no parameter or input requires a gradient, inputs and
             module are on different devices, the forward is no static graph (the message names
-            the line), or an operator cannot be measured.
+            the line), an operator cannot be measured, or any on the meta device.
     """
     keywords = dict(kwargs or {})
     if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
@@ -151,6 +151,8 @@ def capture(
     _check_differentiable(module, args, keywords)
     flat = read_call(args, keywords, module)
     _check_devices(module, flat)
+    if costs == "measure":
+        _check_measurable(module, flat)
     with torch.enable_grad():
         traced = trace(module, args, keywords)
     joint = merge_tied(
@@ -280,3 +282,11 @@ def _check_devices(module: torch.nn.Module, flat: FlatCall) -> None:
                 f"example input {position} is on {tensor.device}, the module on "
                 f"{', '.join(sorted(map(str, own)))}; move one to the other with .to()"
             )
+
+
+def _check_measurable(module: torch.nn.Module, flat: FlatCall) -> None:
+    if any(t.is_meta for t in (*module.parameters(), *module.buffers(), *flat.tensors)):
+        raise CaptureError(
+            "nothing can be measured on the meta device; give costs='estimate' or a DeviceSpec, "
+            "or move the module and its example inputs to a device that computes"
+        )

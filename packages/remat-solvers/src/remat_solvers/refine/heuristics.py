@@ -41,7 +41,7 @@ class Heuristics:
         self._state = state
         self._neighbourhood = Neighbourhood(state.wiring, state.budget_bytes)
         self._seed = 0
-        self.seconds_polished = 0.0
+        self._polish_seconds = 0.0
 
     def start(self, everything: Trace, given: Ints | None) -> None:
         """Find a schedule that fits without a program, by whatever gives one first."""
@@ -76,11 +76,17 @@ class Heuristics:
             self._page(HABITS[0], stagewise)
         return built
 
+    @property
+    def polish_seconds(self) -> float:
+        """How long schedules were improved, in all."""
+        return self._polish_seconds
+
     def polish(self, seconds: float, *, by_parts: bool) -> None:
         """Improve what fits by `shake`, then, if asked for and of use, by parts of a program."""
         state = self._state
         if state.best is None or seconds <= 0 or state.enough():
             return
+        seconds = min(seconds, state.left())
         started = time.perf_counter()
         until = started + seconds
         by_parts = by_parts and self._neighbourhood.is_of_use
@@ -101,7 +107,7 @@ class Heuristics:
             before = state.best_time
             state.offer(self._neighbourhood.step(state.best, until))
             since = 0 if state.best_time < before else since + 1
-        self.seconds_polished += time.perf_counter() - started
+        self._polish_seconds += time.perf_counter() - started
 
     def _repair(self, start: Trace, taste: Taste) -> None:
         """Evict, prune and offer."""

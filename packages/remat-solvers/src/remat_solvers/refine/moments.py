@@ -23,9 +23,9 @@ __all__ = ["Refinement", "fullest", "refinements", "tightest"]
 _MOVES = 3
 _FULL = 0.9  # of the budget
 _MOST_FULL = 6
-_TIGHT_APART = 20  # to the whole schedule
+_STRETCHES = 20  # that the ops are divided into; one tight op at most in each
 _OVER = 1.1  # times the budget
-_ALIKE = 100  # to the budget
+_CLASSES = 100  # of room, equally wide, up to the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
     need = while_running(wiring)
     during = trace(wiring, np.arange(wiring.op_count)).during
     beside = (during - need) / np.maximum(budget_bytes - need, 1)
-    apart = max(1, wiring.op_count // _TIGHT_APART)
+    apart = max(1, wiring.op_count // _STRETCHES)
     free = during > _OVER * budget_bytes
     found: list[int] = []
-    for op in np.lexsort((-beside, -(_ALIKE * need // budget_bytes))).tolist():
+    for op in np.lexsort((-beside, -(need // max(1, budget_bytes // _CLASSES)))).tolist():
         if free[op]:
             found.append(op)
             free[max(0, op - apart) : op + apart + 1] = False

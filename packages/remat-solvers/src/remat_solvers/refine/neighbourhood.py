@@ -77,8 +77,8 @@ class Neighbourhood:
             start=point[free],
         )
         if answer.outcome is not Outcome.SOLVED:
-            self._free_columns *= _SMALLER if seconds == _SECONDS else 1.0
-        elif time.perf_counter() - started < _SECONDS / 2:
+            self._free_columns *= _SMALLER if seconds > _SECONDS / 2 else 1.0
+        elif time.perf_counter() - started < seconds / 2:
             self._free_columns *= _LARGER
         if answer.point is None:
             return now

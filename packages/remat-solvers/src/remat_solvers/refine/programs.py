@@ -1,11 +1,13 @@
 """The programs of `refine`: written for a refinement, solved, their bounds and schedules taken.
 
-Linear relaxations choose the first checkpoints (`sketch`); a large program begins with its linear
+Linear relaxations choose the first checkpoints (`sketch`) unless the first program is small; then
+the ops that leave least room are next (`tightest`). A large program begins with its linear
 relaxation, and a very large one ends there (`solve`). Before a large one, its checkpoints are
 compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
 with reserves, for schedules that overshoot less (`reserve`). Linear relaxations raise the bound of
-the state; of the answer of `solve` the caller makes use. Source: ALGORITHMS.md, "Stage-refined
-ILP"; decisions 0016, 0017 and 0019.
+the state; of the answer of `solve` the caller makes use. While a program is solved, the fastest
+schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017, 0019 and
+0020.
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from remat_solvers.milp import Answer, Outcome, Program, relaxed, solve_program
+from remat_solvers.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, fullest, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
-from remat_solvers.refine.state import GAP, State
+from remat_solvers.refine.state import GAP, TOLERANCE, State
 from remat_solvers.trace import Trace
 from remat_solvers.wiring import Floats
 
@@ -39,9 +40,11 @@ _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many 
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
 _COMPARE_SHARE = 0.1  # of the time left
-_TIGHTEST_SHARE = 0.05
-_RISE_TIGHTEST = 1e-3
-_FRUITLESS_TIGHTEST = 4
+
+_TIGHTEST_SHARE = 0.05  # of the time left
+_RISE_TIGHTEST = 1e-3  # of the bound of the relaxation
+_FRUITLESS_TIGHTEST = 4  # ops
+_LEAST_BY_PARTS_SECONDS = 1.0
 
 _RESERVES = (0.02, 0.05, 0.08)  # of the budget
 _RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
@@ -97,25 +100,29 @@ class Programs:
         return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
 
     def tightest(self, tried: Refinement) -> Refinement:
-        """Start anew from the ops that leave the least room, unless relaxations chose better ones.
+        """Start anew from the ops that leave the least room, unless the first program was large.
 
-        From as many of them as still raise the bound of the linear relaxation.
+        From as many of them as still raise the bound of the linear relaxation, if more than one.
         """
         state = self._state
-        if self._sketched is not None:
+        if self._sketched is not None or state.enough():
             return tried
         until = time.perf_counter() + _TIGHTEST_SHARE * state.left()
         ops = tightest(state.wiring, state.budget_bytes)
-        chosen, risen, since = tried, 0.0, 0
+        best: _Sketch | None = None
+        since = 0
         for count in range(1, len(ops) + 1):
             seconds = until - time.perf_counter()
             if since == _FRUITLESS_TIGHTEST or seconds <= 0:
                 break
             sketch = self._solve_relaxed(Refinement(frozenset(ops[:count]), frozenset()), seconds)
             since += 1
-            if sketch.answer.bound > (1 + _RISE_TIGHTEST) * risen:
-                chosen, risen, since = sketch.chosen, sketch.answer.bound, 0
-        return chosen
+            if best is None or sketch.answer.bound > (1 + _RISE_TIGHTEST) * best.answer.bound:
+                best, since = sketch, 0
+        if best is None or len(best.chosen.checkpoints) == 1:
+            return tried
+        self._sketched = best
+        return best.chosen
 
     def stronger(self, tried: Refinement) -> Refinement:
         """Prefer the checkpoints where the fastest schedule is fullest, if these prove more.
@@ -123,7 +130,7 @@ class Programs:
         By linear relaxations, and only in place of a large program.
         """
         state = self._state
-        if state.best is None or self._columns > _TOO_LARGE_COLUMNS:
+        if state.best is None or state.enough() or self._columns > _TOO_LARGE_COLUMNS:
             return tried
         if self._relax(tried).columns <= _LARGE_COLUMNS:
             return tried
@@ -144,9 +151,10 @@ class Programs:
         relaxation = self._relax(tried)
         if self._columns > _LARGE_COLUMNS:
             too_large = self._columns > _TOO_LARGE_COLUMNS
-            if self._sketched is None or self._sketched.chosen != tried:
-                self._sketched = self._solve_relaxed(tried, seconds)
-            tighter, answer = self._sketched.relaxation, self._sketched.answer
+            known = self._sketched
+            if known is None or known.chosen != tried or known.answer.outcome is Outcome.STOPPED:
+                known = self._sketched = self._solve_relaxed(tried, seconds)
+            tighter, answer = known.relaxation, known.answer
             if too_large or answer.outcome is Outcome.INFEASIBLE or state.enough():
                 state.round += 1
                 return tighter, answer
@@ -155,13 +163,14 @@ class Programs:
             seconds = min(state.left(), seconds)
         start = self._start(relaxation, begun)
         exact = self._columns < _LARGE_COLUMNS
-        answer = self._solve_program(
+        answer = solve_program(
             relaxation.program,
             seconds=seconds,
             gap=0.0 if exact else GAP,
             start=start,
-            target=COST_OF_ONCE * (state.bound / state.once - 1),
+            target=COST_OF_ONCE * (state.bound * (1 + TOLERANCE) / state.once - 1),
             many_nodes=begun is not None,
+            meanwhile=self._polish,
         )
         state.round += 1
         return relaxation, answer
@@ -179,7 +188,7 @@ class Programs:
                 reserves=dict.fromkeys(tried.checkpoints, int(share * state.budget_bytes)),
             )
             seconds = min(_RESERVE_SECONDS, _RESERVE_SHARE * state.left())
-            answer = self._solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
+            answer = solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
             self._heuristics.build(relaxation, answer)
 
     def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
@@ -206,8 +215,10 @@ class Programs:
             relaxation = self._relax(sketched, paired=paired)
             if self.last_is_small:
                 break
-            answer = self._solve_program(
-                relaxed(relaxation.program), seconds=until - time.perf_counter()
+            answer = solve_program(
+                relaxed(relaxation.program),
+                seconds=until - time.perf_counter(),
+                meanwhile=self._polish,
             )
             state.learn(answer.bound)
             built = self._heuristics.build(relaxation, answer)
@@ -235,19 +246,22 @@ class Programs:
     def _solve_relaxed(self, tried: Refinement, seconds: float) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
         relaxation = self._relax(tried, paired=True)
-        answer = self._solve_program(relaxed(relaxation.program), seconds=seconds)
+        answer = solve_program(relaxed(relaxation.program), seconds=seconds, meanwhile=self._polish)
         self._state.learn(answer.bound)
         return _Sketch(tried, relaxation, answer)
 
-    def _solve_program(self, program: Program, **options: Any) -> Answer:
-        """Solve, and improve the fastest schedule meanwhile if there is a second core."""
-        by_parts = not self.last_is_small
-        polish = partial(self._heuristics.polish, by_parts=by_parts)
-        return solve_program(program, meanwhile=polish, **options)
+    def _polish(self, seconds: float) -> None:
+        """Improve the fastest schedule while a program is solved; in short turns not by parts."""
+        state = self._state
+        before = state.best_time
+        by_parts = seconds >= _LEAST_BY_PARTS_SECONDS and not self.last_is_small
+        self._heuristics.polish(seconds, by_parts=by_parts)
+        if state.best_time < before:
+            state.say("improved while a program is solved")
 
     def _start(self, relaxation: Relaxation, begun: Floats | None) -> Floats | None:
         """Take the better of two starts: the fastest schedule and an earlier point."""
-        starts = [] if begun is None else [begun]
+        starts = [] if begun is None or len(begun) != relaxation.columns else [begun]
         if self._state.best is not None:
             starts.append(embed(self._state.wiring, relaxation, self._state.best))
         return min(starts, key=relaxation.program.cost.dot, default=None)

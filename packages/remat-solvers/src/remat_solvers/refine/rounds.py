@@ -29,7 +29,7 @@ _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
-_POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, after each
+_POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, beside and after it
 
 
 class Rounds:
@@ -71,7 +71,7 @@ class Rounds:
         state = self._state
         tried = self._programs.sketch(tried)
         pending: list[Refinement] = []
-        again, begun = 0, None
+        again, begun, first = 0, None, True
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left())
@@ -79,7 +79,7 @@ class Rounds:
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():
             limit = min(state.left(), seconds)
-            polished = self._heuristics.seconds_polished
+            before, polished = state.best_time, self._heuristics.polish_seconds
             relaxation, answer = self._programs.solve(tried, limit, begun)
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
@@ -89,9 +89,8 @@ class Rounds:
             built = self._heuristics.build(relaxation, answer)
             if state.round == 1:
                 self._programs.reserve(tried)
-            before = state.best_time
-            polished -= self._heuristics.seconds_polished
-            self._polish(min(state.left(), polish * seconds + polished))
+            beside = self._heuristics.polish_seconds - polished
+            self._polish(min(state.left() / 2, polish * seconds - beside))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
             state.say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
             seen = [] if built is None else self._programs.where(built, tried)
@@ -107,8 +106,8 @@ class Rounds:
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
-            first = state.round == 1
             tried = self._programs.tightest(tried) if first else self._programs.stronger(tried)
+            first = False
             again = 0
         return None
 

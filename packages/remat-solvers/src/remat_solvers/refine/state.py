@@ -16,10 +16,10 @@ from remat_solvers.refine.relaxation import COST_OF_ONCE
 from remat_solvers.trace import Trace, sequence_time
 from remat_solvers.wiring import Wiring, expand
 
-__all__ = ["GAP", "State"]
+__all__ = ["GAP", "TOLERANCE", "State"]
 
 GAP = 1e-3  # that is small enough to stop at
-_TOLERANCE = 1e-6
+TOLERANCE = 1e-6  # of a time, within which two are the same
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
 _ATTEMPT_SECONDS = 0.4
@@ -69,7 +69,7 @@ class State:
 
     def closed(self, gap: float) -> bool:
         """Say whether the fastest schedule is proved to be within a share `gap` of the bound."""
-        return self.best is not None and self.best_time <= self.bound * (1 + _TOLERANCE + gap)
+        return self.best is not None and self.best_time <= self.bound * (1 + TOLERANCE + gap)
 
     def enough(self) -> bool:
         """Ask small graphs for proof to the last digit for some seconds, else for the gap."""
@@ -104,6 +104,6 @@ class State:
 
     def _confront(self) -> None:
         """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
-        if self.bound > self.best_time * (1 + _TOLERANCE):
+        if self.bound > self.best_time * (1 + TOLERANCE):
             _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
             self.bound = self.once
