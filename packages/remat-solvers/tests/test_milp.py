@@ -121,10 +121,23 @@ def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
     assert "bound 2, but a point has 1" in caplog.text
     assert solve_program(program, seconds=1, start=outside) is wrong
     assert solve_program(program, seconds=1, start=dear) is wrong
+    barely = Answer(Outcome.SOLVED, dear, 2.0, 2.0 + 1e-6)
+    monkeypatch.setattr(milp, "_read", lambda *_: barely)
+    assert solve_program(program, seconds=1, start=dear).bound == 2.0
     none = Answer(Outcome.INFEASIBLE, None, np.inf, np.inf)
     monkeypatch.setattr(milp, "_read", lambda *_: none)
     assert solve_program(program, seconds=1, start=dear).outcome is Outcome.STOPPED
     assert solve_program(program, seconds=1, start=outside) is none
+
+
+def test_a_status_that_cvxpy_does_not_know_is_out_of_time(monkeypatch, caplog):
+    def unpack(*_: object) -> None:
+        raise ValueError("Cannot unpack invalid solution")
+
+    monkeypatch.setattr("cvxpy.Problem.unpack_results", unpack)
+    answer = solve_program(relaxed(knapsacks(items=20, rows=4)), seconds=5)
+    assert (answer.outcome, answer.point, answer.bound) == (Outcome.STOPPED, None, -np.inf)
+    assert "HIGHS gave up on 20 variables: Cannot unpack" in caplog.text
 
 
 @pytest.mark.parametrize("back_end", ["HIGHS", "GUROBI"])
