@@ -84,7 +84,9 @@ VARIANTS: dict[str, Patches] = {
     "first program": {
         "programs.refinements": lambda *_: [],
         "programs.Programs.sketch": without_sketch,
+        "programs.Programs.tightest": without_sketch,
     },
+    "no tightest ops": {"programs.tightest": lambda *_: []},
     "no running rows": {"programs.refinements": without_running_rows},
     "no reserves": {"programs.Programs.reserve": nothing},
     "no tastes": {"heuristics._GAP_TO_TRY_MORE": np.inf},
@@ -96,6 +98,7 @@ VARIANTS: dict[str, Patches] = {
         "programs.Programs.sketch": without_sketch,
     },
     "no pairs": {"programs.relax": without_pairs},
+    "one core": {"programs.Programs._polish": nothing},
 }
 
 
