@@ -45,14 +45,14 @@ def test_takes_turns_until_the_call_is_done():
 def test_takes_no_turns_without_a_second_core():
     turns: list[float] = []
     with mock.patch("remat_solvers.background._cores", return_value=1):
-        assert not in_background(lambda: threading.Event().wait(0.5), turns.append)
+        assert not in_background(lambda: threading.Event().wait(1.5), turns.append)
     assert turns == []
 
 
 def test_a_worker_of_a_pool_has_one_core():
     turns: list[float] = []
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(in_background, lambda: threading.Event().wait(0.5), turns.append).result()
+        pool.submit(in_background, lambda: threading.Event().wait(1.5), turns.append).result()
     assert turns == []
 
 

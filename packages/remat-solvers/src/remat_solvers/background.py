@@ -21,7 +21,7 @@ __all__ = ["in_background"]
 
 _Result = TypeVar("_Result")
 
-_SOON = 0.2  # seconds; shorter calls are only waited for
+_SOON = 1.0  # seconds; shorter calls are only waited for
 _TURN, _LONGEST_TURN = 0.25, 2.0  # of the time so far; seconds
 
 
@@ -40,7 +40,7 @@ def in_background(
     wait([future], _SOON)
     while not future.done():
         now = time.perf_counter()
-        turn = min(max(_SOON, _TURN * (now - started)), _LONGEST_TURN)
+        turn = min(_TURN * (now - started), _LONGEST_TURN)
         if meanwhile is not None:
             meanwhile(turn)
         wait([future], max(0.0, now + turn - time.perf_counter()))

@@ -74,7 +74,7 @@ class Rounds:
         again, begun, first = 0, None, True
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
-            self._polish(_POLISH_BEFORE_LARGE * state.left())
+            self._polish(_POLISH_BEFORE_LARGE * state.left() - self._heuristics.polish_seconds)
             share = _LARGE_PROGRAM_SHARE
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():
