@@ -84,7 +84,7 @@ VARIANTS: dict[str, Patches] = {
     "first program": {
         "programs.refinements": lambda *_: [],
         "programs.Programs.sketch": without_sketch,
-        "programs.Programs.tightest": without_sketch,
+        "programs.Programs.start_anew": without_sketch,
     },
     "no tightest ops": {"programs.tightest": lambda *_: []},
     "no running rows": {"programs.refinements": without_running_rows},

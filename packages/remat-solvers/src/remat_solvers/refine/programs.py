@@ -1,7 +1,7 @@
 """The programs of `refine`: written for a refinement, solved, their bounds and schedules taken.
 
 Linear relaxations choose the first checkpoints (`sketch`) unless the first program is small; then
-the ops that leave least room are next (`tightest`). A large program begins with its linear
+the ops that leave least room are next (`start_anew`). A large program begins with its linear
 relaxation, and a very large one ends there (`solve`). Before a large one, its checkpoints are
 compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
 with reserves, for schedules that overshoot less (`reserve`). Linear relaxations raise the bound of
@@ -99,7 +99,7 @@ class Programs:
         moves = partial(Refinement.moves, near=near)
         return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
 
-    def tightest(self, tried: Refinement) -> Refinement:
+    def start_anew(self, tried: Refinement) -> Refinement:
         """Start anew from the ops that leave the least room, unless the first program was large.
 
         From as many of them as still raise the bound of the linear relaxation, if more than one.

@@ -106,7 +106,7 @@ class Rounds:
             for refinement in pending[:_AT_ONCE]:
                 tried |= refinement
             pending = pending[_AT_ONCE:]
-            tried = self._programs.tightest(tried) if first else self._programs.stronger(tried)
+            tried = self._programs.start_anew(tried) if first else self._programs.stronger(tried)
             first = False
             again = 0
         return None
