@@ -5,8 +5,9 @@ Budgets are halved between what is proved and the best found: at each, the best 
 an attempt reaches counts even where it misses. From the best, storing everything, and the best with
 something given up at a high moment or with a part of it run again, `replay` then descends in small
 steps, with several seeds: slower far from the least peak, better near it.
-Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`); between
-them nothing is known. Complexity: some dozens of attempts, each limited in time.
+Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`, raised
+by `regress`); between them nothing is known. Complexity: some dozens of attempts, each limited in
+time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from remat_solvers.least import least
 from remat_solvers.paging import Habit, page
 from remat_solvers.problem import Limit, check_graph
 from remat_solvers.prune import drop_unused
+from remat_solvers.regression import regress
 from remat_solvers.replay import give_up, replay
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Wiring, expand
@@ -34,7 +36,7 @@ _TASTES = (Taste(), Taste(crowding=8.0), Taste(cover=0.0, crowding=0.5))
 _HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
 _ATTEMPT_SECONDS = 0.5
 _DEFAULT_SECONDS = 10.0
-_PROOF_SHARE = 0.3
+_PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
 _CLOSE = 1.02
 _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
@@ -64,6 +66,7 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     limit = Limit.starting_now(limit_seconds)
     seconds = limit.left(_DEFAULT_SECONDS)
     floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
+    floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
     found = smallest_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
     return SmallestBudget(
         peak_bytes=found.peak_bytes,

@@ -14,6 +14,7 @@ from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.state import State
+from remat_solvers.regression import regress
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Ints
 
@@ -53,8 +54,9 @@ class Rounds:
             return state.say("one op alone needs more than the budget")
         self._heuristics.start(everything, self._given)
         if state.best is None:
-            peak_bytes = bottleneck(state.wiring, state.soon()).peak_bytes
-            state.infeasible = peak_bytes > state.budget_bytes
+            proved = bottleneck(state.wiring, state.soon())
+            proved = regress(state.wiring, proved, state.soon(), enough_bytes=state.budget_bytes)
+            state.infeasible = proved.peak_bytes > state.budget_bytes
             if state.infeasible:
                 return state.say("nothing fits: the least peak is above the budget")
             self._heuristics.descend()
