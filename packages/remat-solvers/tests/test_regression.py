@@ -58,13 +58,24 @@ def join(results: set[str]) -> Graph:
     return Graph((*values, Value("joined", 2)), ops, frozenset(), frozenset(results), None)
 
 
-def test_what_one_op_reads_is_made_one_beside_the_other_even_if_it_is_made_again_later():
+def test_what_one_op_reads_is_made_one_beside_the_other_even_if_it_is_made_again_later(monkeypatch):
+    monkeypatch.setattr(regression, "_MOST_SETS_AT_END", 0)
     graph = join({"b", "beside_b", "joined"})
     wiring = Wiring.of(graph)
     floor = bottleneck(wiring)
     proved = regress(wiring, floor)
     assert floor.peak_bytes < proved.peak_bytes == smallest(graph) == 17
     assert proved.op == "join"
+
+
+def test_some_result_is_made_last_beside_all_others(monkeypatch):
+    monkeypatch.setattr(regression, "_SHARES", ())
+    graph = join({"b", "beside_b", "joined"})
+    wiring = Wiring.of(graph)
+    floor = bottleneck(wiring)
+    proved = regress(wiring, floor)
+    assert floor.peak_bytes < proved.peak_bytes == smallest(graph) == 17
+    assert proved.op is None
 
 
 def test_what_the_last_runs_prove_already_stays():

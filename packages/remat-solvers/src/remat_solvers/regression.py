@@ -1,17 +1,18 @@
-"""A lower bound on every peak, by search backwards from what an op reads.
+"""A lower bound on every peak, by search backwards from what an op reads and from the end.
 
-When an op runs for the first time, all it reads is alive. Which ops ran, in what order, to make it
-so? Regression search goes back from there: one of the values that must be alive was made last, by
-the last run of its op; right before, what that op reads was alive, and all the others. Step by step
-this leads to a set of which nothing has to be alive, and the least over all ways of the largest
-moment on a way is a bound. What it sees and `bottleneck` does not is the order in which two large
-things that one op reads can be made, again and again down to the inputs.
+When an op runs for the first time, all it reads is alive; at the end, all results are. Which ops
+ran, in what order, to make it so? Regression search goes back from there: one of the values that
+must be alive was made last, by the last run of its op; right before, what that op reads was alive,
+and all the others. Step by step this leads to a set of which nothing has to be alive, and the least
+over all ways of the largest moment on a way is a bound. What it sees and `bottleneck` does not is
+the order in which several large things can be made, again and again down to the inputs.
 
 Only large values count: smaller ones weigh nothing and are always there, which lowers the bound,
-and makes the sets few. Two kinds of step are taken without a look at the others: one that adds
-nothing to the set; and one that does not make the set larger, if nothing of what it takes away is
-needed to make another of the set: whatever made it earlier and held it could have held, instead,
-what it is made of (proof: certified-bounds).
+and makes the sets few. From the end all values count, but only the last few runs are looked at. Two
+kinds of step are taken without a look at the others: one that adds nothing to the set; and one that
+does not make the set larger, if nothing of what it takes away is needed to make another of the set:
+whatever made it earlier and held it could have held, instead, what it is made of (proof:
+certified-bounds).
 Guarantee: the bound holds for all schedules in the order of the graph; it is never below the one
 given. Complexity: exponential in how many large values an op depends on at once, so the number of
 sets is limited, and what was proved by then counts. Source: our own; regression in planning, and
@@ -23,7 +24,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from remat_solvers.least import Least
 from remat_solvers.wiring import Wiring
@@ -32,7 +35,7 @@ __all__ = ["regress"]
 
 _SHARES = (0.08, 0.04, 0.02)  # of the bound, from which on a value is large
 _MOST_LARGE = 4000
-_MOST_SETS = 50_000  # from one op
+_MOST_SETS, _MOST_SETS_AT_END = 50_000, 300  # from one op, and from the end, where sets are large
 _MOST_CUT_SHORT = 2  # searches, until those from later ops are not tried: they are as hard
 
 Set = int  # of large values, by bits
@@ -45,24 +48,27 @@ def regress(
 
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned.
     """
+    if not 0 < floor.peak_bytes <= enough_bytes:
+        return floor
     best = floor
-    former = -1
+    largest = np.sort(np.argsort(-wiring.size, kind="stable")[:_MOST_LARGE])
+    search = _Search(wiring, largest.tolist(), deadline)
+    peak_bytes = search.least_peak(search.results, best.peak_bytes, _MOST_SETS_AT_END)
+    if peak_bytes > best.peak_bytes:
+        best = Least(peak_bytes, None)
+    former = 0
     for share in _SHARES:
-        large = [
-            v for v, size in enumerate(wiring.size.tolist()) if size >= share * best.peak_bytes
-        ]
-        if len(large) > _MOST_LARGE or not 0 < best.peak_bytes <= enough_bytes:
-            break
-        if len(large) == former:
+        large = np.flatnonzero(wiring.size >= share * best.peak_bytes)
+        if len(large) == former or len(large) > _MOST_LARGE:
             continue
         former = len(large)
-        search = _Search(wiring, large, deadline)
+        search = _Search(wiring, large.tolist(), deadline)
         for op, wanted in search.goals():
             if time.perf_counter() > deadline or best.peak_bytes > enough_bytes:
                 return best
             if search.cut_short == _MOST_CUT_SHORT:
                 break
-            peak_bytes = search.least_peak(wanted, best.peak_bytes)
+            peak_bytes = search.least_peak(wanted, best.peak_bytes, _MOST_SETS)
             if peak_bytes > best.peak_bytes:
                 best = Least(peak_bytes, wiring.graph.ops[op].name)
     return best
@@ -71,7 +77,7 @@ def regress(
 class _Search:
     """Ops with the large values that they read and make; remembers which sets can be reached.
 
-    `cut_short` counts the searches that ended without an answer.
+    `results` are the large results; `cut_short` counts the searches that ended without an answer.
     """
 
     def __init__(self, wiring: Wiring, large: list[int], deadline: float) -> None:
@@ -90,6 +96,7 @@ class _Search:
                 made_of |= self._made_of[i]
             self._made_of.append(made_of)
         self._reached: set[Set] = {0}
+        self.results = self._set(wiring.results.tolist())
         self.cut_short = 0
 
     def goals(self) -> Iterator[tuple[int, Set]]:
@@ -112,15 +119,15 @@ class _Search:
                         pinned |= self._bit[v]
                         ends[last[v]] = ends.get(last[v], 0) | self._bit[v]
 
-    def least_peak(self, wanted: Set, floor_bytes: int) -> int:
+    def least_peak(self, wanted: Set, floor_bytes: int, most: int) -> int:
         """Bound the peak of what makes a set alive; of no interest below `floor_bytes`.
 
-        The open sets are taken in the order of the peak of the best way to them.
+        The open sets, at most `most`, are taken in the order of the peak of the best way to them.
         """
         peak = floor_bytes
         pending = [(peak, self._size(wanted), wanted)]
         before: dict[Set, Set | None] = {wanted: None}
-        for _ in range(_MOST_SETS):
+        for _ in range(most):
             if not pending:
                 return peak  # cannot be: what an op reads can be made
             reached, _, now = heapq.heappop(pending)
@@ -168,7 +175,7 @@ class _Search:
     def _needs(self, values: Set, others: Set) -> bool:
         return any(self._made_of[i] & others for i in _bits(values))
 
-    def _set(self, values: tuple[int, ...]) -> Set:
+    def _set(self, values: Sequence[int]) -> Set:
         found = 0
         for v in values:
             found |= self._bit.get(v, 0)
