@@ -1,10 +1,11 @@
 """What a curve of time against peak takes beside its points, solved one by one.
 
-`tradeoff` with `auto` over some budgets of published models, at operator granularity with estimated
-costs, against `solve` with `auto` at each of the same budgets, knowing nothing of the others. Both
-may take the same seconds a budget; those of the curve include its search for the smallest budget.
-Gaps, time found less the proved bound, are summed over the budgets where anything fits, in points:
-percent of the time of computing everything once.
+`tradeoff` with `auto` at budgets spread over the curve of published models, at operator granularity
+with estimated costs, against `solve` with `auto` at each of the same budgets, knowing nothing of
+the others. A single solve has a limit; the curve has as much for each budget and once more for its
+search for the smallest, and what one budget leaves goes to the others. Gaps, time found less the
+proved bound, are summed over the budgets where both found a schedule, in points: percent of the
+time of computing everything once.
 
 Bars: the curve takes fewer seconds, and its summed gap is no more than 0.1 point a budget above.
 Exit code 1 if one is missed.
@@ -23,9 +24,10 @@ from pathlib import Path
 
 from certified import PUBLISHED
 from graphs import captured
-from remat_graph import Graph
+from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve, tradeoff
+from remat_solvers.store_all import store_all
 
 MODELS = ("fno-1d", "unet", "mlp-mixer", "transformer-6-6", "gpt-24", "resnet-101")
 MOST_MORE_GAP = 0.1  # points a budget
@@ -33,24 +35,25 @@ MOST_MORE_GAP = 0.1  # points a budget
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model: seconds and summed gaps in points, of the curve and of its points one by one."""
+    """One model: seconds and summed gaps in points, of the curve and of its points one by one.
+
+    `alone` is at how many budgets a single solve found a schedule; the curve has one at all.
+    """
 
     model: str
     ops: int
     budgets: int
-    fitting: int
+    alone: int
     curve_seconds: float
-    apart_seconds: float
+    alone_seconds: float
     curve_gap: float
-    apart_gap: float
-    apart_found: int
+    alone_gap: float
 
     @property
     def missed(self) -> bool:
         """Whether the curve is dearer, or worse."""
-        more = self.curve_gap - self.apart_gap
-        worse = self.apart_found > self.fitting or more > MOST_MORE_GAP * self.fitting
-        return worse or self.curve_seconds >= self.apart_seconds
+        worse = self.curve_gap - self.alone_gap > MOST_MORE_GAP * self.alone
+        return worse or self.curve_seconds >= self.alone_seconds
 
 
 def main() -> int:
@@ -61,15 +64,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each budget")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     given = parser.parse_args()
-    print(f"{'model':18}{'ops':>6}{'budgets':>9}{'curve s':>9}{'apart s':>9}{'ratio':>7}"
-          f"{'curve gap':>11}{'apart gap':>11}")  # fmt: skip
+    print(f"{'model':18}{'ops':>6}{'budgets':>9}{'alone':>7}{'curve s':>9}{'alone s':>9}"
+          f"{'ratio':>7}{'curve gap':>11}{'alone gap':>11}")  # fmt: skip
     rows: list[Row] = []
     for name in given.models:
         row = measure(name, captured(name), given.points, given.seconds)
         rows.append(row)
-        print(f"{row.model:18}{row.ops:>6}{row.budgets:>9}{row.curve_seconds:>9.1f}"
-              f"{row.apart_seconds:>9.1f}{row.curve_seconds / row.apart_seconds:>7.2f}"
-              f"{row.curve_gap:>11.2f}{row.apart_gap:>11.2f}{'  MISSED' * row.missed}",
+        print(f"{row.model:18}{row.ops:>6}{row.budgets:>9}{row.alone:>7}"
+              f"{row.curve_seconds:>9.1f}{row.alone_seconds:>9.1f}"
+              f"{row.curve_seconds / row.alone_seconds:>7.2f}"
+              f"{row.curve_gap:>11.2f}{row.alone_gap:>11.2f}{'  MISSED' * row.missed}",
               flush=True)  # fmt: skip
     if given.json:
         report = {"seconds_a_budget": given.seconds, "rows": [asdict(row) for row in rows]}
@@ -81,29 +85,28 @@ def main() -> int:
 
 def measure(name: str, graph: Graph, points: int, seconds: float) -> Row:
     """Draw the curve of a model, then solve its budgets one by one."""
+    solve(graph, simulate(graph, store_all(graph)).peak_bytes - 1, limit_seconds=1.0)  # imports
     curve = tradeoff(graph, points=points, limit_seconds=seconds * (points + 1))
-    fitting = [point for point in curve.points if point.solution is not None]
-    gaps = [point.solution.time - (point.lower_bound or 0.0) for point in fitting if point.solution]
-    apart_gap, found = 0.0, 0
+    alone, curve_gap, alone_gap = 0, 0.0, 0.0
     started = time.perf_counter()
     for point in curve.points:
         try:
             answer = solve(graph, point.budget_bytes, limit_seconds=seconds)
         except BudgetTooSmall:
             continue
-        found += 1
-        apart_gap += answer.time - (answer.lower_bound or 0.0)
-    apart_seconds = time.perf_counter() - started
+        assert point.solution is not None
+        alone += 1
+        alone_gap += answer.time - (answer.lower_bound or 0.0)
+        curve_gap += point.solution.time - (point.lower_bound or 0.0)
     return Row(
         model=name,
         ops=len(graph.ops),
         budgets=len(curve.points),
-        fitting=len(fitting),
+        alone=alone,
         curve_seconds=curve.seconds,
-        apart_seconds=apart_seconds,
-        curve_gap=100 * sum(gaps) / graph.time,
-        apart_gap=100 * apart_gap / graph.time,
-        apart_found=found,
+        alone_seconds=time.perf_counter() - started,
+        curve_gap=100 * curve_gap / graph.time,
+        alone_gap=100 * alone_gap / graph.time,
     )
 
 

@@ -8,8 +8,10 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value, simulate
+from remat_solvers import smallest_budget
 from remat_solvers.bottleneck import bottleneck
 from remat_solvers.evict import evict
+from remat_solvers.least import Least, least
 from remat_solvers.replay import give_up, replay
 from remat_solvers.smallest import smallest_trace
 from remat_solvers.trace import trace
@@ -114,3 +116,11 @@ def test_sizes_near_64_bits_do_not_overflow():
     )  # fmt: skip
     wiring = Wiring.of(large)
     assert replay(wiring, store_all_trace(wiring), 65 * scale).peak_bytes == 65 * scale
+
+
+def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
+    monkeypatch.setattr("remat_solvers.smallest.regress", lambda *_: Least(10**6, "wrong"))
+    graph = heavy_results(2)
+    found = smallest_budget(graph, limit_seconds=1.0)
+    assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes
+    assert "gave up" in caplog.text

@@ -92,7 +92,9 @@ def test_store_all_alone_says_what_would_fit():
 
 
 def test_too_small_by_proof():
-    with pytest.raises(BudgetTooSmall, match=r"budget 1 B is below .* reached at op '") as caught:
+    with pytest.raises(
+        BudgetTooSmall, match=r"budget 1 B is below .* needed to run op '"
+    ) as caught:
         solve(GRAPH, 1)
     error = caught.value
     assert error.status is Status.INFEASIBLE

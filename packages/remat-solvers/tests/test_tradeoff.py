@@ -1,5 +1,6 @@
 """The curve: monotone, checked, never above the truth, and made of fewer solves than points."""
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -172,6 +173,14 @@ def test_a_known_schedule_near_the_bound_needs_no_solve(fake):
     assert [budget for budget, _, _ in solver.asked] == [PEAK - 10]
     assert {p.solution.time for p in found.points} == {timeline.time}
     assert {p.status for p in found.points} == {Status.OPTIMAL}
+
+
+def test_a_least_peak_that_a_schedule_refutes_is_a_defect(monkeypatch):
+    smallest = smallest_budget(CHAIN)
+    wrong = dataclasses.replace(smallest, least_bytes=smallest.peak_bytes + 1)
+    monkeypatch.setattr("remat_solvers.tradeoff.smallest_budget", lambda *_, **__: wrong)
+    with pytest.raises(BrokenSolver, match="nothing fits"):
+        tradeoff(CHAIN, points=3)
 
 
 class Problemlike:

@@ -93,8 +93,9 @@ class BudgetTooSmall(SolverError):
     """Nothing within the budget exists, or was found within the limit.
 
     `smallest_bytes` is the least peak of any schedule found; `least_bytes` is a proved lower bound
-    on the peak of every schedule in the order of the graph, reached at `least_at`. `status` is
-    `INFEASIBLE` if it is proved that nothing fits, `LIMIT` if nothing was found.
+    on the peak of every schedule in the order of the graph; `least_at` is the op that cannot run
+    with less, if it is known. `status` is `INFEASIBLE` if it is proved that nothing fits, `LIMIT`
+    if nothing was found.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class BudgetTooSmall(SolverError):
         else:
             claim = f"was not met by this solver, though a schedule of {smallest} exists"
             help_ = "use another solver, such as 'auto', give it more time, or raise the budget"
-        reached = f", reached at op {least_at!r}" if least_at else ""
+        reached = f", needed to run op {least_at!r}" if least_at else ""
         least = format_bytes(least_bytes)
         proof = f"no schedule in the order of the graph can go below {least}{reached}"
         super().__init__(f"budget {budget} {claim} ({proof}); {help_}")

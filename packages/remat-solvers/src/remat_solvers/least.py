@@ -18,7 +18,10 @@ __all__ = ["Least", "least", "while_running"]
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """A proved lower bound on every peak, and the op at which it is reached."""
+    """A proved lower bound on every peak, and the op that cannot run with less.
+
+    No op if it is what is alive at the end that needs as much.
+    """
 
     peak_bytes: int
     op: str | None

@@ -9,10 +9,10 @@ the order in which several large things can be made, again and again down to the
 
 Only large values count: smaller ones weigh nothing and are always there, which lowers the bound,
 and makes the sets few. From the end all values count, but only the last few runs are looked at. Two
-kinds of step are taken without a look at the others: one that adds nothing to the set; and one that
-does not make the set larger, if nothing of what it takes away is needed to make another of the set:
-whatever made it earlier and held it could have held, instead, what it is made of (proof:
-certified-bounds).
+kinds of step are taken without a look at the others, if their moment is no higher than what is
+proved already: one that adds nothing to the set; and one that does not make the set larger, of an
+op that may run again, if nothing that it takes away is needed to make another of the set: whatever
+made it earlier and held it could have held, instead, what it is made of (proof: certified-bounds).
 Guarantee: the bound holds for all schedules in the order of the graph; it is never below the one
 given. Complexity: exponential in how many large values an op depends on at once, so the number of
 sets is limited, and what was proved by then counts. Source: our own; regression in planning, and
@@ -25,6 +25,7 @@ import heapq
 import math
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +35,8 @@ from remat_solvers.wiring import Wiring
 __all__ = ["regress"]
 
 _SHARES = (0.08, 0.04, 0.02)  # of the bound, from which on a value is large
-_MOST_LARGE = 4000
-_MOST_SETS, _MOST_SETS_AT_END = 50_000, 300  # from one op, and from the end, where sets are large
+_MOST_LARGE = 2000
+_MOST_BITS, _MOST_BITS_AT_END = 50_000_000, 5_000_000  # of all sets of one search
 _MOST_CUT_SHORT = 2  # searches, until those from later ops are not tried: they are as hard
 
 Set = int  # of large values, by bits
@@ -46,43 +47,63 @@ def regress(
 ) -> Least:
     """Raise a lower bound on the peak, until it is above `enough_bytes` or `deadline`.
 
-    `deadline` is a moment of `time.perf_counter`; what was proved by then is returned.
+    `deadline` is a moment of `time.perf_counter`; what was proved by then is returned. The op of
+    the answer is the one that cannot run with less; `None` if it is the end that was looked at.
     """
-    if not 0 < floor.peak_bytes <= enough_bytes:
-        return floor
-    best = floor
+    best, limits = floor, _Limits(deadline, enough_bytes)
+    if not 0 < best.peak_bytes <= enough_bytes:
+        return best
     largest = np.sort(np.argsort(-wiring.size, kind="stable")[:_MOST_LARGE])
-    search = _Search(wiring, largest.tolist(), deadline)
-    peak_bytes = search.least_peak(search.results, best.peak_bytes, _MOST_SETS_AT_END)
+    search = _Search(wiring, largest.tolist(), limits, _MOST_BITS_AT_END)
+    peak_bytes = search.least_peak(search.results, best.peak_bytes)
     if peak_bytes > best.peak_bytes:
         best = Least(peak_bytes, None)
     former = 0
     for share in _SHARES:
         large = np.flatnonzero(wiring.size >= share * best.peak_bytes)
+        if limits.reached(best.peak_bytes):
+            return best
         if len(large) == former or len(large) > _MOST_LARGE:
             continue
         former = len(large)
-        search = _Search(wiring, large.tolist(), deadline)
+        search = _Search(wiring, large.tolist(), limits, _MOST_BITS)
         for op, wanted in search.goals():
-            if time.perf_counter() > deadline or best.peak_bytes > enough_bytes:
-                return best
-            if search.cut_short == _MOST_CUT_SHORT:
+            if limits.reached(best.peak_bytes) or search.cut_short == _MOST_CUT_SHORT:
                 break
-            peak_bytes = search.least_peak(wanted, best.peak_bytes, _MOST_SETS)
+            peak_bytes = search.least_peak(wanted, best.peak_bytes)
             if peak_bytes > best.peak_bytes:
                 best = Least(peak_bytes, wiring.graph.ops[op].name)
     return best
 
 
+class _Limits(NamedTuple):
+    """When to stop: at a moment of `time.perf_counter`, or above some bytes."""
+
+    deadline: float
+    enough_bytes: float
+
+    def reached(self, peak_bytes: int) -> bool:
+        return peak_bytes > self.enough_bytes or time.perf_counter() > self.deadline
+
+
+class _Step(NamedTuple):
+    """The run that completed a set: what was alive before it, and the bytes while it ran."""
+
+    before: Set
+    before_bytes: int
+    peak_bytes: int
+
+
 class _Search:
-    """Ops with the large values that they read and make; remembers which sets can be reached.
+    """Ops with the large values that they read and make; remembers which sets can be made.
 
     `results` are the large results; `cut_short` counts the searches that ended without an answer.
     """
 
-    def __init__(self, wiring: Wiring, large: list[int], deadline: float) -> None:
+    def __init__(self, wiring: Wiring, large: list[int], limits: _Limits, most_bits: int) -> None:
         self._wiring = wiring
-        self._deadline = deadline
+        self._limits = limits
+        self._most_sets = most_bits // max(1, len(large))
         self._bit = {v: 1 << i for i, v in enumerate(large)}
         size = wiring.size.tolist()
         self._sizes = [size[v] for v in large]
@@ -95,7 +116,7 @@ class _Search:
             for i in _bits(self._reads[maker]):
                 made_of |= self._made_of[i]
             self._made_of.append(made_of)
-        self._reached: set[Set] = {0}
+        self._can_be_made: set[Set] = {0}
         self.results = self._set(wiring.results.tolist())
         self.cut_short = 0
 
@@ -119,60 +140,61 @@ class _Search:
                         pinned |= self._bit[v]
                         ends[last[v]] = ends.get(last[v], 0) | self._bit[v]
 
-    def least_peak(self, wanted: Set, floor_bytes: int, most: int) -> int:
+    def least_peak(self, wanted: Set, floor_bytes: int) -> int:
         """Bound the peak of what makes a set alive; of no interest below `floor_bytes`.
 
-        The open sets, at most `most`, are taken in the order of the peak of the best way to them.
+        Dijkstra's algorithm: open sets are taken in the order of the peak of the best way to them,
+        then of their bytes.
         """
-        peak = floor_bytes
-        pending = [(peak, self._size(wanted), wanted)]
-        before: dict[Set, Set | None] = {wanted: None}
-        for _ in range(most):
-            if not pending:
-                return peak  # cannot be: what an op reads can be made
-            reached, _, now = heapq.heappop(pending)
-            peak = max(peak, reached)
-            if now in self._reached:
+        peak_bytes = floor_bytes
+        pending = [(peak_bytes, self._size(wanted), wanted)]
+        known: dict[Set, tuple[int, Set | None]] = {wanted: (peak_bytes, None)}
+        while pending:
+            way_bytes, _, now = heapq.heappop(pending)
+            if way_bytes > known[now][0]:
+                continue
+            peak_bytes = way_bytes
+            if now in self._can_be_made:
                 way: Set | None = now
                 while way is not None:
-                    self._reached.add(way)
-                    way = before[way]
-                return peak
-            if time.perf_counter() > self._deadline:
-                return peak
-            for need, size, earlier in self._steps(now, peak):
-                if earlier not in before:
-                    before[earlier] = now
-                    heapq.heappush(pending, (max(need, peak), size, earlier))
-        self.cut_short += 1
-        return peak
+                    self._can_be_made.add(way)
+                    way = known[way][1]
+                return peak_bytes
+            if len(known) > self._most_sets or self._limits.reached(peak_bytes):
+                self.cut_short += 1
+                return peak_bytes
+            for step in self._steps(now, peak_bytes):
+                way_bytes = max(step.peak_bytes, peak_bytes)
+                if step.before not in known or way_bytes < known[step.before][0]:
+                    known[step.before] = (way_bytes, now)
+                    heapq.heappush(pending, (way_bytes, step.before_bytes, step.before))
+        raise AssertionError("what an op reads can be made")
 
-    def _steps(self, now: Set, peak: int) -> list[tuple[int, int, Set]]:
-        """List which sets may have been alive before a run that completed this one.
-
-        Each with the bytes alive during that run and before it; a single one if it is as good as
-        any other at `peak`.
-        """
+    def _steps(self, now: Set, peak_bytes: int) -> list[_Step]:
+        """List the runs that may have completed a set; a single one if no other does better."""
         wiring = self._wiring
-        total = self._size(now)
-        found: list[tuple[int, int, Set]] = []
+        now_bytes = self._size(now)
+        found: list[_Step] = []
         for op in {self._makers[i] for i in _bits(now)}:
             made, new = self._makes[op], self._reads[op] & ~now
             others = now & ~made
             replayable = wiring.replayable_list[op]
-            if not replayable and any(self._makers[i] > op for i in _bits(others)):
-                continue
-            new_bytes = self._size(new)
-            need = total + new_bytes + self._size(made & ~now) + wiring.workspace_list[op]
-            size = total + new_bytes - self._size(made & now)
-            step = (need, size, others | self._reads[op])
-            as_small = replayable and size <= total
-            if need <= peak and (not new or (as_small and not self._needs(others, made))):
-                return [step]
+            if not replayable and others and self._makers[others.bit_length() - 1] > op:
+                continue  # it ran once, and what is of later ops was not there yet
+            with_reads = now_bytes + self._size(new)
+            step = _Step(
+                before=others | self._reads[op],
+                before_bytes=with_reads - self._size(made & now),
+                peak_bytes=with_reads + self._size(made & ~now) + wiring.workspace_list[op],
+            )
+            if step.peak_bytes <= peak_bytes:
+                no_larger = replayable and step.before_bytes <= now_bytes
+                if not new or (no_larger and not self._is_made_of(others, made)):
+                    return [step]
             found.append(step)
         return found
 
-    def _needs(self, values: Set, others: Set) -> bool:
+    def _is_made_of(self, values: Set, others: Set) -> bool:
         return any(self._made_of[i] & others for i in _bits(values))
 
     def _set(self, values: Sequence[int]) -> Set:

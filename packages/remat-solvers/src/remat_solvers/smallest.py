@@ -13,6 +13,7 @@ time.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from dataclasses import dataclass
 
@@ -44,10 +45,15 @@ _SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class SmallestBudget:
-    """A schedule of small peak; none at all goes below `least_bytes`, reached at op `least_at`."""
+    """A schedule of small peak; none at all goes below `least_bytes`.
+
+    `least_at` is the op that cannot run with less, `None` if it is what is alive at the end.
+    """
 
     peak_bytes: int
     schedule: Schedule
@@ -68,6 +74,9 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
     floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
     found = smallest_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
+    if floor.peak_bytes > found.peak_bytes:
+        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
+        floor = least(wiring)
     return SmallestBudget(
         peak_bytes=found.peak_bytes,
         schedule=expand(wiring, found.sequence),

@@ -294,6 +294,11 @@ class _Knowledge:
                 if found.peak_bytes <= budget:
                     cause = f"it claims that nothing fits {budget} bytes, but a schedule {shown}"
                     raise BrokenSolver(name, _origin(name), cause)
+            if found.peak_bytes < self.least_bytes:
+                cause = (
+                    f"it claims that nothing fits {found.peak_bytes} bytes, but a schedule {shown}"
+                )
+                raise BrokenSolver(_SMALLEST, "remat-solvers", cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ from remat_graph import Graph, Op, Stage, Value
 
 
 @st.composite
-def graphs(draw, most_ops: int = 8, most_values: int = 10) -> Graph:
+def graphs(draw, most_ops: int = 8, most_values: int = 10, uneven: bool = False) -> Graph:
+    """Draw a graph; `uneven` ones have values and workspace of very unequal size."""
+    sizes = st.sampled_from([0, 1, 2, 10, 20, 50, 95]) if uneven else st.integers(0, 6)
+    workspaces = [0, 0, 10, 100, 300] if uneven else [0, 0, 1, 4]
     count = draw(st.integers(2, most_ops))
     values = [Value("x", 5)]
     ops: list[Op] = []
@@ -18,7 +21,7 @@ def graphs(draw, most_ops: int = 8, most_values: int = 10) -> Graph:
         room = most_values - len(made) - (count - i - 1)
         outputs = draw(st.integers(1, max(1, min(2, room))))
         names = tuple(f"v{i}.{slot}" for slot in range(outputs))
-        values += [Value(name, draw(st.integers(0, 6))) for name in names]
+        values += [Value(name, draw(sizes)) for name in names]
         inputs = draw(st.lists(st.sampled_from(["x", *made]), max_size=3, unique=True))
         after = draw(st.lists(st.sampled_from(ops), max_size=1)) if ops else []
         ops.append(
@@ -27,7 +30,7 @@ def graphs(draw, most_ops: int = 8, most_values: int = 10) -> Graph:
                 inputs=tuple(inputs),
                 outputs=names,
                 time=float(draw(st.integers(0, 9))),
-                workspace_bytes=draw(st.sampled_from([0, 0, 1, 4])),
+                workspace_bytes=draw(st.sampled_from(workspaces)),
                 stage=Stage.FORWARD if boundary is None or i < boundary else Stage.BACKWARD,
                 replayable=draw(st.sampled_from([True, True, True, True, False])),
                 order_after=tuple(op.name for op in after),

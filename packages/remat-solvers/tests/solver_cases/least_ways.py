@@ -1,0 +1,54 @@
+"""What `regress` looks for, without any of its shortcuts: for tests, on small graphs."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from remat_graph import Graph
+
+__all__ = ["least_ways"]
+
+
+def least_ways(graph: Graph) -> int:
+    """Find the largest over all ops, and the end, of the least peak that makes what it reads.
+
+    Every set of values counts, every op may have completed it, and every value weighs what it
+    weighs. What cannot be made again and is needed later is part of what must be there.
+    """
+    size = {v.name: v.size_bytes for v in graph.values if v.name not in graph.resident}
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    maker = {v: op for op in graph.ops for v in op.outputs}
+    reads = {op.name: frozenset(v for v in op.inputs if v in size) for op in graph.ops}
+    results = frozenset(v for v in graph.results if v in size)
+
+    def weigh(values) -> int:
+        return sum(size[v] for v in values)
+
+    def least_peak(wanted: frozenset[str]) -> int:
+        order = count()
+        pending = [(0, next(order), wanted)]
+        done: set[frozenset[str]] = set()
+        while True:
+            peak, _, now = heapq.heappop(pending)
+            if not now:
+                return peak
+            if now in done:
+                continue
+            done.add(now)
+            for op in {maker[v].name: maker[v] for v in now}.values():
+                before = now - set(op.outputs) | reads[op.name]
+                later = (place[maker[v].name] > place[op.name] for v in before)
+                if not op.replayable and any(later):
+                    continue
+                there = weigh(now | set(op.outputs) | reads[op.name]) + op.workspace_bytes
+                heapq.heappush(pending, (max(peak, there), next(order), before))
+
+    most = least_peak(results)
+    for i, op in enumerate(graph.ops):
+        needed = results.union(*(reads[other.name] for other in graph.ops[i:]))
+        once = {v for v in needed if place[maker[v].name] < i and not maker[v].replayable}
+        wanted = reads[op.name] | once
+        while_running = weigh(wanted | set(op.outputs)) + op.workspace_bytes
+        most = max(most, least_peak(frozenset(wanted)), while_running)
+    return most
