@@ -178,7 +178,8 @@ def test_a_known_schedule_near_the_bound_needs_no_solve(fake):
 def test_a_least_peak_that_a_schedule_refutes_is_a_defect(monkeypatch):
     smallest = smallest_budget(CHAIN)
     wrong = dataclasses.replace(smallest, least_bytes=smallest.peak_bytes + 1)
-    monkeypatch.setattr("remat_solvers.tradeoff.smallest_budget", lambda *_, **__: wrong)
+    module = importlib.import_module("remat_solvers.tradeoff")
+    monkeypatch.setattr(module, "smallest_budget", lambda *_, **__: wrong)
     with pytest.raises(BrokenSolver, match="nothing fits"):
         tradeoff(CHAIN, points=3)
 
