@@ -17,9 +17,8 @@ def rematerialized(model, args, kwargs):
     try:
         return remat.rematerialize(model, args, kwargs, budget=0.6, limit_seconds=LIMIT_SECONDS)
     except remat.BudgetTooSmall as error:
-        return remat.rematerialize(
-            model, args, kwargs, budget=error.smallest_bytes, limit_seconds=LIMIT_SECONDS
-        )
+        enough = int(1.05 * error.smallest_bytes)  # found in half a second this time, too
+        return remat.rematerialize(model, args, kwargs, budget=enough, limit_seconds=LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize(("make", "args", "kwargs", "loss"), RIGHT.values(), ids=RIGHT)

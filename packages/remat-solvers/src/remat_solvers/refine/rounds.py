@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _LONGER = 1.5  # after a program that was stopped
 _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
+_REGRESSION_SHARE = 0.1  # of the time left
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
 _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, beside and after it
 
@@ -55,7 +57,8 @@ class Rounds:
         self._heuristics.start(everything, self._given)
         if state.best is None:
             proved = bottleneck(state.wiring, state.soon())
-            proved = regress(state.wiring, proved, state.soon(), enough_bytes=state.budget_bytes)
+            until = min(state.soon(), time.perf_counter() + _REGRESSION_SHARE * state.left())
+            proved = regress(state.wiring, proved, until, enough_bytes=state.budget_bytes)
             state.infeasible = proved.peak_bytes > state.budget_bytes
             if state.infeasible:
                 return state.say("nothing fits: the least peak is above the budget")
