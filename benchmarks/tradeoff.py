@@ -1,11 +1,11 @@
 """What a curve of time against peak takes beside its points, solved one by one.
 
-`tradeoff` with `auto` at budgets spread over the curve of published models, at operator granularity
-with estimated costs, against `solve` with `auto` at each of the same budgets, knowing nothing of
-the others. Both take what `auto` takes unless told, 30 s at most for one budget; the curve looks
-for the smallest budget, too, which the others are given. Gaps, time found less the proved bound,
-are summed over the budgets where both found a schedule, in points: percent of the time of computing
-everything once.
+`tradeoff` with `auto` on published models, at operator granularity with estimated costs, against
+`solve` with `auto` at each of the same budgets, knowing nothing of the others: budgets spread from
+the smallest found to storing everything (for which `smallest_budget` is asked first, on both
+sides), and the tenths of storing everything. Both take what `auto` takes unless told, 30 s at most
+for one budget. Gaps, time found less the proved bound, are summed over the budgets where both found
+a schedule, in points: percent of the time of computing everything once.
 
 Bars: the curve takes fewer seconds, and its summed gap is no more than 0.1 point a budget above.
 Exit code 1 if one is missed.
@@ -21,15 +21,18 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from certified import PUBLISHED
 from graphs import captured
 from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
-from remat_solvers import BudgetTooSmall, solve, tradeoff
+from remat_solvers import BudgetTooSmall, smallest_budget, solve, tradeoff
 from remat_solvers.store_all import store_all
 
 MODELS = ("mlp-mixer", "transformer-6-6", "gpt-24", "fno-1d", "unet")
+TENTHS = tuple(i / 10 for i in range(1, 11))
+SMALLEST_SECONDS = 5.0  # as the curve takes
 MOST_MORE_GAP = 0.1  # points a budget
 
 
@@ -37,11 +40,13 @@ MOST_MORE_GAP = 0.1  # points a budget
 class Row:
     """One model: seconds and summed gaps in points, of the curve and of its points one by one.
 
-    `alone` is at how many budgets a single solve found a schedule; the curve has one at all.
+    Budgets are `spread` over the curve, or tenths; `alone` is at how many of them a single solve
+    found a schedule.
     """
 
     model: str
     ops: int
+    spread: bool
     budgets: int
     alone: int
     curve_seconds: float
@@ -63,42 +68,48 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     given = parser.parse_args()
-    print(f"{'model':18}{'ops':>6}{'budgets':>9}{'alone':>7}{'curve s':>9}{'alone s':>9}"
+    print(f"{'model':18}{'ops':>6}  {'budgets':12}{'alone':>6}{'curve s':>9}{'alone s':>9}"
           f"{'ratio':>7}{'curve gap':>11}{'alone gap':>11}")  # fmt: skip
     rows: list[Row] = []
     for name in given.models:
-        row = measure(name, captured(name), given.points)
-        rows.append(row)
-        print(f"{row.model:18}{row.ops:>6}{row.budgets:>9}{row.alone:>7}"
-              f"{row.curve_seconds:>9.1f}{row.alone_seconds:>9.1f}"
-              f"{row.curve_seconds / row.alone_seconds:>7.2f}"
-              f"{row.curve_gap:>11.2f}{row.alone_gap:>11.2f}{'  MISSED' * row.missed}",
-              flush=True)  # fmt: skip
+        for spread in (True, False):
+            row = measure(name, captured(name), given.points if spread else None)
+            rows.append(row)
+            budgets = f"{row.budgets} {'spread' if spread else 'tenths'}"
+            print(f"{row.model:18}{row.ops:>6}  {budgets:12}{row.alone:>6}"
+                  f"{row.curve_seconds:>9.1f}{row.alone_seconds:>9.1f}"
+                  f"{row.curve_seconds / row.alone_seconds:>7.2f}"
+                  f"{row.curve_gap:>11.2f}{row.alone_gap:>11.2f}{'  MISSED' * row.missed}",
+                  flush=True)  # fmt: skip
     if given.json:
         write_atomically(given.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    missed = [row.model for row in rows if row.missed]
+    missed = [f"{row.model} {row.budgets}" for row in rows if row.missed]
     print(f"\nmissed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 
 
-def measure(name: str, graph: Graph, points: int) -> Row:
-    """Draw the curve of a model, then solve its budgets one by one."""
+def measure(name: str, graph: Graph, points: int | None) -> Row:
+    """Draw the curve of a model, by some points or tenths, then solve its budgets one by one."""
     solve(graph, simulate(graph, store_all(graph)).peak_bytes - 1, limit_seconds=1.0)  # imports
-    curve = tradeoff(graph, points=points)
+    asked: dict[str, Any] = {"budgets": TENTHS} if points is None else {"points": points}
+    curve = tradeoff(graph, **asked)
     alone, curve_gap, alone_gap = 0, 0.0, 0.0
     started = time.perf_counter()
+    if points is not None:
+        smallest_budget(graph, limit_seconds=SMALLEST_SECONDS)
     for point in curve.points:
         try:
             answer = solve(graph, point.budget_bytes)
         except BudgetTooSmall:
             continue
-        assert point.solution is not None
         alone += 1
-        alone_gap += answer.time - (answer.lower_bound or 0.0)
-        curve_gap += point.solution.time - (point.lower_bound or 0.0)
+        if point.solution is not None:
+            alone_gap += answer.time - (answer.lower_bound or 0.0)
+            curve_gap += point.solution.time - (point.lower_bound or 0.0)
     return Row(
         model=name,
         ops=len(graph.ops),
+        spread=points is not None,
         budgets=len(curve.points),
         alone=alone,
         curve_seconds=curve.seconds,
