@@ -55,6 +55,11 @@ class Row:
     alone_gap: float
 
     @property
+    def label(self) -> str:
+        """Which budgets."""
+        return f"{self.budgets} {'spread' if self.spread else 'tenths'}"
+
+    @property
     def missed(self) -> bool:
         """Whether the curve is dearer, or worse."""
         worse = self.curve_gap - self.alone_gap > MOST_MORE_GAP * self.alone
@@ -72,18 +77,18 @@ def main() -> int:
           f"{'ratio':>7}{'curve gap':>11}{'alone gap':>11}")  # fmt: skip
     rows: list[Row] = []
     for name in given.models:
+        graph = captured(name)
         for spread in (True, False):
-            row = measure(name, captured(name), given.points if spread else None)
+            row = measure(name, graph, given.points if spread else None)
             rows.append(row)
-            budgets = f"{row.budgets} {'spread' if spread else 'tenths'}"
-            print(f"{row.model:18}{row.ops:>6}  {budgets:12}{row.alone:>6}"
+            print(f"{row.model:18}{row.ops:>6}  {row.label:12}{row.alone:>6}"
                   f"{row.curve_seconds:>9.1f}{row.alone_seconds:>9.1f}"
                   f"{row.curve_seconds / row.alone_seconds:>7.2f}"
                   f"{row.curve_gap:>11.2f}{row.alone_gap:>11.2f}{'  MISSED' * row.missed}",
                   flush=True)  # fmt: skip
     if given.json:
         write_atomically(given.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    missed = [f"{row.model} {row.budgets}" for row in rows if row.missed]
+    missed = [f"{row.model} {row.label}" for row in rows if row.missed]
     print(f"\nmissed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 

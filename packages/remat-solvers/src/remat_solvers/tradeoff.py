@@ -210,7 +210,7 @@ class _Knowledge:
         self.store_all = _solution(graph, schedule, Status.OPTIMAL, StoreAll.name, 0.0)
         self._found = [self.store_all]
         self._bounds: list[tuple[int, float, str]] = []
-        self._refused: list[tuple[int, str]] = []
+        self._least_said_by = _SMALLEST
 
     @property
     def smallest_bytes(self) -> int:
@@ -234,8 +234,8 @@ class _Knowledge:
         if bound is None and answer.status is Status.OPTIMAL:
             bound = answer.time * (1 - _TOLERANCE)
         if answer.status is Status.INFEASIBLE:
-            self._refused.append((budget_bytes, solver))
-            self.least_bytes = max(self.least_bytes, budget_bytes + 1)
+            if budget_bytes >= self.least_bytes:
+                self.least_bytes, self._least_said_by = budget_bytes + 1, solver
         elif bound is not None and math.isfinite(bound):
             self._bounds.append((budget_bytes, bound, solver))
 
@@ -290,15 +290,10 @@ class _Knowledge:
                 if found.peak_bytes <= budget and bound > found.time * (1 + _TOLERANCE):
                     cause = f"it claims the bound {bound} at {budget} bytes, but a schedule {shown}"
                     raise BrokenSolver(name, _origin(name), cause)
-            for budget, name in self._refused:
-                if found.peak_bytes <= budget:
-                    cause = f"it claims that nothing fits {budget} bytes, but a schedule {shown}"
-                    raise BrokenSolver(name, _origin(name), cause)
             if found.peak_bytes < self.least_bytes:
-                cause = (
-                    f"it claims that nothing fits {found.peak_bytes} bytes, but a schedule {shown}"
-                )
-                raise BrokenSolver(_SMALLEST, "remat-solvers", cause)
+                name, too_small = self._least_said_by, self.least_bytes - 1
+                cause = f"it claims that nothing fits {too_small} bytes, but a schedule {shown}"
+                raise BrokenSolver(name, _origin(name), cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +394,7 @@ def _solution(
 
 
 def _origin(solver: str) -> str:
-    return "remat-solvers" if solver == AUTO else find(solver).origin
+    return "remat-solvers" if solver in {AUTO, _SMALLEST} else find(solver).origin
 
 
 def _in_order(graph: Graph, schedule: Schedule) -> bool:
