@@ -31,9 +31,8 @@ from remat_solvers.store_all import StoreAll, store_all
 from remat_solvers.wiring import Wiring, expand
 
 # By name: `remat_solvers.solve` is the function.
-SOLVE, TRADEOFF = (
-    importlib.import_module(f"remat_solvers.{name}") for name in ("solve", "tradeoff")
-)
+SOLVE, CURVE = (importlib.import_module(f"remat_solvers.{name}") for name in ("solve", "curve"))
+TRADEOFF = importlib.import_module("remat_solvers.tradeoff")
 CHAIN = with_batch(unit_chain(6), 10)
 PEAK = simulate(CHAIN, store_all(CHAIN)).peak_bytes
 PERMISSIVE = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -82,6 +81,7 @@ def fake(monkeypatch):
         made = Fake(answer)
         for module in (SOLVE, TRADEOFF):
             monkeypatch.setattr(module, "get_solver", lambda name: made)
+        for module in (SOLVE, CURVE):
             monkeypatch.setattr(module, "find", lambda name: made)
         return made
 
@@ -178,8 +178,7 @@ def test_a_known_schedule_near_the_bound_needs_no_solve(fake):
 def test_a_least_peak_that_a_schedule_refutes_is_a_defect(monkeypatch):
     smallest = smallest_budget(CHAIN)
     wrong = dataclasses.replace(smallest, least_bytes=smallest.peak_bytes + 1)
-    module = importlib.import_module("remat_solvers.tradeoff")
-    monkeypatch.setattr(module, "smallest_budget", lambda *_, **__: wrong)
+    monkeypatch.setattr(CURVE, "smallest_budget", lambda *_, **__: wrong)
     with pytest.raises(BrokenSolver, match="nothing fits"):
         tradeoff(CHAIN, points=3)
 
@@ -229,7 +228,7 @@ def test_infeasibility_holds_at_smaller_budgets(fake, monkeypatch):
     def blind(graph, limit_seconds):
         return type(smallest_budget(graph))(PEAK, store_all(graph), 1, None)
 
-    monkeypatch.setattr(TRADEOFF, "smallest_budget", blind)
+    monkeypatch.setattr(CURVE, "smallest_budget", blind)
     solver = fake(lambda problem: nothing(problem, Status.INFEASIBLE))
     found = tradeoff(CHAIN, budgets=[1, 2, 3], solver="fake")
     check(CHAIN, found)
@@ -251,6 +250,15 @@ def test_the_schedule_of_the_next_larger_budget_is_handed_on(fake):
     assert starts == [store_all(CHAIN), made[0].schedule, made[1].schedule]
 
 
+def test_what_fits_is_handed_on_where_little_less_does(fake):
+    solver = fake(repaired)
+    least = smallest_budget(CHAIN)
+    tradeoff(CHAIN, budgets=[least.peak_bytes, 2 * least.peak_bytes], solver="fake")
+    (_, _, above), (_, _, fitting) = solver.asked
+    assert above == store_all(CHAIN)
+    assert simulate(CHAIN, fitting).peak_bytes <= least.peak_bytes
+
+
 def test_unused_time_passes_on(fake):
     solver = fake(repaired)
     tradeoff(CHAIN, budgets=[PEAK - 30, PEAK - 20, PEAK - 10], solver="fake", limit_seconds=3000)
@@ -260,7 +268,7 @@ def test_unused_time_passes_on(fake):
     assert 2700 < seconds[-1] <= 3000
     solver.asked.clear()
     tradeoff(CHAIN, budgets=[PEAK - 10], solver="fake")
-    assert [limit for _, limit, _ in solver.asked] == [None]
+    assert [limit for _, limit, _ in solver.asked] == [15.0]
 
 
 def test_without_time_there_is_still_a_curve(fake):
@@ -340,7 +348,7 @@ def test_what_else_is_refused_before_work(fake, monkeypatch):
         raise AssertionError("work was done")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TRADEOFF, "smallest_budget", never)
+        patch.setattr(CURVE, "smallest_budget", never)
         with pytest.raises(UnknownSolver):
             tradeoff(CHAIN, solver="refined")
         with pytest.raises(InvalidProblem, match="limit_seconds"):
