@@ -13,7 +13,7 @@ from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 
 from remat_graph import Compute, Graph, Op, Schedule, Status, Value, simulate
-from remat_solvers import Limit, Problem, get_solver, solve
+from remat_solvers import Limit, Problem, get_solver, smallest_budget, solve
 from remat_solvers.checkmate import CheckmateRounding
 from remat_solvers.milp import BudgetedProgram
 from remat_solvers.prune import prune
@@ -208,3 +208,13 @@ def test_pruning_ends_at_its_deadline():
     late = prune(wiring, now, 10**6, deadline=-math.inf)
     assert wiring.op_count <= late.steps <= now.steps
     assert prune(wiring, now, 10**6).steps == wiring.op_count
+
+
+def test_a_descent_finds_what_mending_and_paging_do_not(monkeypatch):
+    wiring = Wiring.of(GRAPH)
+    budget = smallest_budget(GRAPH).peak_bytes
+    monkeypatch.setattr("remat_solvers.starts.page", lambda *_, **__: None)
+    monkeypatch.setattr("remat_solvers.starts.evict", lambda wiring, now, *_, **__: trace(wiring, now))
+    *others, last = starts(wiring, budget, None, time.perf_counter() + 5)
+    assert all(found.peak_bytes > budget for found in others)
+    assert last.peak_bytes <= budget

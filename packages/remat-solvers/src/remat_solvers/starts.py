@@ -2,8 +2,9 @@
 
 In turn: the given schedule as it is; that one and storing everything, each mended by eviction and
 then rid of what the budget does not need; and while nothing fits, running the ops within the budget
-in one pass, and mending storing everything in other ways. A given schedule that does not first
-compute all ops in the order of the graph is left out.
+in one pass, mending storing everything in other ways, and a descent to the budget by all that looks
+for the least peak. A given schedule that does not first compute all ops in the order of the graph
+is left out.
 
 Guarantee: every sequence is legal in the order of the graph; some may be over the budget. The given
 one comes even without time. Complexity: that of `evict`, `prune` and `page`, each attempt for at
@@ -21,6 +22,8 @@ from remat_graph import Schedule
 from remat_solvers.evict import Taste, evict
 from remat_solvers.paging import Habit, page
 from remat_solvers.prune import prune
+from remat_solvers.shake import shake
+from remat_solvers.smallest import smallest_trace
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Ints, Wiring, in_order
 
@@ -29,6 +32,7 @@ __all__ = ["HABITS", "TASTES", "starts"]
 _SHARE = 0.1
 _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
+_DESCENT_GOAL = 0.99  # of the budget
 TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
@@ -76,6 +80,18 @@ def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]
         if paged is not None:
             yield prune(wiring, trace(wiring, paged), budget_bytes, deadline=until)
         yield _mended(wiring, np.arange(wiring.op_count), budget_bytes, taste, until)
+    yield _descended(wiring, budget_bytes, until)
+
+
+def _descended(wiring: Wiring, budget_bytes: int, until: float) -> Trace:
+    """Descend to the budget whatever the time, then shake, as what is found so is slow."""
+    now = time.perf_counter()
+    half = now + (until - now) / 2
+    found = smallest_trace(wiring, half, floor_bytes=int(_DESCENT_GOAL * budget_bytes))
+    found = prune(wiring, found, budget_bytes, deadline=until)
+    if found.peak_bytes > budget_bytes:
+        return found
+    return shake(wiring, found, budget_bytes, seed=1, deadline=until)
 
 
 def _mended(wiring: Wiring, start: Ints, budget_bytes: int, taste: Taste, until: float) -> Trace:
