@@ -214,7 +214,7 @@ def test_a_descent_finds_what_mending_and_paging_do_not(monkeypatch):
     wiring = Wiring.of(GRAPH)
     budget = smallest_budget(GRAPH).peak_bytes
     monkeypatch.setattr("remat_solvers.starts.page", lambda *_, **__: None)
-    monkeypatch.setattr("remat_solvers.starts.evict", lambda wiring, now, *_, **__: trace(wiring, now))
+    monkeypatch.setattr("remat_solvers.starts.evict", lambda _, now, *__, **___: trace(wiring, now))
     *others, last = starts(wiring, budget, None, time.perf_counter() + 5)
     assert all(found.peak_bytes > budget for found in others)
     assert last.peak_bytes <= budget
