@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
+from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, smallest_budget
@@ -18,6 +19,7 @@ from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, fullest, tightest
 from remat_solvers.refine.relaxation import Stagewise, relax
+from remat_solvers.rotor import Rotor
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import first_runs, trace
 from remat_solvers.wiring import Wiring, expand, in_order, sequence_of
@@ -283,6 +285,12 @@ def test_a_schedule_given_is_where_it_begins():
     Refine().solve(problem, Limit.starting_now(5.0), reports.append)
     assert reports[0].incumbent_time <= good.time
     assert simulate(graph, reports[0].incumbent()).peak_bytes <= budget
+
+
+def test_a_long_chain_is_planned_as_one():
+    graph, budget = unit_chain(40), 4
+    chain = Rotor().solve(Problem(graph, budget), Limit.starting_now(5.0), lambda progress: None)
+    assert refine(graph, budget, seconds=5).time <= chain.time
 
 
 def test_only_a_schedule_in_the_order_of_the_graph_is_begun_with():

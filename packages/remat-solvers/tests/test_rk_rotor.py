@@ -18,10 +18,11 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Stage, Status, Value, simulate
 from remat_solvers import Limit, Problem, solve
 from remat_solvers.hilp.planner import LevelPlanner
-from remat_solvers.rotor import RKRotor, Rotor
+from remat_solvers.rk_rotor import RKRotor
+from remat_solvers.rk_rotor.options import StagePlans
+from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import Chain, ChainStage, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
-from remat_solvers.rotor.options import StagePlans
 from remat_solvers.rotor.program import fastest, least_bytes
 from remat_solvers.trace import sequence_time, trace
 from remat_solvers.wiring import Wiring

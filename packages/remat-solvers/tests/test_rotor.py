@@ -22,7 +22,8 @@ from remat_solvers import (
     UnsuitableSolver,
     solve,
 )
-from remat_solvers.rotor import RKRotor, Rotor
+from remat_solvers.rk_rotor import RKRotor
+from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest as fastest_sequence

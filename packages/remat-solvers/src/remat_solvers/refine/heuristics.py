@@ -2,7 +2,9 @@
 
 A first schedule comes of mending the given one and storing everything; while nothing fits, of
 running the ops within the budget in one pass and of mending in other ways; at last of a descent to
-the least peak. What is found is pruned and offered to the state, which keeps the fastest.
+the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
+little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
+state, which keeps the fastest.
 Guarantee: what is kept fits; nothing is proved. Complexity: each attempt has its time
 (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
@@ -14,22 +16,26 @@ import time
 from remat_solvers.evict import Taste, evict
 from remat_solvers.milp import Answer
 from remat_solvers.paging import Habit, page
+from remat_solvers.problem import Limit, Problem, silent
 from remat_solvers.prune import prune
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
 from remat_solvers.refine.state import State
+from remat_solvers.rotor import Rotor
 from remat_solvers.shake import shake
 from remat_solvers.smallest import smallest_trace
 from remat_solvers.starts import HABITS, TASTES
 from remat_solvers.trace import Trace, trace
-from remat_solvers.wiring import Ints
+from remat_solvers.wiring import Ints, in_order
 
 __all__ = ["Heuristics"]
 
 _DESCENT_SHARE = 0.2  # of the time left
 _DESCENT_GOAL = 0.99  # of the budget
 _GAP_TO_TRY_MORE = 0.01
+_MOST_OPS_OF_CHAIN = 5_000  # above, cutting one takes seconds
+_CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.05, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE = 8
 
@@ -75,6 +81,20 @@ class Heuristics:
         if state.best is None:
             self._page(HABITS[0], stagewise)
         return built
+
+    def plan_chain(self) -> None:
+        """Offer the schedule of `rotor`, if there is one in the order of the graph."""
+        state = self._state
+        seconds = _CHAIN_SHARE * state.left()
+        if seconds < _LEAST_CHAIN_SECONDS or state.wiring.op_count > _MOST_OPS_OF_CHAIN:
+            return
+        problem, rotor = Problem(state.wiring.graph, state.budget_bytes), Rotor()
+        if rotor.can_solve(problem) is not None:
+            return
+        found = rotor.solve(problem, Limit.starting_now(seconds), silent)
+        sequence = None if found.schedule is None else in_order(state.wiring, found.schedule)
+        if sequence is not None:
+            self._offer_pruned(trace(state.wiring, sequence))
 
     @property
     def polish_seconds(self) -> float:

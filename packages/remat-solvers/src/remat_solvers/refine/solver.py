@@ -9,8 +9,9 @@ on the time of every schedule in the order of the graph, builds a schedule from 
 simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
 shaken, and kept if it is the fastest so far, and checkpoints and running-memory rows are added
 where it was over budget. The first program is also solved with reserves, less room than the budget,
-for schedules that overshoot less; what they leave free is pruned back. On graphs of about a dozen
-ops a search of all states (`exhaust`) closes what the program leaves open.
+for schedules that overshoot less; what they leave free is pruned back. Where a wide gap is left, a
+graph that is a chain of blocks is planned as one (`rotor`). On graphs of about a dozen ops a search
+of all states (`exhaust`) closes what the program leaves open.
 
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,

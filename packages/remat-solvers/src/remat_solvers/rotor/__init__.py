@@ -1,10 +1,9 @@
-"""rotor and rk-rotor: chains of blocks by an exact dynamic programme.
+"""rotor: chains of blocks by an exact dynamic programme.
 
-`chain` finds the blocks, `options` plans them one by one, `costs` measures them, `program` chooses,
-`search` repeats that for chains and numbers of slots; `solver` is rotor, `rk_solver` is rk-rotor.
+`chain` finds the blocks, `costs` measures them, `program` chooses, `search` repeats that for chains
+and numbers of slots, and `solver` is rotor. `rk_rotor` plans the blocks one by one as well.
 """
 
-from remat_solvers.rotor.rk_solver import RKRotor
 from remat_solvers.rotor.solver import Rotor
 
-__all__ = ["RKRotor", "Rotor"]
+__all__ = ["Rotor"]

@@ -23,8 +23,8 @@ from remat_graph import Solution
 from remat_solvers.blocks.hierarchical import Planner
 from remat_solvers.hilp.planner import LevelPlanner
 from remat_solvers.problem import Limit, Problem, Report, check_whole
+from remat_solvers.rk_rotor.options import StagePlans
 from remat_solvers.rotor.costs import measure_stages
-from remat_solvers.rotor.options import StagePlans
 from remat_solvers.rotor.search import DEFAULT_SECONDS
 from remat_solvers.rotor.solver import Rotor
 
