@@ -30,7 +30,7 @@ _LONGER = 1.5  # after a program that was stopped
 _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
-_WIDE_GAP = 0.01  # after the first program
+_WIDE_GAP = 0.01  # after the second program
 _REGRESSION_SHARE = 0.1  # of the time left
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
 _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, beside and after it
@@ -95,8 +95,8 @@ class Rounds:
             built = self._heuristics.build(relaxation, answer)
             if state.round == 1:
                 self._programs.reserve(tried)
-                if not state.closed(_WIDE_GAP):
-                    self._heuristics.plan_chain()
+            elif state.round == 2 and not state.closed(_WIDE_GAP):
+                self._heuristics.plan_chain()
             beside = self._heuristics.polish_seconds - polished
             self._polish(min(state.left() / 2, polish * seconds - beside))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
