@@ -106,7 +106,8 @@ def tradeoff(
     ] = None,
     solver: Annotated[str, typer.Option(help="A name from `remat solvers`.")] = "auto",
     limit_seconds: Annotated[
-        float | None, typer.Option(help="Stop after this long, all budgets together.")
+        float | None,
+        typer.Option(help="Stop after this long, all budgets together; else 15 s each."),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the curve here, as JSON.")] = None,
     plot: Annotated[
