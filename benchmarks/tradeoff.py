@@ -3,9 +3,10 @@
 `tradeoff` with `auto` on published models, at operator granularity with estimated costs, against
 `solve` with `auto` at each of the same budgets, knowing nothing of the others: budgets spread from
 the smallest found to storing everything (for which `smallest_budget` is asked first, on both
-sides), and the tenths of storing everything. Both take what `auto` takes unless told, 30 s at most
-for one budget. Gaps, time found less the proved bound, are summed over the budgets where both found
-a schedule, in points: percent of the time of computing everything once.
+sides), and the tenths of storing everything. Both take what they take unless told: 15 s at most for
+a budget of a curve, 30 s for a single one. Gaps, time found less the proved bound, are summed over
+the budgets where both found a schedule, in points: percent of the time of computing everything
+once.
 
 Bars: the curve takes fewer seconds, and its summed gap is no more than 0.1 point a budget above.
 Exit code 1 if one is missed.

@@ -2,7 +2,7 @@
 
 What is learnt at one budget is known at others: a schedule serves every budget that it fits, and
 one for a larger budget is where a solver may start; a bound proved at a budget holds at every
-smaller one, and so does that nothing fits. Source: `tradeoff`, whose memory this is.
+smaller one, and so does that nothing fits. It is the memory of `tradeoff`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from remat_solvers.replay import give_up, replay
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Wiring, expand
 
-__all__ = ["SmallestBudget", "smallest_budget", "smallest_trace"]
+__all__ = ["SmallestBudget", "descend_to", "smallest_budget", "smallest_trace"]
 
 _TASTES = (Taste(), Taste(crowding=8.0), Taste(cover=0.0, crowding=0.5))
 _HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
@@ -43,6 +43,7 @@ _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
 _SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
+_GOAL = 0.99  # of a budget that is to be met
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,11 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
             if found.peak_bytes < best.peak_bytes:
                 best, since = found, 0
     return best
+
+
+def descend_to(wiring: Wiring, budget_bytes: int, deadline: float) -> Trace:
+    """Look for a schedule within a budget, whatever its time; it may be over it."""
+    return smallest_trace(wiring, deadline, floor_bytes=int(_GOAL * budget_bytes))
 
 
 def _same(_: Wiring, best: Trace, __: int) -> Trace:

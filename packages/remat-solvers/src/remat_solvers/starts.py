@@ -8,7 +8,8 @@ is left out.
 
 Guarantee: every sequence is legal in the order of the graph; some may be over the budget. The given
 one comes even without time. Complexity: that of `evict`, `prune` and `page`, each attempt for at
-most a third of what is left of the share of the time. Source: as `refine` begins.
+most a third of what is left of the share of the time, and of the descent, which takes the rest.
+Source: as `refine` begins.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from remat_solvers.evict import Taste, evict
 from remat_solvers.paging import Habit, page
 from remat_solvers.prune import prune
 from remat_solvers.shake import shake
-from remat_solvers.smallest import smallest_trace
+from remat_solvers.smallest import descend_to
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Ints, Wiring, in_order
 
@@ -32,7 +33,6 @@ __all__ = ["HABITS", "TASTES", "starts"]
 _SHARE = 0.1
 _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
-_DESCENT_GOAL = 0.99  # of the budget
 TASTES = (
     Taste(),
     Taste(cover=0.0, crowding=0.5),
@@ -86,8 +86,7 @@ def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]
 def _descended(wiring: Wiring, budget_bytes: int, until: float) -> Trace:
     """Descend to the budget whatever the time, then shake, as what is found so is slow."""
     now = time.perf_counter()
-    half = now + (until - now) / 2
-    found = smallest_trace(wiring, half, floor_bytes=int(_DESCENT_GOAL * budget_bytes))
+    found = descend_to(wiring, budget_bytes, now + (until - now) / 2)
     found = prune(wiring, found, budget_bytes, deadline=until)
     if found.peak_bytes > budget_bytes:
         return found

@@ -24,7 +24,7 @@ from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
 from remat_solvers.shake import shake
-from remat_solvers.smallest import smallest_trace
+from remat_solvers.smallest import descend_to
 from remat_solvers.starts import HABITS, TASTES
 from remat_solvers.trace import Trace, trace
 from remat_solvers.wiring import Ints, in_order
@@ -32,9 +32,8 @@ from remat_solvers.wiring import Ints, in_order
 __all__ = ["Heuristics"]
 
 _DESCENT_SHARE = 0.2  # of the time left
-_DESCENT_GOAL = 0.99  # of the budget
 _GAP_TO_TRY_MORE = 0.01
-_MOST_OPS_OF_CHAIN = 5_000  # above, cutting one takes seconds
+_MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
 _CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.05, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE = 8
@@ -64,8 +63,7 @@ class Heuristics:
         """Look for a peak within the budget whatever the time, for a share of what is left."""
         state = self._state
         until = time.perf_counter() + _DESCENT_SHARE * state.left()
-        floor = int(_DESCENT_GOAL * state.budget_bytes)
-        self._offer_pruned(smallest_trace(state.wiring, until, floor_bytes=floor))
+        self._offer_pruned(descend_to(state.wiring, state.budget_bytes, until))
 
     def build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
         """Build, repair and offer the schedule of a point; return it as it was built."""
