@@ -8,6 +8,7 @@ from torch import nn
 import remat
 
 LIMIT_SECONDS = 0.5
+SCALE = 1.0
 
 
 def net():
@@ -55,7 +56,7 @@ def test_batches_of_several_shapes_have_their_plans():
     assert_close(run(model := planned(), *sizes), run(net(), *sizes))
 
 
-def test_the_last_eight_plans_are_kept():
+def test_the_last_eight_plans_are_kept(caplog):
     model = planned(nn.Linear(8, 4), budget="1MiB")
     plans = [model.plan]
     for size in range(2, 10):
@@ -63,6 +64,7 @@ def test_the_last_eight_plans_are_kept():
         plans.append(model.plan)
     model(batch(2))
     assert model.plan is plans[1]
+    assert "8 plans that are kept" in caplog.text
     model(batch(32))
     assert model.plan is not plans[0]
 
@@ -97,6 +99,29 @@ def test_a_changed_model_is_planned_anew(change):
     dtype = torch.float64 if "double" in str(change.__code__.co_names) else torch.float32
     calls = (batch(), batch().to(dtype))
     assert_close(run(planned(), *calls, change=at_step_one), run(net(), *calls, change=at_step_one))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x):
+        return self.body(x) * SCALE
+
+
+def test_a_changed_global_variable_is_planned_for_and_the_old_plan_kept(monkeypatch, caplog):
+    def change(model, step):
+        monkeypatch.setitem(globals(), "SCALE", (1.0, 3.0, 1.0)[step])
+
+    calls = [batch()] * 3
+    model = planned(Scaled())
+    first = model.plan
+    with caplog.at_level("INFO", logger="remat"):
+        assert_close(run(model, *calls, change=change), run(Scaled(), *calls, change=change))
+    assert model.plan is first
+    assert caplog.text.count("planning anew") == 1
+    assert "SCALE was 1.0 and is 3.0" in caplog.text
 
 
 def test_an_input_that_requires_a_gradient_where_the_example_did_not():

@@ -108,6 +108,8 @@ def _shallow_copy(model: Module) -> Module:
 class RematForward:
     """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
 
+    _why = "there is none yet"  # in which way a call differed from the plan used last
+
     def __init__(
         self, module: torch.nn.Module, settings: Settings, instance_forward: Any = None
     ) -> None:
@@ -158,6 +160,7 @@ class RematForward:
         return planned.capture.output_structure.rebuild(iter(outputs))
 
     def _find(self, call: FlatCall) -> Planned | None:
+        reasons = []
         for position, (planned, check) in enumerate(self._entries):
             reason = planned.capture.signature.difference(call.signature) or check()
             if reason is None:
@@ -165,12 +168,19 @@ class RematForward:
                     self._entries.insert(0, self._entries.pop(position))
                     self._module.__dict__["plan"] = planned.plan
                 return planned
-            logger.debug("plan %d is for another call: %s", position, reason)
+            reasons.append(reason)
+        if reasons:
+            self._why = reasons[0]
         return None
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
         """Plan for a call and keep the plan."""
-        logger.info("planning for a call not seen before (%d plans kept)", len(self._entries))
+        logger.info("planning anew (%d plans kept): %s", len(self._entries), self._why)
+        if len(self._entries) == _MAX_PLANS:
+            logger.warning(
+                "calls differ in more ways than the %d plans that are kept; each other one takes "
+                "the time to plan. The latest: %s", _MAX_PLANS, self._why,
+            )  # fmt: skip
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         planned = make_plan(
             self._module,

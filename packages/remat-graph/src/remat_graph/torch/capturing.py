@@ -172,7 +172,7 @@ def capture(
             costs,
             {},
             signature,
-            ModuleState(module),
+            ModuleState(module, traced.outside),
             traced.output_structure,
         )
 

@@ -4,7 +4,8 @@ A signature holds the shapes, strides, dtypes, devices and `requires_grad` of th
 arguments that are no tensors, which tensors are the same object or share memory, and autocast. A
 module's state holds its submodules, their hooks and plain attributes (`training` among them),
 snapshots of their other attributes (a `config`, an activation), and the shape, stride, dtype,
-device, `requires_grad` and sharing of parameters, buffers and tensor attributes.
+device, `requires_grad` and sharing of parameters, buffers and tensor attributes; and, where given,
+what the forward read outside of module and arguments.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from remat_graph.torch.outside import Outside
 from remat_graph.torch.snapshot import PLAIN, Snapshots, settings_of
 from remat_graph.torch.structure import Structure
 
@@ -149,7 +151,8 @@ class ModuleState:
     Reads nothing but attributes: checking a module of 200 submodules takes about a millisecond.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, outside: Outside | None = None) -> None:
+        self._outside = outside or Outside()
         take = Snapshots().take
         owners = dict(module.named_modules())
         self._facts = {name: _Facts.of(owner) for name, owner in owners.items()}
@@ -201,7 +204,7 @@ class ModuleState:
                     return f"{name}.{key} was changed".removeprefix(".")
             if _sharing(modules) != self._sharing:
                 return "other parameters or buffers share their memory"
-            return None
+            return self._outside.difference()
 
         return check
 

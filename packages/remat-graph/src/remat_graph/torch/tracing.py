@@ -24,6 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from remat_graph.torch._aot import Joint, is_traced_tensor, trace_joint
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.outside import Outside, Reads
 from remat_graph.torch.snapshot import Snapshots, settings_of
 from remat_graph.torch.structure import Structure, flatten
 
@@ -37,7 +38,7 @@ class Traced:
     """A joint graph with the structures around it.
 
     `tensors` are the distinct input tensors; `slots` gives for each tensor leaf of the call its
-    position among them.
+    position among them; `outside` is what else the forward read.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Traced:
         slots: tuple[int, ...],
         input_structure: Structure,
         output_structure: Structure,
+        outside: Outside,
     ) -> None:
         self.joint = joint
         self.tensors = tensors
         self.slots = slots
         self.input_structure = input_structure
         self.output_structure = output_structure
+        self.outside = outside
 
 
 def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -75,7 +78,8 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         joint = flat.name_inputs(trace_joint(flat, [_as_leaf(tensor) for tensor in tensors]))
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
-    return Traced(joint, tensors, slots, structure, flat.output_structure)
+    outside = flat.reads.settle()
+    return Traced(joint, tensors, slots, structure, flat.output_structure, outside)
 
 
 def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,6 +123,7 @@ class _FlatModule(torch.nn.Module):
         for index, (_, owner, key) in enumerate(self._lifted):
             self.register_buffer(f"lifted_{index}", owner.__dict__[key])
         self.output_structure: Structure | None = None
+        self.reads = Reads(module)
 
     def name_inputs(self, joint: Joint) -> Joint:
         """Name parameters, buffers and attributes as `module` does."""
@@ -155,7 +160,8 @@ class _FlatModule(torch.nn.Module):
         args, kwargs = self._structure.rebuild(iter([tensors[slot] for slot in self._slots]))
         for index, (_, owner, key) in enumerate(self._lifted):
             owner.__dict__[key] = getattr(self, f"lifted_{index}")
-        with _replaced_buffers_written_in_place(self.module), _not_seeded():
+        in_place = _replaced_buffers_written_in_place(self.module)
+        with in_place, _not_seeded(), self.reads.noted():
             result = original_forward(self.module)(*args, **kwargs)
         for index, (_, owner, key) in enumerate(self._lifted):
             if owner.__dict__.get(key) is not getattr(self, f"lifted_{index}"):
