@@ -120,7 +120,7 @@ def test_a_changed_global_variable_is_planned_for_and_the_old_plan_kept(monkeypa
     with caplog.at_level("INFO", logger="remat"):
         assert_close(run(model, *calls, change=change), run(Scaled(), *calls, change=change))
     assert model.plan is first
-    assert caplog.text.count("planning anew") == 1
+    assert caplog.text.count("planning for a new call (1 plans kept)") == 1
     assert "SCALE was 1.0 and is 3.0" in caplog.text
 
 

@@ -2,7 +2,9 @@
 
 import cProfile
 import sys
+import weakref
 from argparse import Namespace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,7 +16,18 @@ from remat_graph.torch import capture
 X = torch.rand(3, 4)
 
 SCALE = 2.0
-ARGS = Namespace(gain=1.0, names=("a", "b"))
+ARGS = Namespace(gain=1.0, epoch=0)
+MIXED = {
+    "gain": 1.0,
+    "out": Path("runs"),
+    "model": nn.Linear(2, 2),
+    "more": {"deep": {"gain": 1.0}},
+}
+WHOLE = {"a": 1.0}
+TABLES = [[[float(i * j + k) for j in range(31)] for i in range(31)] for k in range(3)]
+CACHE = {"warm": 1}
+CLIP = 1.0
+LATEST = None
 TABLE = {"a": {"b": 1.0}}
 DTYPE = torch.float32
 CALLS = 0
@@ -54,13 +67,17 @@ def helper(x):
     return x * TABLE["a"]["b"]
 
 
+def clipped(gradient):
+    return torch.stack([part * CLIP for part in gradient])
+
+
 def closures(power):
     count = 0
 
     def inner(x):
         nonlocal count
         count += 1
-        return x * power
+        return sum([part * power for part in (x, x)])
 
     def set_power(value):
         nonlocal power
@@ -86,13 +103,18 @@ class Net(Base):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x):
-        global CALLS, CACHED  # noqa: PLW0603
+        global CALLS, CACHED, LATEST  # noqa: PLW0603
         CALLS += 1
         if CACHED is None:
             CACHED = 1.0
-        SEEN[CALLS] = 1
+        if not self.training:
+            LATEST = CALLS
+        SEEN[CALLS] = CACHE.setdefault(CALLS if not self.training else "warm", 1)
+        x = x * MIXED["gain"] * MIXED["more"]["deep"]["gain"] * sum(WHOLE.values())
+        x = x * sum(row[1] for row in TABLES[1]) * sum(row[1] for row in TABLES[2])
         x = self.activate(self.layer(x)) * SCALE * ARGS.gain * CACHED
         x = OWNER.shifted(helper(Tripled.apply(x))).to(DTYPE) * OWNER.inner.weight
+        x.register_hook(lambda gradient: clipped(gradient))
         return x * settings.FACTOR * sum(v for v in (SCALE,))
 
 
@@ -112,13 +134,33 @@ CHANGES = {
     "global": (set_here("SCALE", 2.5), "SCALE was 2.0 and is 2.5"),
     "type of a global": (set_here("SCALE", 2), "SCALE was 2.0 and is 2"),
     "removed global": (lambda p: p.delattr(sys.modules[__name__], "SCALE"), "SCALE is gone"),
-    "attribute of a global": (lambda p: p.setattr(ARGS, "gain", 2.0), "ARGS was changed"),
-    "nested entry": (lambda p: p.setitem(TABLE["a"], "b", 2.0), "TABLE was changed"),
+    "attribute of a global": (
+        lambda p: p.setattr(ARGS, "gain", 2.0),
+        "ARGS.gain was 1.0 and is 2.0",
+    ),
+    "entry among others": (
+        lambda p: p.setitem(MIXED, "gain", 2.0),
+        "MIXED['gain'] was 1.0 and is 2.0",
+    ),
+    "deep entry": (
+        lambda p: p.setitem(MIXED["more"]["deep"], "gain", 2.0),
+        "MIXED['more']['deep']['gain'] was 1.0",
+    ),
+    "entry of a dict": (lambda p: p.setitem(WHOLE, "a", 2.0), "WHOLE was changed"),
+    "second large table": (
+        set_here("TABLES", [*TABLES[:2], TABLES[1]]),
+        "TABLES[2] was changed",
+    ),
+    "read in a hook of a tensor": (set_here("CLIP", 0.5), "CLIP was 1.0 and is 0.5"),
+    "nested entry": (
+        lambda p: p.setitem(TABLE["a"], "b", 2.0),
+        "TABLE['a']['b'] was 1.0 and is 2.0",
+    ),
     "dtype": (set_here("DTYPE", torch.float64), "DTYPE was changed"),
     "value in a module": (lambda p: p.setattr(settings, "FACTOR", 2.0), "settings.FACTOR was 1.0"),
     "attribute of an attribute": (
         lambda p: p.setattr(OWNER.inner, "weight", 2.0),
-        "OWNER.inner was changed",
+        "OWNER.inner.weight was 1.0",
     ),
     "method of an object": (
         lambda p: p.setattr(Owner, "shifted", lambda self, x: x),
@@ -126,8 +168,12 @@ CHANGES = {
     ),
     "function": (set_here("helper", lambda x: x), "helper was changed"),
     "read in a backward": (set_here("BACK", 1.0), "BACK was 3.0 and is 1.0"),
-    "attribute of a class": (lambda p: p.setattr(Base, "slope", 0.1), "Base.slope was 0.5 and"),
-    "method of a class": (lambda p: p.setattr(Base, "activate", nn.ReLU()), "Base.activate was"),
+    "attribute of a subclass": (
+        lambda p: p.setattr(Net, "slope", 0.1, raising=False),
+        "Net.slope was 0.5 and is 0.1",
+    ),
+    "attribute of a class": (lambda p: p.setattr(Base, "slope", 0.1), "Net.slope was 0.5 and"),
+    "method of a class": (lambda p: p.setattr(Base, "activate", nn.ReLU()), "Net.activate was"),
     "forward of a class": (lambda p: p.setattr(Net, "forward", nn.ReLU()), "Net.forward was"),
 }
 
@@ -173,8 +219,42 @@ def test_what_the_forward_itself_changes_is_a_side_effect(check):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("CALLS", 99), ("SEEN", {}), ("RESULT", []), ("X", None)):
             set_here(name, value)(patch)
-        patch.setattr(ARGS, "names", ("a", "b"))
+        patch.setattr(ARGS, "epoch", 1)
+        patch.setitem(MIXED, "out", Path("elsewhere"))
+        patch.setitem(CACHE, "later", 1)
         assert check() is None
+
+
+class Odd:
+    """Raises wherever it is looked at, as an object bound to a context does outside of it."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError
+
+    @property
+    def __dict__(self):
+        raise RuntimeError
+
+
+class OddEntries(dict):
+    def __iter__(self):
+        raise RuntimeError
+
+
+def test_what_cannot_be_read_does_not_disturb(monkeypatch):
+    odd = {"odd": Odd(), "entries": OddEntries(a=1), "gone": weakref.proxy(Owner())}
+    for name, value in odd.items():
+        monkeypatch.setitem(globals(), name, value)
+    reading = eval(
+        "lambda x: x * SCALE * len([odd, entries, x is None and (gone.a, odd.a)])", globals()
+    )
+    net = Calling(reading)
+    check = capture(net, (X,), costs="estimate").state.bind(net)
+    monkeypatch.setitem(globals(), "odd", 1)
+    assert check() is None
+    monkeypatch.setitem(globals(), "SCALE", Odd())
+    assert "SCALE was changed" in check()
 
 
 def test_a_profiler_goes_on_after_a_capture():

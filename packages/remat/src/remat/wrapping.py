@@ -108,8 +108,6 @@ def _shallow_copy(model: Module) -> Module:
 class RematForward:
     """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
 
-    _why = "there is none yet"  # in which way a call differed from the plan used last
-
     def __init__(
         self, module: torch.nn.Module, settings: Settings, instance_forward: Any = None
     ) -> None:
@@ -155,31 +153,34 @@ class RematForward:
         if not (self._module.training and torch.is_grad_enabled()):
             return self.original_forward(*args, **kwargs)
         call = read_call(args, kwargs, self._module)
-        planned = self._find(call) or self.prepare(args, kwargs)
+        planned, reason = self._find(call)
+        if planned is None:
+            planned = self.prepare(args, kwargs, reason)
         outputs = planned.executable(self._module, call.tensors)
         return planned.capture.output_structure.rebuild(iter(outputs))
 
-    def _find(self, call: FlatCall) -> Planned | None:
-        reasons = []
+    def _find(self, call: FlatCall) -> tuple[Planned | None, str]:
+        """Find the plan for a call; or say how the call differs from the one used last."""
+        reasons = ["there is none"]
         for position, (planned, check) in enumerate(self._entries):
             reason = planned.capture.signature.difference(call.signature) or check()
             if reason is None:
                 if position:
                     self._entries.insert(0, self._entries.pop(position))
                     self._module.__dict__["plan"] = planned.plan
-                return planned
+                return planned, ""
             reasons.append(reason)
-        if reasons:
-            self._why = reasons[0]
-        return None
+        return None, reasons[:2][-1]
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned:
-        """Plan for a call and keep the plan."""
-        logger.info("planning anew (%d plans kept): %s", len(self._entries), self._why)
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "there is none"
+    ) -> Planned:
+        """Plan for a call, to which no plan applies for this reason, and keep the plan."""
+        logger.info("planning for a new call (%d plans kept): %s", len(self._entries), reason)
         if len(self._entries) == _MAX_PLANS:
             logger.warning(
                 "calls differ in more ways than the %d plans that are kept; each other one takes "
-                "the time to plan. The latest: %s", _MAX_PLANS, self._why,
+                "the time to plan. The latest: %s", _MAX_PLANS, reason,
             )  # fmt: skip
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         planned = make_plan(

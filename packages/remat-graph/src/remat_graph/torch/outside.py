@@ -1,68 +1,113 @@
 """What a forward reads by name outside its module and its arguments, to tell when it changes.
 
-A capture freezes these values: global variables and what is reached from them by attributes,
-variables of a closure, attributes of a module's class. `Reads` notes which code of the user runs in
-a forward, `Reads.settle` which settings that code names and what they hold then: plain values,
-types, functions, and small containers of these. What runs inside torch or the standard library is
-left out, as is what the forward itself changes (a side effect, such as a count of calls). Tensors
-are no settings: capture refuses a forward that reads one that is not the module's.
+A capture freezes these settings: values of global variables, of variables of closures and of
+attributes of the modules' classes, and what code reaches from one by attributes or constant keys
+(`args.gain`, `CONFIG["model"]["gain"]`). `Reads` notes which code of the user runs in a forward,
+and will in its backward; `Reads.settle` says which settings that code names, and what they hold:
+whatever `paths.is_setting` takes, the deepest on the way.
 
-Known limits: attributes are followed where code names them on a variable, not where it hands the
-object on; closures are not found if `gc.freeze` hides them; nothing is noted while a profiler runs
+What runs inside torch or the standard library is left out, as is what a forward changes while it
+runs (a side effect, such as a count of calls), and what is added to a dict or a set (a cache, a
+register). Tensors are no settings: capture refuses a forward that reads one of another owner.
+
+Known limits: names are followed from a variable, not where an object is handed on; containers with
+other things in them count only by the entries that are named; functions held by closures do not
+count, and closures that `gc.freeze` hides are not found; nothing is noted while a profiler runs
 that could not be put back.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import dis
-import enum
+import builtins
 import gc
+import logging
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from remat_graph.torch.snapshot import PLAIN, Snapshots
+from remat_graph.torch.paths import (
+    NAMED,
+    Gone,
+    Path,
+    assigned,
+    attribute,
+    is_setting,
+    is_users,
+    paths,
+    reach,
+    reader,
+    unwrapped,
+    variable,
+    with_inner,
+    written,
+)
+from remat_graph.torch.snapshot import PLAIN, snapshot
 
 __all__ = ["Outside", "Reads"]
 
-_TORCH = {"torch", "torchgen", "functorch", "sympy"}
-_NOT_THE_USERS = {*_TORCH, "remat_graph", "remat_exec", "remat", *sys.stdlib_module_names}
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-_SETTINGS = (*PLAIN, *_NAMED, enum.Enum, torch.dtype, torch.device)
-_MOST_ENTRIES = 1_000
-_DEEPEST = 3
-_BETWEEN = {"CACHE", "EXTENDED_ARG", "NOP"}  # of the instructions of one chain of attributes
-_FROM_A_CLOSURE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+logger = logging.getLogger(__name__)
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_REGISTER_HOOK = torch.Tensor.register_hook.__code__
 
 
-class _Gone:
-    """Stands for a value that is not there (any more)."""
-
-
-_Path = tuple[str, ...]
+class _Unreadable:
+    """Stands for a value whose class raises where it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One value: how to read it, what it is called, and what it held."""
+    """One value: what it is called, how to read it, and what it held."""
 
     name: str
     read: Callable[[], Any]
     plain: Any
+    keys: frozenset[Hashable] | None
     taken: Hashable
 
     @classmethod
     def of(cls, name: str, read: Callable[[], Any]) -> _Setting:
+        value = _safely(read)
+        plain = value if issubclass(type(value), PLAIN) else Gone
+        keys = frozenset(value) if issubclass(type(value), (dict, set)) else None
+        return cls(name, read, plain, keys, _described(read, keys))
+
+    def now(self) -> Hashable:
+        """Describe what it holds now, but for what was added to it."""
+        return _described(self.read, self.keys)
+
+    def difference(self) -> str:
+        """Say how it has changed, which it has."""
+        value = _safely(self.read)
+        if value is Gone:
+            return f"{self.name} is gone"
+        if issubclass(type(value), PLAIN) and self.plain is not Gone:
+            return f"{self.name} was {self.plain!r} and is {value!r}"
+        return f"{self.name} was changed"
+
+
+def _safely(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except Exception:  # whatever a class of the user's raises
+        return _Unreadable
+
+
+def _described(read: Callable[[], Any], keys: frozenset[Hashable] | None) -> Hashable:
+    def describe() -> Hashable:
         value = read()
-        plain = value if isinstance(value, PLAIN) else _Gone
-        return cls(name, read, plain, Snapshots().take(value))
+        if keys is not None and isinstance(value, dict):
+            value = {key: item for key, item in value.items() if key in keys}
+        elif keys is not None and isinstance(value, set):
+            value = value & keys
+        return snapshot(value)
+
+    return _safely(describe)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +118,60 @@ class Outside:
 
     def difference(self) -> str | None:
         """Name one that holds something else now; `None` if none does."""
-        take = Snapshots().take
         for setting in self.settings:
-            now = setting.read()
-            if take(now) == setting.taken:
-                continue
-            if now is _Gone:
-                return f"{setting.name} is gone"
-            if isinstance(now, PLAIN) and setting.plain is not _Gone:
-                return f"{setting.name} was {setting.plain!r} and is {now!r}"
-            return f"{setting.name} was changed"
+            if setting.now() != setting.taken:
+                return setting.difference()
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Closure:
+    """A function's variables of its closure, and what they held when it was looked at."""
+
+    function: types.FunctionType
+    cells: dict[str, types.CellType]
+    contents: dict[str, Any]
+
+    @classmethod
+    def of(cls, function: types.FunctionType) -> _Closure:
+        names = function.__code__.co_freevars
+        cells = dict(zip(names, function.__closure__ or (), strict=True))
+        return cls(function, cells, {name: variable(cell, name) for name, cell in cells.items()})
+
+
+@dataclass(slots=True)
+class _Called:
+    """Calls of functions of one code: what the variables `names` of their closures held.
+
+    A frame does not say which function it runs.
+    """
+
+    names: list[str]
+    held: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
+
+    def note(self, variables: dict[str, Any]) -> None:
+        values = [variables.get(name, Gone) for name in self.names]
+        self.held[tuple(map(id, values))] = values
+
+    def among(self, closures: list[_Closure]) -> Iterator[_Closure]:
+        """Find the functions called: by what they hold, or by that but for plain values."""
+        found = set()
+        changed = []
+        for closure in closures:
+            key = tuple(id(closure.contents[name]) for name in self.names)
+            if key in self.held:
+                found.add(key)
+                yield closure
+            else:
+                changed.append(closure)
+        missing = {_not_plain(values) for key, values in self.held.items() if key not in found}
+        for closure in changed:
+            if _not_plain([closure.contents[name] for name in self.names]) in missing:
+                yield closure
+
+
+def _not_plain(values: list[Any]) -> tuple[int, ...]:
+    return tuple(0 if issubclass(type(value), PLAIN) else id(value) for value in values)
 
 
 class Reads:
@@ -91,21 +179,19 @@ class Reads:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.complete = False
-        self._codes: dict[int, types.CodeType] = {}  # equal ones may have different variables
-        self._closed: dict[int, list[str]] = {}  # variables that such code reads of a closure
-        self._closures: dict[tuple[int, ...], list[Any]] = {}
-        self._globals: dict[tuple[int, _Path], tuple[str, Callable[[], Any], Hashable]] = {}
-        take = Snapshots().take
+        self._noted: dict[tuple[int, int], tuple[types.CodeType, dict[str, Any]]] = {}
+        self._called: dict[int, _Called] = {}
+        self._functions: list[types.FunctionType] = []  # that run in the backward
+        self._settings: dict[tuple[int, Path], _Setting] = {}
         self._of_classes = {
-            base: {
-                name: take(value)
-                for name, value in base.__dict__.items()
-                if not name.startswith("__") and _is_setting(value)
-            }
-            for part in module.modules()
-            for base in type(part).__mro__
-            if _is_users(base.__module__)
+            (kind, name): _Setting.of(f"{kind.__qualname__}.{name}", reader(kind, (name,)))
+            for kind in {type(part) for part in module.modules()}
+            for name in _names_of_class(kind)
+            if is_setting(attribute(kind, name))
         }
+        for part in module.modules():
+            for hook in (*part._backward_hooks.values(), *part._backward_pre_hooks.values()):
+                self._note_function(hook)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -113,21 +199,29 @@ class Reads:
         before: Any = sys.getprofile()
         enable = getattr(before, "enable", None)  # cProfile's is no function
         if self.complete or not (before is None or callable(before) or callable(enable)):
+            if not self.complete:
+                logger.warning("a profiler runs: what forward reads of globals is not guarded")
+            self.complete = True
             yield
             return
-        seen: dict[int, types.CodeType] = {}
+        seen: dict[tuple[int, int], types.CodeType] = {}
 
         def note(frame: types.FrameType, event: str, arg: object) -> None:
             if event != "call":
                 return
-            code = frame.f_code
-            if id(code) not in seen:
-                seen[id(code)] = code
-                if _is_users(str(frame.f_globals.get("__name__", ""))):
-                    self._note(code, frame.f_globals)
-            if id(code) in self._closed:
-                held = [frame.f_locals.get(name, _Gone) for name in self._closed[id(code)]]
-                self._closures[id(code), *map(id, held)] = held
+            code, variables = frame.f_code, frame.f_globals
+            if (id(code), id(variables)) not in seen:
+                seen[id(code), id(variables)] = code
+                if is_users(variables.get("__name__")):
+                    self._note(code, variables)
+            if id(code) in self._called:
+                self._called[id(code)].note(frame.f_locals)
+            elif code is _APPLY:
+                for base in frame.f_locals["cls"].__mro__:
+                    for method in base.__dict__.values() if is_users(base.__module__) else ():
+                        self._note_function(unwrapped(method))
+            elif code is _REGISTER_HOOK:
+                self._note_function(frame.f_locals["hook"])
 
         sys.setprofile(note)
         try:
@@ -140,162 +234,85 @@ class Reads:
             else:
                 sys.setprofile(before)
 
-    def _note(self, code: types.CodeType, variables: dict[str, Any]) -> None:
-        if id(code) in self._codes:
-            return
-        self._codes[id(code)] = code
-        assigned = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_DEREF"}
-        if closed := [name for name in code.co_freevars if name not in assigned]:
-            self._closed[id(code)] = closed
-        take = Snapshots().take
-        for in_closure, path in _paths(code):
-            if in_closure or path[0] not in variables:
+    def _note(self, code: types.CodeType, variables: dict[str, Any]) -> list[Any]:
+        """Note code and the values of the settings that it reads, which are returned."""
+        if (id(code), id(variables)) in self._noted:
+            return []
+        self._noted[id(code), id(variables)] = code, variables
+        if closed := sorted(set(code.co_freevars) - assigned(code)):
+            self._called[id(code)] = _Called(closed)
+        values = []
+        for in_closure, path in paths(code):
+            if in_closure or (path[0] not in variables and path[0] in vars(builtins)):
                 continue
-            found = _first_setting(variables[path[0]], path)
-            if found is None:
-                continue
-            reached, value = found
-            name = ".".join((str(variables.get("__name__", "")), *reached))
-            entry = name, _reader(variables, reached), take(value)
-            self._globals.setdefault((id(variables), reached), entry)
-            if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-                for method in value.__dict__.values():  # its backward runs later
-                    function = getattr(method, "__func__", method)
-                    if isinstance(function, types.FunctionType):
-                        self._note(function.__code__, function.__globals__)
+            reached = _reached(variable(variables, path[0]), path)
+            if reached and (id(variables), reached[0]) not in self._settings:
+                owner = variables.get("__name__")
+                where = f"{owner}." if isinstance(owner, str) else ""
+                name = where + written(reached[0])
+                setting = _Setting.of(name, reader(variables, reached[0]))
+                self._settings[id(variables), reached[0]] = setting
+            values += [reached[1]] if reached else []
+        return values
+
+    def _note_function(self, function: Any) -> None:
+        """Note a function that runs in the backward, and the functions that it names."""
+        function = getattr(function, "__func__", function)
+        if type(function) is types.FunctionType and is_users(function.__module__):
+            self._functions.append(function)
+            for code in with_inner(function.__code__):
+                for value in self._note(code, function.__globals__):
+                    self._note_function(value)
 
     def settle(self) -> Outside:
-        """Say what the settings hold now, but for those that changed while code was noted."""
-        named = {name for code in self._codes.values() for name in code.co_names} | {"forward"}
-        noted = list(self._globals.values())
-        for base, attributes in self._of_classes.items():
-            for name in sorted(named & attributes.keys()):
-                label = f"{base.__qualname__}.{name}"
-                noted.append((label, _reader(base.__dict__, (name,)), attributes[name]))
-        settings = [_Setting.of(name, read) for name, read, _ in noted]
-        unchanged = [s for s, (*_, taken) in zip(settings, noted, strict=True) if s.taken == taken]
-        closures = [_Setting.of(name, read) for name, read in self._read_closures()]
-        return Outside((*unchanged, *closures))
+        """Say what the settings hold now, but for those that the code changes."""
+        named, changed = {"forward"}, set[tuple[int, str]]()
+        for code, variables in self._noted.values():
+            named.update(code.co_names)
+            changed.update((id(variables), name) for name in assigned(code))
+        settings = [
+            setting
+            for (where, path), setting in self._settings.items()
+            if (where, path[0]) not in changed
+        ]
+        settings += [s for (_, name), s in self._of_classes.items() if name in named]
+        kept = [s for s in settings if s.now() == s.taken]
+        return Outside((*kept, *self._settings_of_closures()))
 
-    def _read_closures(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Find the closure variables that the code noted reads and does not assign to.
-
-        A frame does not say which function it runs: those of the same code that hold the same are
-        looked for.
-        """
+    def _settings_of_closures(self) -> Iterator[_Setting]:
+        """Find the closure variables that the code noted reads and does not assign to."""
+        functions: dict[int, list[_Closure]] = {number: [] for number in self._called}
+        for function in gc.get_objects() if functions else ():
+            if type(function) is types.FunctionType and id(function.__code__) in functions:
+                functions[id(function.__code__)].append(_Closure.of(function))
+        found = [_Closure.of(function) for function in self._functions]
+        for number, closures in functions.items():
+            found += self._called[number].among(closures)
         seen = set()
-        for function in gc.get_objects() if self._closures else ():
-            code = function.__code__ if type(function) is types.FunctionType else None
-            if code is None or id(code) not in self._closed:
-                continue
-            cells = dict(zip(code.co_freevars, map(_Cell, function.__closure__ or ()), strict=True))
-            closed = {name: cells[name] for name in self._closed[id(code)]}
-            held = (cell.get("", _Gone) for cell in closed.values())
-            if (id(code), *map(id, held)) not in self._closures:
-                continue
-            for in_closure, path in _paths(code):
-                if not in_closure or path[0] not in closed:
+        for closure in found:
+            code = closure.function.__code__
+            for in_closure, path in paths(code):
+                name = str(path[0])
+                if not in_closure or name in assigned(code):
                     continue
-                cell = closed[path[0]]
-                found = _first_setting(cell.get("", _Gone), path)
-                if found is None or isinstance(found[1], _NAMED):  # what decorators hold
+                reached = _reached(closure.contents[name], path)
+                if reached is None or isinstance(reached[1], (*NAMED, torch.nn.Module)):
                     continue
-                if (id(cell.cell), found[0]) not in seen:
-                    seen.add((id(cell.cell), found[0]))
-                    name = f"{'.'.join(found[0])} of {function.__qualname__}"
-                    yield name, _reader(cell, found[0])
+                if isinstance(closure.contents[name], torch.nn.Module):
+                    continue  # it would be kept alive, and what it holds is guarded
+                cell = closure.cells[name]
+                if (id(cell), reached[0]) not in seen:
+                    seen.add((id(cell), reached[0]))
+                    label = f"{written(reached[0])} of {closure.function.__qualname__}"
+                    yield _Setting.of(label, reader(cell, reached[0]))
 
 
-def _is_users(name: str) -> bool:
-    """Say whether a module of this name is of neither torch, remat nor the standard library."""
-    return name.partition(".")[0] not in _NOT_THE_USERS
+def _reached(value: Any, path: Path) -> tuple[Path, Any] | None:
+    found = _safely(lambda: reach(value, path))
+    return None if found is _Unreadable else found
 
 
-def _paths(code: types.CodeType) -> Iterator[tuple[bool, _Path]]:
-    """List what code reads: whether from a closure, and a variable with the attributes after it."""
-    path: list[str] = []
-    in_closure = False
-    for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name in _BETWEEN:
-            continue
-        if path and name in ("LOAD_ATTR", "LOAD_METHOD"):
-            path.append(instruction.argval)
-            continue
-        if path:
-            yield in_closure, tuple(path)
-            path = []
-        if name in ("LOAD_GLOBAL", "LOAD_NAME") or name in _FROM_A_CLOSURE:
-            path = [instruction.argval]
-            in_closure = name in _FROM_A_CLOSURE
-
-
-def _first_setting(value: Any, path: _Path) -> tuple[_Path, Any] | None:
-    """Follow attributes from the variable `path[0]` to a setting; to a type if to nothing else."""
-    found: tuple[_Path, Any] | None = None
-    for position, name in enumerate(path):
-        if position:
-            value = _attribute(value, name)
-        foreign = isinstance(value, types.ModuleType) and not _is_users(value.__name__)
-        if foreign or value is _Gone:
-            break
-        if _is_setting(value):
-            found = path[: position + 1], value
-            if not isinstance(value, type):
-                break
-    return found
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """Read an attribute without running code of its class."""
-    own = getattr(owner, "__dict__", {})
-    if name in own:
-        return own[name]
-    kind = owner if isinstance(owner, type) else type(owner)
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return _Gone
-
-
-def _reader(variables: Mapping[str, Any] | _Cell, path: _Path) -> Callable[[], Any]:
-    first, *others = path
-
-    def read() -> Any:
-        value = variables.get(first, _Gone)
-        for name in others:
-            value = _attribute(value, name)
-        return value
-
-    return read
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A variable of a closure, to be read like the global variables of a module."""
-
-    cell: types.CellType
-
-    def get(self, _: str, default: Any) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:  # empty
-            return default
-
-
-def _is_setting(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, _SETTINGS):
-        return True
-    match value:
-        case dict():
-            inside = [*value, *value.values()]
-        case list() | tuple() | set() | frozenset():
-            inside = [*value]
-        case types.SimpleNamespace() | argparse.Namespace():
-            inside = [*vars(value).values()]
-        case _ if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
-            inside = [*vars(value).values()]
-        case _:
-            return False
-    within = depth < _DEEPEST and len(inside) <= _MOST_ENTRIES
-    return within and all(_is_setting(item, depth + 1) for item in inside)
+def _names_of_class(kind: type) -> set[str]:
+    """Name what the user's classes among `kind` and its bases have."""
+    bases = (base for base in kind.__mro__ if is_users(base.__module__))
+    return {name for base in bases for name in base.__dict__ if not name.startswith("__")}
