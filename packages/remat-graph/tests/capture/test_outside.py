@@ -77,7 +77,7 @@ def closures(power):
     def inner(x):
         nonlocal count
         count += 1
-        return sum([part * power for part in (x, x)])
+        return sum([part * power for part in (x, x) if x is not None])
 
     def set_power(value):
         nonlocal power

@@ -293,8 +293,8 @@ class Reads:
             code = closure.function.__code__
             for in_closure, path in paths(code):
                 name = str(path[0])
-                if not in_closure or name in assigned(code):
-                    continue
+                if not in_closure or name not in closure.cells or name in assigned(code):
+                    continue  # a variable of its own that a function in it uses
                 reached = _reached(closure.contents[name], path)
                 if reached is None or isinstance(reached[1], (*NAMED, torch.nn.Module)):
                     continue
