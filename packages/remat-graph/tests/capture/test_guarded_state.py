@@ -81,6 +81,14 @@ def test_changed_state_of_a_module_is_noticed_and_named(name):
     assert name in check()
 
 
+def test_a_module_that_differs_when_it_is_bound_is_noticed():
+    state = ModuleState(Net())
+    for name in ("pairs", "dtype", "act", "nested"):
+        module = Net()
+        CHANGES[name](module)
+        assert f"{name} was changed" in state.bind(module)()
+
+
 def test_equal_state_is_the_same_state():
     module = Net()
     check = ModuleState(module).bind(module)

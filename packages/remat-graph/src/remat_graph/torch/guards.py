@@ -10,6 +10,7 @@ what the forward read outside of module and arguments.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -24,6 +25,7 @@ from remat_graph.torch.structure import Structure
 
 __all__ = ["ModuleState", "Signature", "TensorSignature", "shares_with_module"]
 
+_NO_TENSORS = {*PLAIN, tuple, list, dict, set, OrderedDict}  # isinstance takes longer
 _SKIPPED = {"_is_full_backward_hook", "_non_persistent_buffers_set", "_is_replica"}
 
 
@@ -175,7 +177,13 @@ class ModuleState:
             for name, owner in named.items()
             for facts in (self._facts[name],)
         ]
-        settings = [(name, named[name], key, taken) for name, key, taken in self._settings]
+        take = Snapshots().take
+        settings = [
+            (name, attributes, key, taken, _fixed(value) if take(value) == taken else None)
+            for name, key, taken in self._settings
+            for attributes in (named[name].__dict__,)
+            for value in (attributes.get(key),)
+        ]
         everywhere = _global_hooks()
 
         def check() -> str | None:
@@ -199,14 +207,25 @@ class ModuleState:
             if _global_hooks() != everywhere:
                 return "hooks of all modules were added or removed"
             take = Snapshots().take
-            for name, owner, key, taken in settings:
-                if take(owner.__dict__.get(key)) != taken:
+            for name, attributes, key, taken, fixed in settings:
+                value = attributes.get(key)
+                if value is fixed and value is not None:  # snapshots take long
+                    continue
+                if take(value) != taken:
                     return f"{name}.{key} was changed".removeprefix(".")
             if _sharing(modules) != self._sharing:
                 return "other parameters or buffers share their memory"
             return self._outside.difference()
 
         return check
+
+
+def _fixed(value: Any) -> Any:
+    """Return a value that cannot change unless another one takes its place; `None` for others."""
+    immutable = (*PLAIN, type, torch.dtype, torch.device)
+    if type(value) is tuple:
+        return value if all(type(item) in immutable for item in value) else None
+    return value if type(value) in immutable else None
 
 
 def shares_with_module(
@@ -219,15 +238,51 @@ def shares_with_module(
     """
     if not tensors:
         return ()
+    own = [
+        tensor
+        for owner in module.modules()
+        for tensor in (
+            *owner._parameters.values(),
+            *owner._buffers.values(),
+            *[
+                value
+                for value in owner.__dict__.values()
+                if type(value) not in _NO_TENSORS and isinstance(value, torch.Tensor)
+            ],
+        )
+        if tensor is not None
+    ]
+    try:
+        return _within(own, [_memory(tensor) for tensor in tensors])
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, fake, on meta, lazy
+        pass
     wanted: dict[int, list[int]] = {_storage(tensor): [] for tensor in tensors}
-    position = 0
-    for owner in module.modules():
-        own = (t for t in owner.__dict__.values() if isinstance(t, torch.Tensor))
-        for tensor in (*owner._parameters.values(), *owner._buffers.values(), *own):
-            if tensor is not None and (found := wanted.get(_storage(tensor))) is not None:
-                found.append(position)
-            position += 1
+    for position, tensor in enumerate(own):
+        if (found := wanted.get(_storage(tensor))) is not None:
+            found.append(position)
     return tuple(tuple(wanted[_storage(tensor)]) for tensor in tensors)
+
+
+def _memory(tensor: torch.Tensor) -> range:
+    """Find the addresses of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    if start == 0 and storage.nbytes():
+        raise ValueError("a storage without memory")
+    return range(start, start + storage.nbytes())
+
+
+def _within(tensors: list[torch.Tensor], memory: list[range]) -> tuple[tuple[int, ...], ...]:
+    """Find which tensors begin in each range; many times a step: asking for storages takes long."""
+    lowest, highest = min(part.start for part in memory), max(part.stop for part in memory)
+    there = [
+        (position, address)
+        for position, tensor in enumerate(tensors)
+        if lowest <= (address := tensor.data_ptr()) < highest
+    ]
+    return tuple(
+        tuple(position for position, address in there if address in part) for part in memory
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:
