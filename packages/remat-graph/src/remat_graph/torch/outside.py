@@ -296,9 +296,9 @@ class Reads:
                 if not in_closure or name not in closure.cells or name in assigned(code):
                     continue  # a variable of its own that a function in it uses
                 reached = _reached(closure.contents[name], path)
-                if reached is None or isinstance(reached[1], (*NAMED, torch.nn.Module)):
+                if reached is None or issubclass(type(reached[1]), NAMED):
                     continue
-                if isinstance(closure.contents[name], torch.nn.Module):
+                if issubclass(type(closure.contents[name]), torch.nn.Module):
                     continue  # it would be kept alive, and what it holds is guarded
                 cell = closure.cells[name]
                 if (id(cell), reached[0]) not in seen:
