@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 _MAX_PLANS = 8
+_NO_PLAN = "there is no plan yet"
 
 
 def rematerialize(
@@ -161,7 +162,7 @@ class RematForward:
 
     def _find(self, call: FlatCall) -> tuple[Planned | None, str]:
         """Find the plan for a call; or say how the call differs from the one used last."""
-        reasons = ["there is none"]
+        why = _NO_PLAN
         for position, (planned, check) in enumerate(self._entries):
             reason = planned.capture.signature.difference(call.signature) or check()
             if reason is None:
@@ -169,11 +170,12 @@ class RematForward:
                     self._entries.insert(0, self._entries.pop(position))
                     self._module.__dict__["plan"] = planned.plan
                 return planned, ""
-            reasons.append(reason)
-        return None, reasons[:2][-1]
+            if position == 0:
+                why = reason
+        return None, why
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "there is none"
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = _NO_PLAN
     ) -> Planned:
         """Plan for a call, to which no plan applies for this reason, and keep the plan."""
         logger.info("planning for a new call (%d plans kept): %s", len(self._entries), reason)

@@ -30,6 +30,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.paths import OWN_PACKAGES
 
 __all__ = ["Joint", "OutputRole", "fake_mode_of", "is_traced_tensor", "trace_joint"]
 
@@ -38,7 +39,6 @@ _DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
-_NOT_THE_USERS = ("torch", "remat_graph", "remat_exec", "remat")  # packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _data_dependent_cause(error: BaseException) -> Exception | None:
 
 
 def _user_line(error: BaseException) -> str:
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _NOT_THE_USERS]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in OWN_PACKAGES]
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(folders):

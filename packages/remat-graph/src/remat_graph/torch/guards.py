@@ -25,6 +25,7 @@ from remat_graph.torch.structure import Structure
 
 __all__ = ["ModuleState", "Signature", "TensorSignature", "shares_with_module"]
 
+_IMMUTABLE = {*PLAIN, type, torch.dtype, torch.device}
 _NO_TENSORS = {*PLAIN, tuple, list, dict, set, OrderedDict}  # isinstance takes longer
 _SKIPPED = {"_is_full_backward_hook", "_non_persistent_buffers_set", "_is_replica"}
 
@@ -222,10 +223,8 @@ class ModuleState:
 
 def _fixed(value: Any) -> Any:
     """Return a value that cannot change unless another one takes its place; `None` for others."""
-    immutable = (*PLAIN, type, torch.dtype, torch.device)
-    if type(value) is tuple:
-        return value if all(type(item) in immutable for item in value) else None
-    return value if type(value) in immutable else None
+    parts = value if type(value) is tuple else (value,)
+    return value if _IMMUTABLE.issuperset(map(type, parts)) else None
 
 
 def shares_with_module(

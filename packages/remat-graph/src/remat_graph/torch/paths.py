@@ -25,6 +25,7 @@ from remat_graph.torch.snapshot import PLAIN
 
 __all__ = [
     "NAMED",
+    "OWN_PACKAGES",
     "Gone",
     "Path",
     "assigned",
@@ -40,8 +41,8 @@ __all__ = [
     "written",
 ]
 
-_TORCH = {"torch", "torchgen", "functorch", "sympy"}
-_NOT_THE_USERS = {*_TORCH, "remat_graph", "remat_exec", "remat", *sys.stdlib_module_names}
+OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
+_NOT_THE_USERS = {*OWN_PACKAGES, "torchgen", "functorch", "sympy", *sys.stdlib_module_names}
 NAMED = (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)
 _SETTINGS = (
     *PLAIN,

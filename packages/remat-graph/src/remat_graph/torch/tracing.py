@@ -34,28 +34,14 @@ _SCALARS = (bool, int, float, complex, str, bytes)
 _TRACING_SEED = 0x5EED_0F_72ACE  # one that no forward sets
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Traced:
-    """A joint graph with the structures around it.
+    """A joint graph, the distinct input tensors, and what else the forward read."""
 
-    `tensors` are the distinct input tensors; `slots` gives for each tensor leaf of the call its
-    position among them; `outside` is what else the forward read.
-    """
-
-    def __init__(
-        self,
-        joint: Joint,
-        tensors: list[torch.Tensor],
-        slots: tuple[int, ...],
-        input_structure: Structure,
-        output_structure: Structure,
-        outside: Outside,
-    ) -> None:
-        self.joint = joint
-        self.tensors = tensors
-        self.slots = slots
-        self.input_structure = input_structure
-        self.output_structure = output_structure
-        self.outside = outside
+    joint: Joint
+    tensors: list[torch.Tensor]
+    output_structure: Structure
+    outside: Outside
 
 
 def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -78,8 +64,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         joint = flat.name_inputs(trace_joint(flat, [_as_leaf(tensor) for tensor in tensors]))
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
-    outside = flat.reads.settle()
-    return Traced(joint, tensors, slots, structure, flat.output_structure, outside)
+    return Traced(joint, tensors, flat.output_structure, flat.reads.settle())
 
 
 def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
