@@ -170,18 +170,75 @@ def test_backward_over_each_output_in_turn_says_that_memory_is_gone():
         output["right"].sum().backward()
 
 
-def test_an_unplanned_backward_over_budget_is_refused_before_it_runs():
+def test_a_backward_with_fewer_gradients_than_planned_for_runs_within_the_plan():
     model = HEADS.remat()
-    model.executable.budget_bytes = 1
+    model.executable.budget_bytes = 1  # which such a backward need not ask for
     told = []
-    model.executable.on_unplanned = told.append
-    output = model(*HEADS.args())
-    with pytest.raises(BudgetExceeded, match="run forward again") as error:
-        output["left"].sum().backward()
-    assert error.value.budget_bytes == 1
-    assert error.value.peak_bytes > 1
+    model.executable.on_backward = told.append
+    plain = HEADS.model()
+    for step in (model, plain):
+        step(*HEADS.args())["left"].square().sum().backward()
+    assert_same_gradients(model, plain, rtol=0, atol=0)
     (missing,) = told
     assert len(missing) == 1
+
+
+def test_what_depends_on_missing_gradients_alone_is_not_computed():
+    """Zero times infinity would be no zero."""
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y.square(), (y - y.detach()).sqrt()  # of infinite slope
+
+    case = Case("root", Root, lambda: (torch.randn(4, 5),), lambda out: out[0].sum())
+    results = []
+    for model in pair(case):
+        case.loss(model(*case.args())).backward()
+        results.append(model)
+    assert all(p.grad.isfinite().all() for p in results[0].parameters())
+    assert_same_gradients(*results)
+
+
+@pytest.mark.parametrize("wanted", [("left",), ("right",), ("left", "right")])
+@pytest.mark.parametrize("planned", [0, 1])
+def test_a_backward_with_a_gradient_that_was_not_planned_for(wanted, planned):
+    captured = HEADS.captured.variant(frozenset({planned}))
+    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    plain = HEADS.model()
+    for step in (model, plain):
+        output = step(*HEADS.args())
+        sum(output[name].square().sum() for name in wanted).backward()
+    assert_same_gradients(model, plain)
+
+
+def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refused():
+    captured = HEADS.captured.variant(frozenset({0}))
+    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    model.executable.budget_bytes = 1
+    output = model(*HEADS.args())
+    with pytest.raises(BudgetExceeded, match="run forward again") as error:
+        (output["left"].square().sum() + output["right"].square().sum()).backward()
+    assert error.value.budget_bytes == 1
+    assert error.value.peak_bytes > 1
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_no_backward_captures_or_measures(monkeypatch):
+    captured = HEADS.captured.variant(frozenset({0}))
+    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    output = model(*HEADS.args())
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("captured or measured within a backward")
+
+    monkeypatch.setattr("remat_graph.torch.capturing._finish", refuse)
+    monkeypatch.setattr("remat_graph.torch.capturing.measure_costs", refuse)
+    (output["left"].square().sum() + output["right"].square().sum()).backward()
 
 
 def test_a_parameter_used_by_both_heads_gets_the_gradient_of_the_one_that_is_used():

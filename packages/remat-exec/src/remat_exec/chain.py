@@ -62,13 +62,14 @@ class _Step:
     def start(self, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
         """Choose the backward for the gradients that came, and let it take them over."""
         self.started = True
-        capture = self.executable.capture
-        differentiable = {*capture.program.tangents.values(), *capture.missing}
-        missing = frozenset(p for p in differentiable if gradients[p] is None)
-        variant = self.executable.variant(missing)
-        if variant.code is not self.executable.code:
+        executable = self.executable
+        missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
+        if executable.on_backward is not None:
+            executable.on_backward(missing)
+        variant = executable.variant(missing)
+        if variant.code is not executable.code:
             saved = self._saved_for(variant, saved)
-        tangents = tangents_of(variant.program, gradients)
+        tangents = tangents_of(variant.program, variant.tangents, gradients)
         self._bound, self._versions = [], []
         self._upcoming = list(variant.code.groups)
         self._backward = variant.code.backward(saved, tangents, self.states)
@@ -79,7 +80,7 @@ class _Step:
         program = variant.program
         names = (*(i.variable for i in program.inputs), *program.constants)
         kept = dict(zip(self.executable.code.saved, saved, strict=True))
-        for name, item, version in zip(names, self._bound, self._versions, strict=True):
+        for name, item, version in zip(names, self._bound, self._versions, strict=False):
             if name in variant.code.saved and name not in kept:
                 if version is not None and item._version != version:
                     raise BackwardError(
@@ -89,7 +90,6 @@ class _Step:
                 kept[name] = item
         lacking = [name for name in variant.code.saved if name not in kept]
         if lacking:
-            self.executable.replan(variant.missing)
             raise BackwardError(
                 f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
                 f"the plan does not keep; run forward again, it will be planned anew"

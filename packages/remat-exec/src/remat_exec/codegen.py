@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from remat_exec.writing import Group, Writer, freed_next
+from remat_exec.writing import Group, Writer, freed_next, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, Program
 
@@ -54,8 +54,12 @@ def generate(
     *,
     kept_by_loss: int = 0,
     save_all: bool = False,
+    missing: frozenset[int] = frozenset(),
 ) -> Code:
     """Generate the code of a schedule, where a loss outside keeps `kept_by_loss` bytes.
+
+    No gradient comes at the positions `missing` of what the program returns: the backward leaves
+    out what depends on these alone, reads zeros where it is read, and gives `None` for gradients.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
@@ -78,7 +82,9 @@ def generate(
     backward.available((*forward.inputs, *kept))
     if save_all:
         backward.receive(kept)
-    backward.receive(program.tangents)
+    tangents = tuple(t for t, position in program.tangents.items() if position not in missing)
+    backward.receive(tangents)
+    backward.zero = zero_values(program, missing)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
     handed = {program.storage[name] for name in program.handed}
@@ -99,7 +105,7 @@ def generate(
             "",
             "def backward(saved, tangents, states):",
             f"    {_unpack(saved, 'saved')}",
-            f"    {_unpack(tuple(program.tangents), 'tangents')}",
+            f"    {_unpack(tangents, 'tangents')}",
             "    saved.clear()",
             "    tangents.clear()",
             "    yield None",

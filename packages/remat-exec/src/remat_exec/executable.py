@@ -29,14 +29,22 @@ class Variant:
     code: Code
     program: Program
 
+    @property
+    def tangents(self) -> dict[str, int]:
+        """The gradients that this backward reads: variables, and positions of what was returned."""
+        tangents = self.program.tangents.items()
+        return {name: position for name, position in tangents if position not in self.missing}
+
 
 @dataclass
 class Executable:
     """A plan that can be run, again and again and by several modules at once.
 
-    `budget_bytes` bounds what an unplanned backward may take; `on_unplanned` is told which
-    gradients were missing when one does not fit. `groups` are the inputs whose gradients are given
-    out together, in order; the last are those that only an unplanned backward has gradients for.
+    `budget_bytes` bounds what an unplanned backward may take; `on_backward` is told, at the start
+    of each backward, which gradients are missing. A backward with fewer gradients than planned for
+    runs within the plan's memory; one with a gradient that was taken to be missing follows the plan
+    as far as it goes, if that fits. `groups` are the inputs whose gradients are given out together,
+    in order; the last are those that only an unplanned backward has gradients for.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -45,28 +53,29 @@ class Executable:
     capture: Capture
     schedule: Schedule
     budget_bytes: int | None = None
-    on_unplanned: Callable[[frozenset[int]], None] | None = None
+    on_backward: Callable[[frozenset[int]], None] | None = None
     _variants: dict[frozenset[int], Variant] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        several = len(self.capture.program.tangents) + len(self.capture.missing) > 1
+        missing = self.capture.missing
         self.code = generate(
             self.capture.program,
             self.capture.graph,
             self.schedule,
             kept_by_loss=self.capture.loss.kept_bytes,
-            save_all=several,
+            save_all=bool(missing),
         )
-        self.may_vary = several
+        self.may_vary = bool(missing)
+        # Made now, not when an unplanned backward comes: nothing is captured within a backward.
+        self._whole = self.capture.variant(frozenset()) if missing else self.capture
         self.device = self.capture.program.device
         returned = self.capture.program.returned
-        differentiable = {*self.capture.program.tangents.values(), *self.capture.missing}
-        self.not_differentiable = tuple(set(range(len(returned))) - differentiable)
+        self.differentiable = frozenset({*self.capture.program.tangents.values(), *missing})
+        self.not_differentiable = tuple(set(range(len(returned))) - self.differentiable)
         planned = {name for group in self.code.groups for name in group.inputs}
         unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
         self.groups = tuple(group.inputs for group in self.code.groups)
         self.groups += (unplanned,) if unplanned else ()
-        missing = self.capture.missing
         self._variants[missing] = Variant(missing, self.code, self.capture.program)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
@@ -133,13 +142,13 @@ class Executable:
         _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
         _held_by_autograd = tuple(gradients)
         with plain:
-            tangents = tangents_of(program, gradients)
+            tangents = tangents_of(program, program.tangents, gradients)
             backward = self.code.backward(saved, tangents, states)
             next(backward)
             del _held_by_autograd
             final: list[torch.Tensor] = []
             for given in backward:
-                final.extend(given or ())
+                final.extend(gradient for gradient in given or () if gradient is not None)
 
     def _gradients_of_handed(
         self, handed: list[torch.Tensor], bound: list[Any], loss: Loss | None
@@ -168,29 +177,6 @@ class Executable:
                 gradients[position] = torch.zeros_like(handed[position])
         return kept_by_loss, gradients
 
-    def _make_variant(self, missing: frozenset[int]) -> Variant:
-        other = self.capture.variant(missing)
-        other = other.with_loss(self.capture.loss.at_least(other.loss))
-        if _forward_order(other.program) != _forward_order(self.capture.program):
-            raise BackwardError(
-                "this backward, over other outputs than planned for, needs another forward; "
-                "run forward again, it will be planned anew"
-            )
-        schedule = backward_from(other.graph, self.schedule)
-        code = generate(
-            other.program,
-            other.graph,
-            schedule,
-            kept_by_loss=other.loss.kept_bytes,
-            save_all=True,
-        )
-        return Variant(missing, code, other.program)
-
-    def replan(self, missing: frozenset[int]) -> None:
-        """Tell whoever plans that a backward without these gradients could not be run."""
-        if self.on_unplanned is not None:
-            self.on_unplanned(missing)
-
     def variant(self, missing: frozenset[int]) -> Variant:
         """Find the backward for when the gradients at these positions do not come.
 
@@ -200,22 +186,48 @@ class Executable:
         """
         variant = self._variants.get(missing)
         if variant is None:
-            try:
-                variant = self._make_variant(missing)
-            except BackwardError:
-                self.replan(missing)
-                raise
+            planned = self.capture.missing <= missing
+            variant = self._with_fewer(missing) if planned else self._with_others(missing)
             self._variants[missing] = variant
-        if self.budget_bytes is not None and variant.code.peak_bytes > self.budget_bytes:
-            self.replan(missing)
+        return variant
+
+    def _with_fewer(self, missing: frozenset[int]) -> Variant:
+        """Make the planned backward for fewer gradients than planned for."""
+        code = generate(
+            self.capture.program,
+            self.capture.graph,
+            self.schedule,
+            kept_by_loss=self.capture.loss.kept_bytes,
+            save_all=self.may_vary,
+            missing=missing,
+        )
+        return Variant(missing, code, self.capture.program)
+
+    def _with_others(self, missing: frozenset[int]) -> Variant:
+        """Make a backward with gradients that were not planned for."""
+        other = self._whole.with_loss(self.capture.loss.at_least(self._whole.loss))
+        if _forward_order(other.program) != _forward_order(self.capture.program):
+            raise BackwardError(
+                "this backward, over other outputs than planned for, needs another forward; "
+                "run forward again, it will be planned anew"
+            )
+        code = generate(
+            other.program,
+            other.graph,
+            backward_from(other.graph, self.schedule),
+            kept_by_loss=other.loss.kept_bytes,
+            save_all=True,
+            missing=missing,
+        )
+        if self.budget_bytes is not None and code.peak_bytes > self.budget_bytes:
             raise BudgetExceeded(
                 f"this backward, over other outputs than the plan was made for, would take "
-                f"{variant.code.peak_bytes} bytes of a budget of {self.budget_bytes}; "
+                f"{code.peak_bytes} bytes of a budget of {self.budget_bytes}; "
                 f"run forward again, it will be planned anew",
                 self.budget_bytes,
-                variant.code.peak_bytes,
+                code.peak_bytes,
             )
-        return variant
+        return Variant(missing, code, other.program)
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,10 +34,15 @@ def make_outputs(
     return outputs
 
 
-def tangents_of(program: Program, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Turn the gradients of what autograd was handed into those that the backward reads."""
+def tangents_of(
+    program: Program, read: Mapping[str, int], gradients: list[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """Turn the gradients of what autograd was handed into those that a backward reads.
+
+    `read` are those of `program.tangents` that came.
+    """
     tangents = []
-    for name, position in program.tangents.items():
+    for name, position in read.items():
         gradient, whole = gradients[position], program.handed[position]
         gradients[position] = None
         if whole != program.returned[position]:

@@ -18,9 +18,9 @@ import torch
 
 from remat_exec.errors import ExecutionError
 from remat_graph import Compute, Free, Graph, Step
-from remat_graph.torch import Call, Program, Variable
+from remat_graph.torch import Call, Program, TensorFacts, Variable
 
-__all__ = ["Group", "Writer", "freed_next"]
+__all__ = ["Group", "Writer", "freed_next", "zero_values"]
 
 _GROUPS = 16
 _GROUP_BYTES = 1 << 20
@@ -47,7 +47,10 @@ _PARTS = {  # what gives the part of a tensor that one of these assigns to
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Gradients that the backward gives out together: program inputs, in the order given."""
+    """Gradients that the backward gives out together: program inputs, in the order given.
+
+    Where none of the gradients that one depends on came, `None` is given out in its place.
+    """
 
     inputs: tuple[str, ...]
 
@@ -71,6 +74,7 @@ class Writer:
         self.live: dict[str, None] = {}
         self.read_at_entry: set[str] = set()
         self.in_place: list[int] = []
+        self.zero: frozenset[str] = frozenset()
         self._entry: set[str] = set()
         self._bound: set[str] = set()
         self._of_value: dict[str, list[str]] = {}
@@ -104,7 +108,9 @@ class Writer:
             self._delete(v for v in self._of_value[step.value])
             return
         write = self.program.writes.get(step.op)
-        if write is not None:
+        if self._is_zero(step.op):
+            pass  # made of zeros where it is read
+        elif write is not None:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
@@ -132,11 +138,11 @@ class Writer:
         return tuple(groups)
 
     def _give_out(self, inputs: tuple[str, ...]) -> Group:
-        gradients = [self.program.gradients[name] for name in inputs]
-        for gradient in gradients:
-            self._require(gradient)
-        self.lines.append(f"given = [{', '.join(gradients)}]")
         storage = self.program.storage
+        gradients = [self.program.gradients[name] for name in inputs]
+        shown = [None if storage[g] in self.zero else g for g in gradients]
+        self.make(gradient for gradient in shown if gradient is not None)
+        self.lines.append(f"given = [{', '.join(map(str, shown))}]")
         self._delete(v for g in gradients for v in self._of_value[storage[g]])
         self.lines.append("yield given")
         return Group(inputs)
@@ -158,11 +164,24 @@ class Writer:
                 self._bound.add(name)
             return
         call = self.program.views.get(name)
+        if call is None and self.program.storage[name] in self.zero:
+            made = self._bind("zeros", _zeros)
+            self.lines.append(f"{name} = {made}({self._bind('facts', self.program.facts[name])})")
+            self._define(name)
+            return
         if call is None:
             raise ExecutionError(f"the plan reads {name}, which is not there; please report it")
         for source in call.reads:
             self._require(source)
         self.lines.append(self._statement(call, list(call.results)))
+
+    def _is_zero(self, op: str) -> bool:
+        """Whether all that an op of the backward makes is zero, for want of a gradient."""
+        call = self.program.calls.get(op)
+        if call is None or op not in self.program.backward_ops:
+            return False
+        made = {self.program.storage[name] for name in call.results if name is not None}
+        return bool(made) and made <= self.zero
 
     def _in_place(self, op: str, dying: set[str]) -> bool:
         """Write an op into the buffer of its first input, if that ends here (`dying`).
@@ -292,6 +311,34 @@ def freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
     """Name the values that are freed right after a step."""
     freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[position + 1 :])
     return {step.value for step in freed if isinstance(step, Free)}
+
+
+def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
+    """Find the values that are zero if no gradient comes at the positions `missing`.
+
+    A backward is linear in the gradients that come: what depends on missing ones alone is zero, and
+    a plain backward would not compute it at all.
+    """
+    storage = program.storage
+    tangents = {storage[name]: position for name, position in program.tangents.items()}
+    zero = {value for value, position in tangents.items() if position in missing}
+    depending = set(tangents)
+    for op in program.order:
+        call = program.calls.get(op)
+        if call is None or op not in program.backward_ops:
+            continue
+        reads = depending.intersection(storage[name] for name in call.reads if name in storage)
+        made = {storage[name] for name in call.results if name is not None}
+        if reads:
+            depending |= made
+            if reads <= zero:
+                zero |= made
+    return frozenset(zero)
+
+
+def _zeros(facts: TensorFacts) -> torch.Tensor:
+    made = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
+    return made.zero_()
 
 
 def _generator(name: str) -> torch.Generator:

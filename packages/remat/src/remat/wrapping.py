@@ -14,7 +14,7 @@ import torch
 
 from remat.errors import RematError
 from remat.planning import Planned, Settings, as_args, make_plan
-from remat_exec import Loss
+from remat_exec import Executable, Loss
 from remat_graph.torch import Costs, FlatCall, read_call
 from remat_solvers import Progress
 
@@ -117,6 +117,7 @@ class RematForward:
         self._instance_forward = instance_forward
         self._entries: list[tuple[Planned, Callable[[], str | None]]] = []
         self._expected: frozenset[int] | None = None
+        self._came: frozenset[int] = frozenset()
         self._granted_bytes = 0
         self._dress()
 
@@ -195,18 +196,23 @@ class RematForward:
             granted_bytes=self._granted_bytes,
         )
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
-        planned.executable.on_unplanned = self._expect
+        planned.executable.on_backward = functools.partial(self._learn, planned.executable)
         check = planned.capture.state.bind(self._module)
         self._entries.insert(0, (planned, check))
         del self._entries[_MAX_PLANS:]
         self._module.__dict__["plan"] = planned.plan
         return planned
 
-    def _expect(self, missing: frozenset[int]) -> None:
-        """Plan from now on for a backward that came, over other outputs, and did not fit."""
-        logger.info("backward over other outputs than planned for; the next forward is replanned")
-        self._expected = missing
-        self._entries.clear()
+    def _learn(self, executable: Executable, missing: frozenset[int]) -> None:
+        """Plan from now on for the gradients that came, where a backward brings others."""
+        if missing == executable.capture.missing:
+            return
+        self._came |= executable.differentiable - missing
+        expected = executable.differentiable - self._came
+        if expected != executable.capture.missing:
+            logger.info("backward over other outputs than planned for: the next forward is planned")
+            self._expected = expected
+            self._entries.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
@@ -214,6 +220,7 @@ class RematForward:
             module = copy.deepcopy(self._module, memo)
         made = RematForward(module, self._settings, self._instance_forward)
         made._expected = self._expected
+        made._came = self._came
         made._granted_bytes = self._granted_bytes
         return made
 
@@ -231,5 +238,6 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self._entries = []
         self._expected = None
+        self._came = frozenset()
         self._granted_bytes = 0
         self._dress()
