@@ -173,14 +173,19 @@ def test_backward_over_each_output_in_turn_says_that_memory_is_gone():
 def test_a_backward_with_fewer_gradients_than_planned_for_runs_within_the_plan():
     model = HEADS.remat()
     model.executable.budget_bytes = 1  # which such a backward need not ask for
-    told = []
-    model.executable.on_backward = told.append
     plain = HEADS.model()
     for step in (model, plain):
         step(*HEADS.args())["left"].square().sum().backward()
     assert_same_gradients(model, plain, rtol=0, atol=0)
-    (missing,) = told
-    assert len(missing) == 1
+
+
+def test_a_backward_tells_when_it_starts_and_ends():
+    model, told = HEADS.remat(), []
+    outputs = model.executable(
+        model.module, list(HEADS.args()), told.append, lambda: told.append("end")
+    )
+    outputs[0].sum().backward()
+    assert told == [frozenset({1}), "end"]
 
 
 def test_what_depends_on_missing_gradients_alone_is_not_computed():

@@ -8,7 +8,7 @@ into `.grad` (or sends it over the network) while the rest is still to be comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +25,14 @@ __all__ = ["run_step"]
 
 
 def run_step(
-    executable: Executable, bound: list[Any], inputs: dict[str, torch.Tensor]
+    executable: Executable,
+    bound: list[Any],
+    inputs: dict[str, torch.Tensor],
+    started: Callable[[frozenset[int]], None] | None = None,
+    finished: Callable[[], None] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run the forward; give what autograd is handed, connected to the inputs by variable."""
-    step, device = _Step(executable, bound), executable.device
+    step, device = _Step(executable, bound, started, finished), executable.device
     token: torch.Tensor | None = None
     for index, group in reversed(list(enumerate(executable.groups))):
         sources = [inputs[name] for name in group]
@@ -41,8 +45,15 @@ def run_step(
 class _Step:
     """What one forward hands to its backward."""
 
-    def __init__(self, executable: Executable, bound: list[Any]) -> None:
+    def __init__(
+        self,
+        executable: Executable,
+        bound: list[Any],
+        started: Callable[[frozenset[int]], None] | None,
+        finished: Callable[[], None] | None,
+    ) -> None:
         self.executable = executable
+        self.on_start, self.on_end = started, finished
         self.states: dict[str, Any] = {}
         self.started = False
         self._bound = bound
@@ -64,8 +75,8 @@ class _Step:
         self.started = True
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
-        if executable.on_backward is not None:
-            executable.on_backward(missing)
+        if self.on_start is not None:
+            self.on_start(missing)
         variant = executable.variant(missing)
         if variant.code is not executable.code:
             saved = self._saved_for(variant, saved)
@@ -108,8 +119,10 @@ class _Step:
             given = next(self._backward) or []
             self._final.update(zip(group.inputs, given, strict=True))
             given.clear()
-        if not self._upcoming:
+        if not self._upcoming and self._backward is not None:
             self._backward = None
+            if self.on_end is not None:
+                self.on_end()
         return tuple(self._final.pop(name, None) for name in wanted)
 
 

@@ -40,8 +40,7 @@ class Variant:
 class Executable:
     """A plan that can be run, again and again and by several modules at once.
 
-    `budget_bytes` bounds what an unplanned backward may take; `on_backward` is told, at the start
-    of each backward, which gradients are missing. A backward with fewer gradients than planned for
+    `budget_bytes` bounds what an unplanned backward may take. A backward with fewer gradients than planned for
     runs within the plan's memory; one with a gradient that was taken to be missing follows the plan
     as far as it goes, if that fits. `groups` are the inputs whose gradients are given out together,
     in order; the last are those that only an unplanned backward has gradients for.
@@ -53,7 +52,6 @@ class Executable:
     capture: Capture
     schedule: Schedule
     budget_bytes: int | None = None
-    on_backward: Callable[[frozenset[int]], None] | None = None
     _variants: dict[frozenset[int], Variant] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,12 +100,22 @@ class Executable:
         bound.extend(program.constants.values())
         return bound
 
-    def __call__(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the forward; give the user's output tensors, connected to autograd."""
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        tensors: list[torch.Tensor],
+        started: Callable[[frozenset[int]], None] | None = None,
+        finished: Callable[[], None] | None = None,
+    ) -> list[torch.Tensor]:
+        """Run the forward; give the user's output tensors, connected to autograd.
+
+        `started` is told which gradients are missing when the backward starts, `finished` is called
+        when it has given out the last of its own.
+        """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        handed = run_step(self, bound, by_name)
+        handed = run_step(self, bound, by_name, started, finished)
         return make_outputs(program, handed, by_name)
 
     def rehearse(
@@ -190,6 +198,15 @@ class Executable:
             variant = self._with_fewer(missing) if planned else self._with_others(missing)
             self._variants[missing] = variant
         return variant
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a backward with every gradient can follow, within the budget."""
+        try:
+            self.variant(frozenset())
+        except (BackwardError, BudgetExceeded):
+            return False
+        return True
 
     def _with_fewer(self, missing: frozenset[int]) -> Variant:
         """Make the planned backward for fewer gradients than planned for."""

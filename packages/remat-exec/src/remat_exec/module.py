@@ -29,7 +29,10 @@ class RematModule(torch.nn.Module):
         self.module = module
         self.training = module.training
         self.executable = Executable(capture, schedule)
-        self._check: Callable[[], str | None] = capture.state.bind(module)
+        state = capture.state
+        self._check: Callable[[], str | None] = (
+            (lambda: None) if state is None else state.bind(module)
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run one forward.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,17 @@ from remat_graph.torch import Capture, Costs, LossCost, capture, read_call
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
 
-__all__ = ["SCALAR_BYTES", "Plan", "Planned", "Settings", "make_plan", "plan"]
+__all__ = [
+    "SCALAR_BYTES",
+    "Plan",
+    "Planned",
+    "Settings",
+    "for_missing",
+    "have_same_ops",
+    "make_plan",
+    "plan",
+    "plan_module",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +199,16 @@ def plan(
         LossError: if the loss cannot be run or differentiated.
     """
     settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
-    return make_plan(model, as_args(args), dict(kwargs or {}), settings, run=False).plan
+    return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
+
+
+def plan_module(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> Planned:
+    """Plan for a whole module without running the plan."""
+    started = time.perf_counter()
+    captured = capture(model, args, kwargs, costs=settings.costs)
+    return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
@@ -204,23 +223,25 @@ def make_plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settings: Settings,
+    captured: Capture,
     *,
     run: bool,
+    started: float,
     missing: frozenset[int] | None = None,
     granted_bytes: int = 0,
+    schedules: Sequence[Schedule] = (),
 ) -> Planned:
-    """Capture, find the budget, solve; with `run`, run it once and plan again while it is over.
+    """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
     `missing` are the gradients that will not come. `granted_bytes` is what an earlier call was
-    given: a fraction of a smaller call's plain peak does not go below it.
+    given: a fraction of a smaller call's plain peak does not go below it. `schedules` are of graphs
+    with the same ops and values, of other sizes: the fastest that fits is taken without solving.
 
     Raises:
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         LossError: if the loss cannot be run or differentiated.
     """
-    start = time.perf_counter()
-    captured = capture(module, args, kwargs, costs=settings.costs)
     device = captured.program.device
     loss = settings.loss
     cost: LossCost | None = None
@@ -229,13 +250,13 @@ def make_plan(
         cost, unused = measure_outside_loss(module, args, kwargs, captured, device, loss)
         missing = unused if missing is None else missing
     if missing is not None:
-        captured = _for_missing(captured, missing)
+        captured = for_missing(captured, missing)
     if cost is not None:
-        if captured.missing != _for_missing(captured, unused).missing:
+        if captured.missing != for_missing(captured, unused).missing:
             loss = None  # the backward that came was over other outputs
             cost = cost.at_least(captured.loss)
         captured = captured.with_loss(cost)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - started
     tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     kept = captured.loss.kept_bytes
@@ -252,7 +273,9 @@ def make_plan(
     target = budget - kept - scalar_bytes
     bound: float | None = None
     for attempt in range(_ATTEMPTS):
-        solution = _solve(captured.graph, budget, target, settings)
+        solution = _adapted(captured.graph, target, schedules) or _solve(
+            captured.graph, budget, target, settings
+        )
         schedule = solution.schedule
         if schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
@@ -294,13 +317,46 @@ def make_plan(
     )
 
 
-def _for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
+def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
     """Expect the gradients that the last backward had, where this capture has such outputs."""
     differentiable = {*captured.program.tangents.values(), *captured.missing}
     expected = missing & differentiable
     if expected in (captured.missing, differentiable):
         return captured
     return captured.variant(frozenset(expected))
+
+
+def have_same_ops(one: Graph, other: Graph) -> bool:
+    """Whether a schedule of one is a schedule of the other, whatever it takes there."""
+    return len(one.ops) == len(other.ops) and all(
+        (a.name, a.inputs, a.outputs, a.stage, a.replayable, a.order_after)
+        == (b.name, b.inputs, b.outputs, b.stage, b.replayable, b.order_after)
+        for a, b in zip(one.ops, other.ops, strict=True)
+    )
+
+
+def _adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solution | None:
+    """Find the fastest of known schedules, and storing everything, that fits; `None` if none does.
+
+    Storing everything alone is no known schedule: without any other, nothing is tried.
+    """
+    if not schedules:
+        return None
+    start = time.perf_counter()
+    best: Solution | None = None
+    for schedule in (store_all(graph), *schedules):
+        timeline = simulate(graph, schedule)
+        if timeline.peak_bytes <= target and (best is None or timeline.time < best.time):
+            best = Solution(
+                schedule=schedule,
+                status=Status.FEASIBLE,
+                peak_bytes=timeline.peak_bytes,
+                time=timeline.time,
+                lower_bound=graph.time,
+                solver="known schedule",
+                solve_seconds=time.perf_counter() - start,
+            )
+    return best
 
 
 def _solve(graph: Graph, budget: int, target: int, settings: Settings) -> Solution:

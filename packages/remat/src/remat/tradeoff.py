@@ -23,7 +23,7 @@ import remat_solvers
 from remat.budget import Budget, parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import BudgetError, RematError
-from remat.planning import SCALAR_BYTES, Settings, as_args, make_plan
+from remat.planning import SCALAR_BYTES, Settings, as_args, plan_module
 from remat_exec import Loss
 from remat_graph import Graph, encode
 from remat_graph.files import write_atomically
@@ -97,7 +97,7 @@ def tradeoff(
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
     settings = Settings.read(_UNBOUNDED, solver, costs, None, None, loss)
     settings = dataclasses.replace(settings, solver="store-all")
-    planned = make_plan(model, as_args(args), dict(kwargs or {}), settings, run=False)
+    planned = plan_module(model, as_args(args), dict(kwargs or {}), settings)
     device = planned.capture.program.device
     aside = planned.capture.loss.kept_bytes
     aside += SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]

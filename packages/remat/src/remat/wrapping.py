@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import torch
 
 from remat.errors import RematError
-from remat.planning import Planned, Settings, as_args, make_plan
-from remat_exec import Executable, Loss
-from remat_graph.torch import Costs, FlatCall, read_call
+from remat.planning import Settings, as_args
+from remat.stepping import Stepper
+from remat_exec import Loss
+from remat_graph.torch import Costs
 from remat_solvers import Progress
 
 __all__ = ["NotPlanned", "RematForward", "rematerialize"]
@@ -23,9 +24,6 @@ __all__ = ["NotPlanned", "RematForward", "rematerialize"]
 logger = logging.getLogger(__name__)
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-
-_MAX_PLANS = 8
-_NO_PLAN = "there is no plan yet"
 
 
 def rematerialize(
@@ -78,15 +76,17 @@ def rematerialize(
     settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
     made = _shallow_copy(model)
     forward = RematForward(made, settings, model.__dict__.get("forward"))
-    made.__dict__["forward"] = forward
+    forward.original = model  # what weak references within it refer to
+    made.__dict__["forward"] = made.__dict__[_FORWARD] = forward
     made.__dict__["plan"] = NotPlanned()
     made.register_forward_pre_hook(forward.check_owner)
     if args is not None or kwargs:
-        if not model.training:
-            raise RematError("the model is in eval mode; call model.train() before planning")
         with torch.enable_grad():
             forward.prepare(as_args(args), dict(kwargs or {}))
     return made
+
+
+_FORWARD = "_remat_forward"
 
 
 class NotPlanned:
@@ -115,20 +115,37 @@ class RematForward:
         self._module = module
         self._settings = settings
         self._instance_forward = instance_forward
-        self._entries: list[tuple[Planned, Callable[[], str | None]]] = []
-        self._expected: frozenset[int] | None = None
-        self._came: frozenset[int] = frozenset()
-        self._granted_bytes = 0
+        self.original: torch.nn.Module | None = None
         self._dress()
 
     def _dress(self) -> None:
         unbound = self._instance_forward or type(self._module).forward
         functools.update_wrapper(self, unbound, updated=())
+        del self.__wrapped__  # who unwraps wrappers of their own must not unwrap this one
         signature = inspect.signature(unbound)
         if self._instance_forward is None:
             parameters = list(signature.parameters.values())[1:]
             signature = signature.replace(parameters=parameters)
         self.__signature__ = signature
+
+    @property
+    def __self__(self) -> torch.nn.Module:
+        """The module, as bound methods have it."""
+        return self._module
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """A function of the module and a call, as bound methods have it: wrappers look for it."""
+
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return module.__dict__[_FORWARD](*args, **kwargs)
+
+        functools.update_wrapper(forward, self, updated=())
+        del forward.__wrapped__  # type: ignore[attr-defined]
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [own, *self.__signature__.parameters.values()]
+        forward.__signature__ = self.__signature__.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return forward
 
     def check_owner(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """Refuse, as a hook, a `copy.copy` of the module: what is set on it would not be seen.
@@ -151,78 +168,33 @@ class RematForward:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of the module, by a plan if it is training."""
-        if not (self._module.training and torch.is_grad_enabled()):
+        """Run the forward of the module, by a plan if gradients are on."""
+        if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        call = read_call(args, kwargs, self._module)
-        planned, reason = self._find(call)
-        if planned is None:
-            planned = self.prepare(args, kwargs, reason)
-        outputs = planned.executable(self._module, call.tensors)
-        return planned.capture.output_structure.rebuild(iter(outputs))
+        return self._stepper(args, kwargs)
 
-    def _find(self, call: FlatCall) -> tuple[Planned | None, str]:
-        """Find the plan for a call; or say how the call differs from the one used last."""
-        why = _NO_PLAN
-        for position, (planned, check) in enumerate(self._entries):
-            reason = planned.capture.signature.difference(call.signature) or check()
-            if reason is None:
-                if position:
-                    self._entries.insert(0, self._entries.pop(position))
-                    self._module.__dict__["plan"] = planned.plan
-                return planned, ""
-            if position == 0:
-                why = reason
-        return None, why
-
-    def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = _NO_PLAN
-    ) -> Planned:
-        """Plan for a call, to which no plan applies for this reason, and keep the plan."""
-        logger.info("planning for a new call (%d plans kept): %s", len(self._entries), reason)
-        if len(self._entries) == _MAX_PLANS:
-            logger.warning(
-                "calls differ in more ways than the %d plans that are kept; each other one takes "
-                "the time to plan. The latest: %s", _MAX_PLANS, reason,
-            )  # fmt: skip
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
-        planned = make_plan(
-            self._module,
-            args,
-            kwargs,
-            self._settings,
-            run=True,
-            missing=self._expected,
-            granted_bytes=self._granted_bytes,
-        )
-        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
-        planned.executable.on_backward = functools.partial(self._learn, planned.executable)
-        check = planned.capture.state.bind(self._module)
-        self._entries.insert(0, (planned, check))
-        del self._entries[_MAX_PLANS:]
-        self._module.__dict__["plan"] = planned.plan
-        return planned
+        self._stepper.prepare(args, kwargs)
 
-    def _learn(self, executable: Executable, missing: frozenset[int]) -> None:
-        """Plan from now on for the gradients that came, where a backward brings others."""
-        if missing == executable.capture.missing:
-            return
-        self._came |= executable.differentiable - missing
-        expected = executable.differentiable - self._came
-        if expected != executable.capture.missing:
-            logger.info("backward over other outputs than planned for: the next forward is planned")
-            self._expected = expected
-            self._entries.clear()
+    @functools.cached_property
+    def _stepper(self) -> Stepper:
+        def told(plan: Any) -> None:
+            self._module.__dict__["plan"] = plan
+
+        return Stepper(
+            self.original_forward,
+            self._settings,
+            told,
+            allow_rnn=not _has_dropout_between_layers(self._module),
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
         if module is None:
             module = copy.deepcopy(self._module, memo)
-        made = RematForward(module, self._settings, self._instance_forward)
-        made._expected = self._expected
-        made._came = self._came
-        made._granted_bytes = self._granted_bytes
-        return made
+        return RematForward(module, self._settings, self._instance_forward)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -236,8 +208,13 @@ class RematForward:
         self._module = state["module"]
         self._settings = state["settings"]
         self._instance_forward = state["instance_forward"]
-        self._entries = []
-        self._expected = None
-        self._came = frozenset()
-        self._granted_bytes = 0
+        self.original = None
         self._dress()
+
+
+def _has_dropout_between_layers(module: torch.nn.Module) -> bool:
+    """Whether an RNN draws random numbers between its layers: torch loses that when it traces."""
+    return any(
+        isinstance(part, torch.nn.RNNBase) and part.dropout and part.num_layers > 1
+        for part in module.modules()
+    )

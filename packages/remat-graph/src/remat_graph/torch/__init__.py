@@ -1,10 +1,18 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.capturing import Capture, Costs, FlatCall, capture, read_call, tensor_at
+from remat_graph.torch.capturing import (
+    Capture,
+    Costs,
+    FlatCall,
+    capture,
+    capture_region,
+    read_call,
+    tensor_at,
+)
 from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, GuardMiss
 from remat_graph.torch.guards import ModuleState, Signature
-from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Call,
@@ -32,6 +40,7 @@ __all__ = [
     "GuardMiss",
     "Input",
     "LossCost",
+    "Mark",
     "ModuleState",
     "Output",
     "Program",
@@ -41,6 +50,7 @@ __all__ = [
     "Variable",
     "Write",
     "capture",
+    "capture_region",
     "flatten",
     "original_forward",
     "original_forwards",

@@ -9,7 +9,7 @@ module returns into the gradients of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -38,9 +38,17 @@ from remat_graph.torch.rewrite import (
 from remat_graph.torch.simplify import drop_copies, merge_equal
 from remat_graph.torch.structure import Structure, flatten
 from remat_graph.torch.tangents import drop_tangents, merge_tangents
-from remat_graph.torch.tracing import distinct, trace
+from remat_graph.torch.tracing import FlatRegion, distinct, trace, trace_region
 
-__all__ = ["Capture", "Costs", "FlatCall", "capture", "read_call", "tensor_at"]
+__all__ = [
+    "Capture",
+    "Costs",
+    "FlatCall",
+    "capture",
+    "capture_region",
+    "read_call",
+    "tensor_at",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +81,14 @@ class Capture:
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
     what the forward returns, whose gradients the graph takes to be absent. `signature` and `state`
-    are the guards: what the graph specialised on. `loss` is what a loss outside the module takes:
+    are the guards: what the graph specialised on; the state is `None` for a region. `loss` is what a loss outside the module takes:
     an allowance, unless it was measured and set by `with_loss`.
     """
 
     graph: Graph
     program: Program
     signature: Signature
-    state: ModuleState
+    state: ModuleState | None
     output_structure: Structure
     missing: frozenset[int]
     loss: LossCost
@@ -112,6 +120,17 @@ class Capture:
                 self.state,
                 self.output_structure,
             )
+
+    def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
+        """Give the same graph with other costs; `known` are measured before, and are added to.
+
+        Raises:
+            CaptureError: if an operator cannot be measured.
+        """
+        known = self._known if known is None else known
+        with _own_casts():
+            graph = _costed(self.program, costs, known, self.loss)
+        return replace(self, graph=graph, _costs=costs, _known=known)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
@@ -177,6 +196,41 @@ def capture(
         )
 
 
+def capture_region(
+    region: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    costs: Costs = "measure",
+    loss_alone: bool = True,
+) -> Capture:
+    """Capture a function of a flat list of inputs, all of whose tensors are among them.
+
+    Such are the graphs that TorchDynamo makes: parameters and buffers are inputs like any other.
+    Inputs that are no tensors are taken to be the same at each call. The function returns a
+    sequence, of tensors or `None`. With `loss_alone` and one differentiable scalar among several
+    outputs, that one is taken to be the loss, and the gradients of the others to be missing.
+
+    Raises:
+        CaptureError: if it is no static graph, nothing it returns depends on a tensor that
+            requires a gradient, or an operator cannot be measured.
+    """
+    tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+    flat = FlatRegion(region, inputs, tensors)
+    with torch.enable_grad():
+        joint = trace_region(flat, tensors)
+    joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
+    if not joint.gradients:
+        raise CaptureError(
+            "nothing that the region returns depends on a tensor that requires a gradient; "
+            "there is no backward pass to plan"
+        )
+    structure = flat.output_structure
+    signature = Signature.of(tensors, (), structure)
+    missing = _all_but_scalar(joint) if loss_alone else frozenset()
+    with _own_casts():
+        return _finish(joint, missing, costs, {}, signature, None, structure)
+
+
 @contextmanager
 def _own_casts() -> Iterator[None]:
     """Switch autocast off: the casts of a traced program are calls of its own."""
@@ -208,7 +262,7 @@ def _finish(
     costs: Costs,
     known: dict[str, Cost],
     signature: Signature,
-    state: ModuleState,
+    state: ModuleState | None,
     output_structure: Structure,
 ) -> Capture:
     joint = copy_joint(base)
@@ -230,23 +284,27 @@ def _finish(
     if pinned or copied:
         propagate(joint)
     program = build_program(joint)
-    if costs == "measure":
-        found = measure_costs(program, known)
-    else:
-        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-        found = estimate_costs(program, spec)
     loss = program.loss_allowance
-    graph = program.graph(
-        {name: cost.time for name, cost in found.items()},
-        {name: cost.workspace_bytes for name, cost in found.items()},
-        loss,
-    )
+    graph = _costed(program, costs, known, loss)
     logger.info(
         "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
         graph, program, signature, state, output_structure, missing, loss, base, costs, known
+    )
+
+
+def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCost) -> Graph:
+    if costs == "measure":
+        found = measure_costs(program, known)
+    else:
+        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
+        found = estimate_costs(program, spec)
+    return program.graph(
+        {name: cost.time for name, cost in found.items()},
+        {name: cost.workspace_bytes for name, cost in found.items()},
+        loss,
     )
 
 
@@ -261,6 +319,16 @@ def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
                 returned.index(made) for made in joint.tangents.values() if made is not loss
             )
     return frozenset()
+
+
+def _all_but_scalar(joint: Joint) -> frozenset[int]:
+    """Find the differentiable outputs beside the only one that is a scalar, if one is."""
+    returned = returned_nodes(joint)
+    made = set(joint.tangents.values())
+    scalars = [node for node in made if node.meta["val"].ndim == 0]
+    if len(scalars) != 1:
+        return frozenset()
+    return frozenset(returned.index(node) for node in made if node is not scalars[0])
 
 
 def _check_differentiable(

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from remat_graph.torch.outside import Outside, Reads
 from remat_graph.torch.snapshot import Snapshots, settings_of
 from remat_graph.torch.structure import Structure, flatten
 
-__all__ = ["Traced", "trace"]
+__all__ = ["FlatRegion", "Traced", "trace", "trace_region"]
 
 _SCALARS = (bool, int, float, complex, str, bytes)
 _TRACING_SEED = 0x5EED_0F_72ACE  # one that no forward sets
@@ -65,6 +65,36 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
     return Traced(joint, tensors, flat.output_structure, flat.reads.settle())
+
+
+class FlatRegion(torch.nn.Module):
+    """A function of a flat list of inputs, as a module whose inputs are distinct tensors alone."""
+
+    def __init__(
+        self, region: Callable[..., Any], inputs: Sequence[Any], tensors: list[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self._region = region
+        position = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._inputs = [position.get(id(item), item) for item in inputs]
+        self._is_tensor = [isinstance(item, torch.Tensor) for item in inputs]
+        _, self.output_structure = flatten(())
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        given = zip(self._inputs, self._is_tensor, strict=True)
+        result = self._region(*(tensors[item] if known else item for item, known in given))
+        leaves, self.output_structure = flatten(result)
+        return leaves
+
+
+def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
+    """Trace a region and its backward pass.
+
+    Raises:
+        CaptureError: if it cannot be one static graph.
+    """
+    with _rnn_in_steps():
+        return trace_joint(region, [_as_leaf(tensor) for tensor in tensors])
 
 
 def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,341 @@
+"""Does remat train it? Hundreds of architectures, each tiny, in a process of its own.
+
+One architecture for every package of transformers, the modules of torch's own tests, and families
+of timm. Each model is built from its configuration with random weights and handed to
+`remat.rematerialize` before it was ever called, with six tenths of plain autograd's peak as the
+budget, or the least that remat names if that is too small. Three steps of training must compute
+what plain eager computes, and the bits of storing everything, within the budget.
+
+| category | |
+|---|---|
+| right, rounding | within 1e-5, or 1e-3, of eager's losses, gradients and buffers; those bits |
+| WRONG | no exception, and further from eager |
+| not bitwise | close to eager, but not the bits of storing everything |
+| OVER | no exception, and a step took more than the budget |
+| refused | an exception of remat's own |
+| not measured | it plans anew at every step, so that no step's peak can be measured |
+| foreign | any other exception, where eager raises none |
+| timeout, crash | the process was too slow, or died |
+| unstable in eager, not runnable | not counted: eager differs from itself, or fails |
+
+Results are kept case by case in a file. A run goes on where the last one stopped, if that was on
+the same commit and had not finished or `--resume` is given; `--fresh` starts anew. Exit code 1 if
+less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
+
+    python benchmarks/matrix.py [--only PATTERN] [--kind transformers|modules|timm] [--jobs N]
+        [--resume] [--fresh] [--eager-only] [--json FILE] [--docs] [--timeout S] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import fnmatch
+import gc
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from remat_graph.files import write_atomically
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+DOCS = ROOT / "docs" / "matrix.md"
+RIGHT = ("right", "rounding")
+NOT_COUNTED = ("unstable in eager", "not runnable")
+NEVER = ("WRONG", "not bitwise", "OVER", "foreign")
+LEAST_RIGHT = 0.98
+EAGER_BATCH = 40  # cases of one process with --eager-only
+Record = dict[str, Any]
+
+
+def work(names: Sequence[str], output: Path, *, eager: bool, threads: int) -> None:
+    """Run cases in this process, and append the outcome of each to a file as it is known."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch  # noqa: PLC0415
+
+    import matrix_cases  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    gc.collect()
+    gc.freeze()  # each peak is measured after a collection, which is shorter without what is here
+    run: Callable[[matrix_cases.Case], matrix_cases.Outcome] = (
+        matrix_cases.judge_eager if eager else matrix_cases.judge
+    )
+    for name in names:
+        outcome = run(matrix_cases.find(name))
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": name, **outcome.facts()}) + "\n")
+
+
+def start(names: Sequence[str], options: argparse.Namespace) -> list[Record]:
+    """Run cases in one new process; those after one that killed it are run in another."""
+    done: list[Record] = []
+    left = list(names)
+    while left:
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "outcomes.jsonl"
+            ending = _process(left, output, options)
+            lines = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
+        done += [json.loads(line) for line in lines]
+        left = left[len(lines) :]
+        if left:
+            category, reason = ending or ("crash", "it ended without an outcome")
+            done.append({"name": left.pop(0), "category": category, "reason": reason})
+    return done
+
+
+def _process(
+    names: Sequence[str], output: Path, options: argparse.Namespace
+) -> tuple[str, str] | None:
+    command = [sys.executable, __file__, "--work", *names, "--output", str(output)]
+    command += ["--threads", str(options.threads)] + ["--eager-only"] * options.eager_only
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            _, printed = process.communicate(timeout=options.timeout * (1 + len(names) // 8))
+        except subprocess.TimeoutExpired:
+            return "timeout", f"{options.timeout:.0f} s"
+        finally:
+            _kill(process)
+    if process.returncode == 0:
+        return None
+    if process.returncode < 0:
+        return "crash", signal.Signals(-process.returncode).name
+    last = [line for line in printed.splitlines() if line.strip()][-1:]
+    return "crash", "".join(last)[:400] or f"exit code {process.returncode}"
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process that was started here, and whatever it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def machine(options: argparse.Namespace) -> Record:
+    """Describe what the results were made on."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    versions = {}
+    for package in ("remat", "torch", "transformers", "timm"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "commit": commit,
+        "versions": versions,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": options.threads,
+    }
+
+
+class Results:
+    """What is known so far, in a file that is always whole."""
+
+    def __init__(self, path: Path, about: Record, *, keep: bool) -> None:
+        self.path = path
+        self.about = about
+        self.records: dict[str, Record] = {}
+        if keep and path.exists():
+            for record in json.loads(path.read_text(encoding="utf-8"))["cases"]:
+                self.records[record["name"]] = record
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Keep outcomes, and write all."""
+        today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+        for record in records:
+            self.records[record["name"]] = {**record, "commit": self.about["commit"]}
+        content = {
+            "machine": self.about,
+            "date": today,
+            "summary": summary(self.records.values()),
+            "cases": [self.records[name] for name in sorted(self.records)],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(content, indent=1) + "\n")
+
+
+def summary(records: Iterable[Record]) -> dict[str, dict[str, int]]:
+    """Count categories by kind."""
+    found: dict[str, Counter[str]] = {}
+    for record in records:
+        kind = record["name"].partition("/")[0]
+        found.setdefault(kind, Counter())[record["category"]] += 1
+    return {kind: dict(counts) for kind, counts in sorted(found.items())}
+
+
+def counted(records: Iterable[Record]) -> list[Record]:
+    """Leave out what eager cannot do itself."""
+    return [record for record in records if record["category"] not in NOT_COUNTED]
+
+
+def share_right(records: Iterable[Record]) -> float:
+    """Tell the share of right ones of those that count."""
+    rows = counted(records)
+    return sum(row["category"] in RIGHT for row in rows) / len(rows) if rows else 0.0
+
+
+def table(records: Sequence[Record]) -> list[list[str]]:
+    """Make the table of counts, with a heading and a row of sums."""
+    counts = summary(records)
+    present = {category for kind in counts.values() for category in kind}
+    order = [*RIGHT, *NEVER, "refused", "not measured", "timeout", "crash", *NOT_COUNTED]
+    columns = [category for category in order if category in present]
+    rows = [["", "counted", "right", *columns]]
+    for kind in [*counts, "all"]:
+        these = [r for r in records if kind == "all" or r["name"].startswith(f"{kind}/")]
+        of_kind = Counter(record["category"] for record in these)
+        rows.append(
+            [kind, str(len(counted(these))), f"{100 * share_right(these):.1f}%"]
+            + [str(of_kind[column]) for column in columns]
+        )
+    rows[0][2] = "of them right"
+    return rows
+
+
+def print_report(records: Sequence[Record]) -> None:
+    """Print everything that is not right, and the counts."""
+    for record in sorted(records, key=lambda r: (r["category"], r["name"])):
+        if record["category"] not in RIGHT:
+            variant = f" ({record['variant']})" if record.get("variant") else ""
+            reason = record.get("reason", "")
+            print(f"{record['category']:18} {record['name']}{variant}: {reason[:200]}")
+    rows = table(records)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    print()
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    bitwise = sum(record.get("bitwise") is True for record in records)
+    least = sum(bool(record.get("least")) and record["category"] in RIGHT for record in records)
+    print(f"\nthe bits of storing everything: {bitwise}; at the least budget named: {least}")
+
+
+def write_docs(results: Results) -> None:
+    """Write the page of documentation."""
+    records = list(results.records.values())
+    versions = ", ".join(f"{k} {v}" for k, v in results.about["versions"].items())
+    lines = [
+        "# Which architectures train",
+        "",
+        "Made by `python benchmarks/matrix.py --docs`, which says what the categories mean: tiny",
+        "models, three steps beside plain eager at six tenths of its peak.",
+        f"At commit {results.about['commit']} with {versions}.",
+        "",
+    ]
+    rows = table(records)
+    lines += ["| " + " | ".join(row) + " |" for row in rows[:1]]
+    lines += ["|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
+    for title, chosen in (("Not right", False), ("Not counted", True)):
+        lines += ["", f"## {title}", "", "| case | category | reason |", "|---|---|---|"]
+        for record in sorted(records, key=lambda r: (r["category"], r["name"])):
+            category = record["category"]
+            if category not in RIGHT and (category in NOT_COUNTED) is chosen:
+                reason = record.get("reason", "")[:200].replace("|", "\\|")
+                lines.append(f"| {record['name']} | {category} | {reason} |")
+    right = [record["name"] for record in records if record["category"] in RIGHT]
+    lines += ["", "## Right", "", ", ".join(sorted(right)) or "none", ""]
+    write_atomically(DOCS, "\n".join(lines))
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", metavar="PATTERN", help="such as 'transformers/*bert*' or gpt2")
+    parser.add_argument("--kind", choices=("transformers", "modules", "timm"))
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--resume", action="store_true", help="keep what is in the file")
+    parser.add_argument("--fresh", action="store_true", help="drop what is in the file")
+    parser.add_argument("--eager-only", action="store_true", help="build, and train in eager")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
+    parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
+    parser.add_argument("--timeout", type=float, default=240.0, metavar="S", help="for each case")
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def select(options: argparse.Namespace) -> list[str]:
+    """List the cases that are asked for."""
+    import matrix_cases  # noqa: PLC0415
+
+    kinds = [options.kind] if options.kind else matrix_cases.KINDS
+    found = [name for kind in kinds for name in matrix_cases.names(kind)]
+    patterns = options.only.split(",") if options.only else ["*"]
+    return [
+        name
+        for name in found
+        if any(
+            fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name.partition("/")[2], pattern)
+            for pattern in patterns
+        )
+    ]
+
+
+def main() -> int:
+    """Run the cases that are not known yet; return the exit code."""
+    options = read_options()
+    if options.work:
+        work(options.work, options.output, eager=options.eager_only, threads=options.threads)
+        return 0
+    name = "matrix_eager.json" if options.eager_only else "matrix.json"
+    about = machine(options)
+    results = Results(options.json or RESULTS / name, about, keep=not options.fresh)
+    chosen = select(options)
+    pending = [
+        name
+        for name in chosen
+        if name not in results.records
+        or not (options.resume or results.records[name].get("commit") == about["commit"])
+    ]
+    size = EAGER_BATCH if options.eager_only else 1
+    batches = [pending[first : first + size] for first in range(0, len(pending), size)]
+    print(f"{len(chosen)} cases, {len(chosen) - len(pending)} of them known", flush=True)
+    finished = len(chosen) - len(pending)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for task in concurrent.futures.as_completed(
+            [pool.submit(start, batch, options) for batch in batches]
+        ):
+            records = task.result()
+            results.add(records)
+            for record in records:
+                finished += 1
+                shown = f"{record['category']}  {record.get('reason', '')[:120]}"
+                print(f"{finished:4}/{len(chosen)}  {record['name']:44}{shown}", flush=True)
+    records = [results.records[name] for name in chosen]
+    print_report(records)
+    if options.docs:
+        results.add([])
+        write_docs(results)
+    if options.eager_only:
+        return 0
+    bad = any(record["category"] in NEVER for record in records)
+    return int(bad or share_right(records) < LEAST_RIGHT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

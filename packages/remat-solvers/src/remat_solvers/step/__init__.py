@@ -1,0 +1,31 @@
+"""Several regions of one training step under one budget.
+
+`options` says what a schedule of a region costs the step, `keeping` and `region` find such options
+with bounds on all schedules, `choice` chooses one for every region by the program of `table`.
+"""
+
+from remat_solvers.step.choice import Moment, StepChoice, StepTooLarge, choose, step_bound
+from remat_solvers.step.options import (
+    ANY_BYTES,
+    RegionBound,
+    RegionFront,
+    RegionOption,
+    measure_option,
+)
+from remat_solvers.step.region import refined_options, region_front, region_options
+
+__all__ = [
+    "ANY_BYTES",
+    "Moment",
+    "RegionBound",
+    "RegionFront",
+    "RegionOption",
+    "StepChoice",
+    "StepTooLarge",
+    "choose",
+    "measure_option",
+    "refined_options",
+    "region_front",
+    "region_options",
+    "step_bound",
+]

@@ -1,0 +1,219 @@
+"""What a region keeps between its halves against its time, with no limit on its peaks: exactly.
+
+With room for everything while a half runs, each op runs once in the forward half, and at most once
+again after the boundary. So a plan says which values are kept (`keep[v]`) and which forward ops run
+again (`again[i]`), and
+
+    keep[v] + again[maker of v] >= 1         for each v that the backward half reads or returns,
+    keep[u] + again[maker of u] >= again[i]  for each op i that may run again and each u it reads,
+    keep[v] = 1                              for each v that the op at the boundary reads,
+
+with `again[i] = 0` where an op must not run again. The least of `size @ keep` is a minimum cut; the
+least of `time @ again` with `size @ keep <= K` is the time of recomputation at K. Both hold for
+every schedule in the order of the graph, whatever its peaks: what it has alive at the boundary and
+what it runs after it are a point of the program, of no more time.
+Complexity: one variable per forward op and value; for some hundred ops a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from remat_solvers.milp import Answer, Outcome, Program, solve_program
+from remat_solvers.wiring import Floats, Ints, Wiring
+
+__all__ = ["Keeping", "Kept"]
+
+_SCALE = 1e4  # what the largest sums of the program are brought to
+_HAIR = 1e-7  # of a bound, for tolerances
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A sequence that keeps at most what was asked, and the time that none such can beat."""
+
+    sequence: Ints
+    lower_bound: float
+
+
+class Keeping:
+    """The program of one region; `boundary` is the position of the op between its halves."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self._boundary = wiring.graph.boundary_index
+        self._candidates = self._find_candidates()
+        self._forced = self._find_forced()
+        self._values, self._ops = self._number()
+        self._program = self._write()
+
+    def least_bytes(self, seconds: float) -> tuple[int, int]:
+        """Find the least that can be kept: what was found, and what is proved.
+
+        The first is what storing all would keep if time is out.
+        """
+        forced = self._forced_bytes()
+        if not self._ops:
+            return self.store_all_bytes(), self.store_all_bytes()
+        sizes = self._sizes()
+        scale = _SCALE / max(1.0, float(sizes.sum()))
+        cost = np.concatenate([sizes * scale, np.zeros(len(self._ops))])
+        answer = solve_program(dataclasses.replace(self._program, cost=cost), seconds=seconds)
+        found = self.store_all_bytes()
+        if answer.point is not None:
+            found = forced + self._bytes_kept(answer.point)
+        proved = forced
+        if np.isfinite(answer.bound):
+            proved += max(0, int(np.ceil(answer.bound * (1 - _HAIR) / scale - _HAIR / scale)))
+        return found, min(found, proved)
+
+    def fastest(self, kept_bytes: int, seconds: float) -> Kept | None:
+        """Find the fastest sequence that keeps at most so many bytes; `None` if none is found."""
+        once = self.wiring.graph.time
+        room = kept_bytes - self._forced_bytes()
+        if room < 0:
+            return None
+        if kept_bytes >= self.store_all_bytes():
+            return Kept(self._sequence(set()), once)
+        answer, scale = self._solve_within(room, seconds)
+        if answer.point is None:
+            return None
+        again = {
+            op
+            for op, x in zip(self._ops, answer.point[len(self._values) :], strict=True)
+            if x > 0.5
+        }
+        bound = once
+        if np.isfinite(answer.bound):
+            bound += max(0.0, (answer.bound * (1 - _HAIR) - _HAIR) / scale)
+        return Kept(self._sequence(again), bound)
+
+    def store_all_bytes(self) -> int:
+        """Say what is kept if nothing runs again."""
+        return sum(int(self.wiring.size[v]) for v in self._candidates | self._forced)
+
+    def _solve_within(self, room: int, seconds: float) -> tuple[Answer, float]:
+        """Minimise the time of what runs again; the answer and the scale of its cost."""
+        program, sizes = self._program, self._sizes()
+        times = self.wiring.time[np.array(self._ops, dtype=np.int64)]
+        scale = _SCALE / max(float(times.sum()), 1e-300)
+        unit = _SCALE / max(1, room)
+        row = sparse.csr_array(np.concatenate([sizes * unit, np.zeros(len(self._ops))])[None, :])
+        bounded = dataclasses.replace(
+            program,
+            cost=np.concatenate([np.zeros(len(self._values)), times * scale]),
+            matrix=sparse.csr_array(sparse.vstack([program.matrix, row])),
+            right=np.concatenate([program.right, [room * unit]]),
+        )
+        answer = solve_program(bounded, seconds=seconds)
+        if answer.outcome is Outcome.INFEASIBLE:
+            answer = dataclasses.replace(answer, point=None)
+        return answer, scale
+
+    def _find_forced(self) -> frozenset[int]:
+        """Values that are alive at the boundary whatever is planned: those it reads."""
+        return frozenset(self.wiring.inputs[self._boundary])
+
+    def _find_candidates(self) -> frozenset[int]:
+        """Values of the forward half that are read after the boundary, or returned."""
+        wiring, boundary = self.wiring, self._boundary
+        read = {v for row in wiring.inputs[boundary + 1 :] for v in row}
+        read |= set(wiring.results.tolist())
+        return frozenset(v for v in read if wiring.producer_list[v] < boundary)
+
+    def _number(self) -> tuple[list[int], list[int]]:
+        """List the values that may be kept, and the ops that may have to run again for them."""
+        wiring = self.wiring
+        values: set[int] = set()
+        ops: set[int] = set()
+        waiting = [v for v in self._candidates if v not in self._forced]
+        while waiting:
+            v = waiting.pop()
+            if v in values:
+                continue
+            values.add(v)
+            op = wiring.producer_list[v]
+            if wiring.replayable_list[op] and op not in ops:
+                ops.add(op)
+                waiting.extend(u for u in wiring.inputs[op] if u not in self._forced)
+        return sorted(values), sorted(ops)
+
+    def _write(self) -> Program:
+        """Write the rows that say what must be kept or made again; no cost yet."""
+        wiring, count = self.wiring, len(self._values)
+        value_at = {v: i for i, v in enumerate(self._values)}
+        op_at = {op: count + i for i, op in enumerate(self._ops)}
+        rows: list[dict[int, float]] = []
+        right: list[float] = []
+
+        def require(v: int, reader: int | None) -> None:
+            if v in self._forced:
+                return
+            row = {value_at[v]: -1.0}
+            maker = op_at.get(wiring.producer_list[v])
+            if maker is not None:
+                row[maker] = -1.0
+            if reader is not None:
+                row[reader] = 1.0
+            rows.append(row)
+            right.append(-1.0 if reader is None else 0.0)
+
+        for v in sorted(self._candidates):
+            require(v, None)
+        for op in self._ops:
+            for v in wiring.inputs[op]:
+                require(v, op_at[op])
+        columns = [column for row in rows for column in row]
+        data = [weight for row in rows for weight in row.values()]
+        starts = np.cumsum([0, *(len(row) for row in rows)])
+        total = count + len(self._ops)
+        return Program(
+            cost=np.zeros(total),
+            matrix=sparse.csr_array((data, columns, starts), shape=(len(rows), total)),
+            right=np.array(right, dtype=np.float64),
+            lower=np.zeros(total),
+            upper=np.ones(total),
+            integral=np.ones(total, dtype=np.bool_),
+        )
+
+    def _sizes(self) -> Floats:
+        """Sizes of the values that may be kept; those only read by what runs again count too."""
+        sizes: Floats = self.wiring.size[np.array(self._values, dtype=np.int64)].astype(np.float64)
+        return sizes
+
+    def _bytes_kept(self, point: Floats) -> int:
+        kept: NDArray[np.bool_] = point[: len(self._values)] > 0.5
+        return int(self.wiring.size[np.array(self._values, dtype=np.int64)][kept].sum())
+
+    def _forced_bytes(self) -> int:
+        return sum(int(self.wiring.size[v]) for v in self._forced)
+
+    def _sequence(self, again: set[int]) -> Ints:
+        """Run every op once, and those `again` as late after the boundary as they are needed."""
+        wiring, boundary = self.wiring, self._boundary
+        due: dict[int, list[int]] = {}
+        soonest: dict[int, int] = {}
+        for reader in range(boundary + 1, wiring.op_count):
+            for v in wiring.inputs[reader]:
+                soonest.setdefault(wiring.producer_list[v], reader)
+        for v in wiring.results.tolist():
+            soonest.setdefault(wiring.producer_list[v], wiring.op_count)
+        for op in sorted(again, reverse=True):
+            when = soonest.get(op)
+            if when is None:
+                continue
+            due.setdefault(when, []).append(op)
+            for v in wiring.inputs[op]:
+                maker = wiring.producer_list[v]
+                soonest[maker] = min(soonest.get(maker, when), when)
+        order = list(range(boundary + 1))
+        for reader in range(boundary + 1, wiring.op_count + 1):
+            order.extend(reversed(due.get(reader, ())))
+            if reader < wiring.op_count:
+                order.append(reader)
+        return np.array(order, dtype=np.int64)

@@ -1,0 +1,203 @@
+"""Options of a region: schedules of its two halves, and what each costs the step around it.
+
+A training step calls regions one after another, and their backward halves in reverse. While other
+regions run, a region costs the step what it keeps between its halves; while it runs itself, what
+that half holds. The op at the boundary of a region's graph (`loss`) stands for all that happens
+between its halves, and must be computed once only.
+
+All bytes are those of `remat_graph.simulate`: beyond the resident values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remat_graph import Compute, Graph, Op, Schedule, simulate
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.problem import check_graph
+from remat_solvers.wiring import MOST_BYTES
+
+__all__ = [
+    "ANY_BYTES",
+    "RegionBound",
+    "RegionFront",
+    "RegionOption",
+    "elsewhere",
+    "front_of",
+    "made_elsewhere",
+    "measure_option",
+]
+
+ANY_BYTES = MOST_BYTES
+"""As a limit in bytes: none."""
+
+_CLOSE = 1e-9  # of a time, within which two are the same
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOption:
+    """A schedule of a region, and what it costs the step.
+
+    `kept_bytes` is held between the halves: all that is alive while the op at the boundary runs,
+    what the region returned included, less that op's workspace and less what it makes (the
+    gradients that come in). `forward_bytes` is the most held at a step before it and
+    `backward_bytes` at one after it, what was kept and the incoming gradients included. `time` is
+    that of both halves. No schedule in the order of the graph that keeps no more, and peaks no
+    higher than the larger of the two, takes less than `lower_bound`; `None` if nothing is proved.
+    """
+
+    schedule: Schedule
+    kept_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    time: float
+    lower_bound: float | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that either half holds."""
+        return max(self.forward_bytes, self.backward_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionBound:
+    """No schedule within a box takes less than `time`, first computations in graph order.
+
+    The box: at most `kept_bytes` kept between the halves, and at most `peak_bytes` held in either
+    half; `ANY_BYTES` where there is no limit. A `time` of infinity says that there is no schedule.
+    """
+
+    kept_bytes: int
+    peak_bytes: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFront:
+    """The options of a region by rising `kept_bytes`, and what is proved of all its schedules.
+
+    Every schedule in the order of the graph keeps at least `least_kept_bytes` and holds at least
+    `least_forward_bytes` and `least_backward_bytes` in its halves.
+    """
+
+    graph: Graph
+    options: tuple[RegionOption, ...]
+    bounds: tuple[RegionBound, ...]
+    least_kept_bytes: int
+    least_forward_bytes: int
+    least_backward_bytes: int
+
+    def bound(self, kept_bytes: int = ANY_BYTES, peak_bytes: int = ANY_BYTES) -> float:
+        """Give the most that is proved of the time within a box; infinity if nothing fits.
+
+        Over growing `kept_bytes` it is the bound curve, which falls at the boxes in `bounds`.
+        """
+        if kept_bytes < self.least_kept_bytes or peak_bytes < max(
+            self.least_forward_bytes, self.least_backward_bytes
+        ):
+            return math.inf
+        proved = (
+            bound.time
+            for bound in self.bounds
+            if bound.kept_bytes >= kept_bytes and bound.peak_bytes >= peak_bytes
+        )
+        return max(proved, default=self.graph.time)
+
+    def best(self, kept_bytes: int = ANY_BYTES, peak_bytes: int = ANY_BYTES) -> RegionOption | None:
+        """Give the fastest option within a box; of equal ones the first. `None` if none is."""
+        fitting = (
+            option
+            for option in self.options
+            if option.kept_bytes <= kept_bytes and option.peak_bytes <= peak_bytes
+        )
+        return min(fitting, key=lambda option: option.time, default=None)
+
+    def with_(self, options: Iterable[RegionOption], bounds: Iterable[RegionBound]) -> RegionFront:
+        """Merge in more options and bounds: the options that none other beats, bounded anew."""
+        merged = dataclasses.replace(self, bounds=tuple(dict.fromkeys((*self.bounds, *bounds))))
+        bounded = (
+            dataclasses.replace(
+                option,
+                lower_bound=min(option.time, merged.bound(option.kept_bytes, option.peak_bytes)),
+            )
+            for option in front_of((*self.options, *options))
+        )
+        return dataclasses.replace(merged, options=tuple(bounded))
+
+
+def elsewhere(graph: Graph) -> Op:
+    """Return the op at the boundary, which stands for the rest of the step.
+
+    Raises:
+        InvalidProblem: if the graph is none, has no backward half, or that op may run again.
+    """
+    check_graph(graph)
+    if graph.boundary is None:
+        raise InvalidProblem(
+            "the graph has no backward half; a region needs an op at its boundary, such as 'loss', "
+            "which stands for what happens between its halves"
+        )
+    op = graph.ops[graph.boundary_index]
+    if op.replayable:
+        raise InvalidProblem(
+            f"op {op.name!r} at the boundary stands for the rest of the step, but is replayable; "
+            f"give it replayable=False"
+        )
+    return op
+
+
+def made_elsewhere(graph: Graph) -> int:
+    """Sum what the op at the boundary makes: the bytes of the gradients that come in.
+
+    Raises:
+        InvalidProblem: as `elsewhere`.
+    """
+    return sum(graph.value_by_name[v].size_bytes for v in elsewhere(graph).outputs)
+
+
+def measure_option(
+    graph: Graph, schedule: Schedule, *, lower_bound: float | None = None
+) -> RegionOption:
+    """Measure what a schedule of a region costs the step, by `remat_graph.simulate`.
+
+    Raises:
+        InvalidProblem: if the graph has no op at a boundary that runs once.
+        InvalidSchedule: if the schedule is not legal.
+    """
+    op = elsewhere(graph)
+    timeline = simulate(graph, schedule)
+    at = schedule.steps.index(Compute(op.name))
+    during = timeline.during_bytes
+    return RegionOption(
+        schedule=schedule,
+        kept_bytes=during[at] - op.workspace_bytes - made_elsewhere(graph),
+        forward_bytes=max(during[:at], default=0),
+        backward_bytes=max(during[at + 1 :], default=0),
+        time=timeline.time,
+        lower_bound=lower_bound,
+    )
+
+
+def front_of(options: Iterable[RegionOption]) -> tuple[RegionOption, ...]:
+    """Leave out options that another is as good as in all of bytes and time; sort the rest.
+
+    By rising bytes kept, then by rising peak. Of equal ones the first stays.
+    """
+    front: list[RegionOption] = []
+    for option in sorted(options, key=lambda o: (o.time, o.kept_bytes, o.peak_bytes)):
+        if not any(_as_good(other, option) for other in front):
+            front = [other for other in front if not _as_good(option, other)]
+            front.append(option)
+    return tuple(sorted(front, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time)))
+
+
+def _as_good(one: RegionOption, other: RegionOption) -> bool:
+    return (
+        one.kept_bytes <= other.kept_bytes
+        and one.forward_bytes <= other.forward_bytes
+        and one.backward_bytes <= other.backward_bytes
+        and one.time <= other.time * (1 + _CLOSE)
+    )

@@ -1,0 +1,276 @@
+"""Finds options of one region, and bounds on the time of all its schedules.
+
+The bytes kept between the halves are spread from the least possible to those of storing everything.
+At each, the fastest schedule with no limit on its peaks is known exactly (`keeping`). Lower peaks
+are sought by a solver: the rest of the step nests inside the op at the boundary, so that a
+workspace of `M - K - t` there (`t` is what it makes) lets a schedule within a budget of M keep K at
+most. So any solver of this package plans a region, and the bound that it proves is one on all
+schedules that keep at most K and peak at M at most.
+
+Guarantee: figures of options are the simulator's; bounds hold for all schedules in the order of the
+graph. Complexity: one small program per point, and one solve for up to as many lower peaks.
+Limits: a graph that is not proved within its share of the time gets a weaker bound; a peak below
+what comes in at the boundary is not solved for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from remat_graph import Graph, Hierarchy, Schedule, Status
+from remat_solvers.least import while_running
+from remat_solvers.problem import Limit, Problem, check_whole
+from remat_solvers.smallest import smallest_budget
+from remat_solvers.solve import search
+from remat_solvers.step.keeping import Keeping
+from remat_solvers.step.options import (
+    ANY_BYTES,
+    RegionBound,
+    RegionFront,
+    RegionOption,
+    elsewhere,
+    made_elsewhere,
+    measure_option,
+)
+from remat_solvers.store_all import store_all
+from remat_solvers.wiring import Wiring, expand
+
+__all__ = ["refined_options", "region_front", "region_options"]
+
+_SMALLEST_SHARE = 0.25  # of the time, for the least peak
+_KEEPING_SHARE = 0.5  # of the time, if it is for one point
+_SMALLEST_SECONDS, _SMALLEST_SECONDS_PER_OP = 0.05, 2e-3
+_POINT_SECONDS, _POINT_OPS = 0.08, 100  # more seconds, with the square of the ops
+_FINER = 3  # values of what is kept per point
+_PEAKS = (0.5, 0.1)  # of the way from the least peak to the highest
+_CLOSE = 1e-6  # of a time, within which two are the same
+
+
+def region_options(
+    graph: Graph,
+    *,
+    most_bytes: int | None = None,
+    solver: str = "refine",
+    limit_seconds: float = 10.0,
+    points: int = 8,
+    hierarchy: Hierarchy | None = None,
+) -> tuple[RegionOption, ...]:
+    """Find the options of a region; `region_front` without what is proved beside them.
+
+    Raises:
+        InvalidProblem, SolverError: as `region_front`.
+    """
+    return region_front(
+        graph,
+        most_bytes=most_bytes,
+        solver=solver,
+        limit_seconds=limit_seconds,
+        points=points,
+        hierarchy=hierarchy,
+    ).options
+
+
+def region_front(
+    graph: Graph,
+    *,
+    most_bytes: int | None = None,
+    solver: str = "refine",
+    limit_seconds: float = 10.0,
+    points: int = 8,
+    hierarchy: Hierarchy | None = None,
+) -> RegionFront:
+    """Find schedules of a region that trade what they keep and their peaks against time.
+
+    No option is as good as another in all of `kept_bytes`, `forward_bytes`, `backward_bytes` and
+    `time`. Among them are storing everything; one that keeps the least of all; and one of the least
+    peak that is found, whatever their time. Of the others, none peaks above `most_bytes`: nor does
+    storing everything. About three times as many values of `kept_bytes` as `points` are tried, and
+    as many lower peaks as `points`. `limit_seconds` is for all together; graphs of less than 100
+    ops take about a second.
+
+    Raises:
+        InvalidProblem: if the graph has no op at its boundary that runs once (see
+            `RegionOption`), or an argument is not what it should be.
+        SolverError: as `solve` for an unknown, unsuitable or broken solver.
+    """
+    elsewhere(graph)
+    check_whole("points", points, least=2)
+    if most_bytes is not None:
+        check_whole("most_bytes", most_bytes)
+    Problem(graph, 1, hierarchy)
+    limit = Limit.starting_now(limit_seconds)
+    return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
+
+
+def refined_options(
+    front: RegionFront,
+    *,
+    kept_bytes: int,
+    peak_bytes: int,
+    solver: str = "refine",
+    limit_seconds: float = 10.0,
+    hierarchy: Hierarchy | None = None,
+) -> RegionFront:
+    """Solve a region again at exactly these limits, and merge in what is found and proved.
+
+    The limits are on what is kept between the halves and on the peak of either half; they come of
+    the step's choice, such as what it has left beyond the option that it chose. What is proved
+    already is not solved again.
+
+    Raises:
+        InvalidProblem: if a limit is no whole number, or the hierarchy is of another graph.
+        SolverError: as `solve` for an unknown, unsuitable or broken solver.
+    """
+    check_whole("kept_bytes", kept_bytes, least=0)
+    check_whole("peak_bytes", peak_bytes)
+    Problem(front.graph, 1, hierarchy)
+    limit = Limit.starting_now(limit_seconds)
+    if _is_closed(front, kept_bytes, peak_bytes):
+        return front
+    asked = _Search(front.graph, peak_bytes, solver, hierarchy, limit)
+    seconds = _KEEPING_SHARE * limit.left(math.inf)
+    front = asked.keep(front, kept_bytes, seconds, Keeping(Wiring.of(front.graph)))
+    if _is_closed(front, kept_bytes, peak_bytes):
+        return front
+    return asked.solve(front, kept_bytes, peak_bytes, limit.left(math.inf))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for options of one region."""
+
+    graph: Graph
+    most_bytes: int
+    solver: str
+    hierarchy: Hierarchy | None
+    limit: Limit
+
+    def run(self, points: int) -> RegionFront:
+        """Spread what is kept, then look for lower peaks."""
+        keeping = Keeping(Wiring.of(self.graph))
+        everything = measure_option(self.graph, store_all(self.graph))
+        least_kept, proved = keeping.least_bytes(self._seconds(4 * points))
+        front = _empty_front(self.graph, keeping.wiring, proved).with_([everything], [])
+        front, lowest = self._lowest(front)
+        levels = _spread(least_kept, everything.kept_bytes, _FINER * (points - 1) + 1)
+        for done, level in enumerate(reversed(levels)):
+            if not _is_closed(front, level, ANY_BYTES):
+                remaining = points + len(levels) - done
+                front = self.keep(front, level, self._seconds(remaining), keeping)
+        least = min(front.options, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time))
+        boxes = self._boxes(front, levels, lowest.peak_bytes, points)
+        for done, (level, peak) in enumerate(boxes):
+            if not _is_closed(front, level, peak):
+                front = self.solve(front, level, peak, self._seconds(len(boxes) - done))
+        kept = [o for o in front.options if o.peak_bytes <= self.most_bytes]
+        return dataclasses.replace(front, options=()).with_([*kept, least, lowest], [])
+
+    def keep(
+        self, front: RegionFront, kept_bytes: int, seconds: float, keeping: Keeping
+    ) -> RegionFront:
+        """Find the fastest schedule that keeps so many bytes, whatever its peaks."""
+        found = keeping.fastest(kept_bytes, seconds)
+        if found is None:
+            return front
+        option = measure_option(self.graph, expand(keeping.wiring, found.sequence))
+        return front.with_([option], [RegionBound(kept_bytes, ANY_BYTES, found.lower_bound)])
+
+    def solve(
+        self, front: RegionFront, kept_bytes: int, peak_bytes: int, seconds: float
+    ) -> RegionFront:
+        """Ask the solver within a box, with a workspace at the boundary that stands for it."""
+        tangents = made_elsewhere(self.graph)
+        kept_bytes = min(kept_bytes, peak_bytes - tangents)
+        if kept_bytes < 0 or seconds <= 0:
+            return front
+        graph = _with_workspace(self.graph, peak_bytes - kept_bytes - tangents)
+        hierarchy = self.hierarchy and dataclasses.replace(self.hierarchy, graph=graph)
+        start = _start(front, kept_bytes, peak_bytes)
+        answer = search(
+            Problem(graph, peak_bytes, hierarchy, None, start),
+            self.solver,
+            Limit.starting_now(seconds),
+        )
+        found = [] if answer.schedule is None else [measure_option(self.graph, answer.schedule)]
+        time = math.inf if answer.status is Status.INFEASIBLE else answer.lower_bound
+        proved = [] if time is None else [RegionBound(kept_bytes, peak_bytes, time)]
+        return front.with_(found, proved)
+
+    def _lowest(self, front: RegionFront) -> tuple[RegionFront, RegionOption]:
+        """Look for the least peak."""
+        count = len(self.graph.ops)
+        seconds = _SMALLEST_SECONDS + _SMALLEST_SECONDS_PER_OP * count
+        seconds = min(seconds, _SMALLEST_SHARE * self.limit.left(math.inf))
+        smallest = smallest_budget(_with_workspace(self.graph, 0), limit_seconds=seconds)
+        lowest = measure_option(self.graph, smallest.schedule)
+        refused = smallest.least_bytes - 1
+        kept = refused - made_elsewhere(self.graph)
+        bounds = [RegionBound(kept, refused, math.inf)] if kept >= 0 else []
+        return front.with_([lowest], bounds), lowest
+
+    def _boxes(
+        self, front: RegionFront, levels: list[int], lowest: int, points: int
+    ) -> list[tuple[int, int]]:
+        """List the limits to solve for: few bytes kept together with low peaks."""
+        highest = min(self.most_bytes, max(o.peak_bytes for o in front.options))
+        if highest <= lowest:
+            return []
+        third = len(levels) // 3
+        kept = dict.fromkeys((ANY_BYTES, levels[0], levels[third], levels[2 * third]))
+        peaks = [lowest + int(share * (highest - lowest)) for share in _PEAKS]
+        boxes = [(level, peak) for level in kept for peak in peaks]
+        return [(ANY_BYTES, lowest), *boxes][:points]
+
+    def _seconds(self, remaining: int) -> float:
+        """Share out what is left of the time; a small graph needs less."""
+        most = _POINT_SECONDS * (1 + (len(self.graph.ops) / _POINT_OPS) ** 2)
+        return min(most, self.limit.left(math.inf) / max(1, remaining))
+
+
+def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionFront:
+    """Know of each half what its ops need one by one, and what was kept at the first after it."""
+    need = while_running(wiring)
+    middle = graph.boundary_index
+    after = least_kept_bytes + made_elsewhere(graph) if middle + 1 < len(graph.ops) else 0
+    return RegionFront(
+        graph=graph,
+        options=(),
+        bounds=(),
+        least_kept_bytes=least_kept_bytes,
+        least_forward_bytes=int(need[:middle].max(initial=0)),
+        least_backward_bytes=max(after, int(need[middle + 1 :].max(initial=0))),
+    )
+
+
+def _with_workspace(graph: Graph, workspace_bytes: int) -> Graph:
+    """Give the op at the boundary another workspace."""
+    op = dataclasses.replace(elsewhere(graph), workspace_bytes=workspace_bytes)
+    middle = graph.boundary_index
+    return dataclasses.replace(graph, ops=(*graph.ops[:middle], op, *graph.ops[middle + 1 :]))
+
+
+def _is_closed(front: RegionFront, kept_bytes: int, peak_bytes: int) -> bool:
+    """Say whether a solve within the box could tell no more than is known."""
+    bound = front.bound(kept_bytes, peak_bytes)
+    best = front.best(kept_bytes, peak_bytes)
+    return bound == math.inf or (best is not None and best.time <= bound * (1 + _CLOSE))
+
+
+def _start(front: RegionFront, kept_bytes: int, peak_bytes: int) -> Schedule:
+    """Choose where to begin: the fastest that fits, else what is over the limits by least."""
+    best = front.best(kept_bytes, peak_bytes)
+    if best is not None:
+        return best.schedule
+
+    def over(option: RegionOption) -> int:
+        beyond = max(0, option.kept_bytes - kept_bytes)
+        return beyond + max(0, option.peak_bytes - peak_bytes)
+
+    return min(front.options, key=over).schedule
+
+
+def _spread(least: int, most: int, points: int) -> list[int]:
+    """Spread evenly, both ends included, each once."""
+    return sorted({least + (most - least) * i // (points - 1) for i in range(points)})

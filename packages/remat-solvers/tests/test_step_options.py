@@ -1,0 +1,262 @@
+"""Options of a region: measured by the simulator, at the ends of what there is, bounded truly."""
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases.random_graphs import graphs
+from solver_cases.regions import closed, fastest_within, least_kept, regions
+from solver_cases.synthetic import gpt2
+from solver_cases.unit_chain import unit_chain
+
+from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
+from remat_solvers import (
+    ANY_BYTES,
+    InvalidProblem,
+    Moment,
+    RegionBound,
+    UnknownSolver,
+    measure_option,
+    refined_options,
+    region_front,
+    region_options,
+    smallest_budget,
+    solve,
+    step_bound,
+)
+from remat_solvers.step.keeping import Keeping
+from remat_solvers.step.options import front_of
+from remat_solvers.store_all import store_all
+from remat_solvers.wiring import Wiring, expand
+
+few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+INF = float("inf")
+# Of a graph with nothing after its boundary there is no half to plan.
+ANY = regions() | graphs(7, 9).filter(lambda g: g.boundary_index + 1 < len(g.ops)).map(closed)
+
+
+def by_hand() -> Graph:
+    """Two activations of 10 and 4, an output of 2, a gradient of 3 that comes in."""
+    values = (
+        Value("x", 100), Value("a", 10), Value("b", 4), Value("y", 2), Value("t", 3),
+        Value("gb", 5), Value("g", 1),
+    )  # fmt: skip
+    back = Stage.BACKWARD
+    ops = (
+        Op("fa", ("x",), ("a",), 1.0),
+        Op("fb", ("a",), ("b",), 2.0, 7),
+        Op("fy", ("b",), ("y",), 4.0, replayable=False),
+        Op("loss", ("y",), ("t",), 0.0, 50, back, replayable=False),
+        Op("bb", ("t", "b"), ("gb",), 8.0, stage=back),
+        Op("ba", ("gb", "a"), ("g",), 16.0, stage=back),
+    )
+    return Graph(values, ops, frozenset({"x"}), frozenset({"y", "g"}), "loss")
+
+
+def steps(text: str) -> Schedule:
+    return Schedule(tuple(Free(s[1:]) if s[0] == "-" else Compute(s) for s in text.split()))
+
+
+def check(graph, front):
+    """What holds for every front."""
+    assert front.options == front_of(front.options)
+    for option in front.options:
+        again = measure_option(graph, option.schedule, lower_bound=option.lower_bound)
+        assert again == option
+        assert option.time == simulate(graph, option.schedule).time
+        assert graph.time * (1 - 1e-9) <= option.lower_bound <= option.time
+        assert option.kept_bytes >= front.least_kept_bytes
+        assert option.forward_bytes >= front.least_forward_bytes
+        assert option.backward_bytes >= front.least_backward_bytes
+
+
+def test_an_option_is_measured_as_added_up_by_hand():
+    graph = by_hand()
+    everything = measure_option(graph, store_all(graph))
+    assert everything.kept_bytes == 10 + 4 + 2
+    assert everything.forward_bytes == 10 + 4 + 7
+    assert everything.backward_bytes == 10 + 4 + 2 + 3 + 5
+    assert everything.time == 31.0
+    late = measure_option(graph, steps("fa fb -a fy -b loss fa fb bb -t -b ba -gb -a"))
+    assert late.kept_bytes == 2
+    assert late.forward_bytes == 21
+    assert late.backward_bytes == 2 + 3 + 10 + 4 + 7
+    assert late.time == 34.0
+    assert late.peak_bytes == 26
+
+
+def test_a_graph_without_one_op_at_its_boundary_is_refused():
+    chain = unit_chain(3)
+    with pytest.raises(InvalidProblem, match="replayable"):
+        region_options(chain)
+    alone = Graph((Value("x", 1), Value("y", 1)), (Op("f", ("x",), ("y",), 1.0),), {"x"}, {"y"})
+    with pytest.raises(InvalidProblem, match="no backward half"):
+        measure_option(alone, store_all(alone))
+
+
+@pytest.mark.parametrize("wrong", [{"points": 1}, {"most_bytes": 0}, {"limit_seconds": -1}])
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(InvalidProblem):
+        region_options(by_hand(), **wrong)
+
+
+def test_a_solver_that_is_not_there_is_named():
+    with pytest.raises(UnknownSolver):
+        region_options(closed(gpt2(layers=1)), solver="nobody")
+
+
+@thorough
+@given(ANY)
+def test_the_least_that_is_kept_is_that_of_a_search(graph):
+    found, proved = Keeping(Wiring.of(graph)).least_bytes(5.0)
+    assert proved <= least_kept(graph) == found
+
+
+@thorough
+@given(ANY, st.floats(0, 1))
+def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
+    wiring = Wiring.of(graph)
+    most = measure_option(graph, store_all(graph)).kept_bytes
+    kept = int(share * most)
+    truth = fastest_within(graph, kept, INF, INF)
+    found = Keeping(wiring).fastest(kept, 5.0)
+    if truth is None:
+        assert found is None
+        return
+    option = measure_option(graph, expand(wiring, found.sequence))
+    assert option.kept_bytes <= kept
+    assert option.time == pytest.approx(truth)
+    assert truth * (1 - 1e-5) - 1e-6 <= found.lower_bound <= truth * (1 + 1e-12)
+
+
+@few
+@given(ANY)
+def test_a_front_has_both_ends_and_true_bounds(graph):
+    front = region_front(graph, points=4, limit_seconds=20)
+    check(graph, front)
+    assert region_options(graph, points=4, limit_seconds=20) == front.options
+    everything = measure_option(graph, store_all(graph))
+    assert front.best().time == pytest.approx(everything.time)
+    assert min(o.kept_bytes for o in front.options) == least_kept(graph)
+    lowest = smallest_budget(graph).peak_bytes
+    assert min(o.peak_bytes for o in front.options) <= lowest
+    for option in front.options:
+        for kept, peak in (
+            (option.kept_bytes, option.peak_bytes),
+            (option.kept_bytes, ANY_BYTES),
+            (option.kept_bytes - 1, option.peak_bytes),
+            (option.kept_bytes, option.peak_bytes - 1),
+        ):
+            truth = fastest_within(graph, kept, peak, peak)
+            bound = front.bound(kept, peak)
+            assert truth is None or bound <= truth * (1 + 1e-9)
+        truth = fastest_within(
+            graph, option.kept_bytes, option.forward_bytes, option.backward_bytes
+        )
+        assert option.lower_bound <= truth * (1 + 1e-9) <= option.time * (1 + 2e-9)
+
+
+@few
+@given(ANY, st.floats(0, 1), st.floats(0, 1))
+def test_a_refined_front_has_the_fastest_within_the_box(graph, kept_share, peak_share):
+    front = region_front(graph, points=2, limit_seconds=20)
+    everything = measure_option(graph, store_all(graph))
+    kept = int(kept_share * everything.kept_bytes)
+    peak = max(1, int(peak_share * everything.peak_bytes))
+    refined = refined_options(front, kept_bytes=kept, peak_bytes=peak, limit_seconds=20)
+    check(graph, refined)
+    truth = fastest_within(graph, kept, peak, peak)
+    best = refined.best(kept, peak)
+    if truth is None:
+        assert best is None
+    else:
+        assert best.time == pytest.approx(truth)
+        assert refined.bound(kept, peak) <= truth * (1 + 1e-9)
+    for option in front.options:
+        better = refined.best(option.kept_bytes, option.peak_bytes)
+        assert better.time <= option.time * (1 + 1e-9)
+
+
+def test_nothing_but_the_ends_peaks_above_what_is_asked():
+    graph = closed(gpt2(layers=1))
+    everything = measure_option(graph, store_all(graph))
+    most = int(0.8 * everything.peak_bytes)
+    front = region_front(graph, most_bytes=most, points=3, limit_seconds=5)
+    check(graph, front)
+    over = [o for o in front.options if o.peak_bytes > most]
+    assert all(o.kept_bytes == front.options[0].kept_bytes for o in over)
+    assert any(o.peak_bytes <= most for o in front.options)
+    assert everything.time not in [o.time for o in front.options]
+
+
+def test_lower_peaks_are_found_among_those_that_keep_little():
+    graph = closed(gpt2(layers=1))
+    front = region_front(graph, points=8, limit_seconds=20)
+    check(graph, front)
+    least = front.options[0].kept_bytes
+    peaks = {o.peak_bytes for o in front.options if o.kept_bytes == least}
+    assert len(peaks) > 1
+    assert front.best(least, min(peaks)).time > front.best(least).time
+
+
+def test_a_bound_is_infinite_where_nothing_fits_and_else_at_least_all_once():
+    graph = by_hand()
+    front = region_front(graph, points=2)
+    assert front.bound(1) == math.inf
+    assert front.bound(peak_bytes=20) == math.inf
+    assert front.bound() == graph.time
+    raised = front.with_([], [RegionBound(2, ANY_BYTES, 33.5)])
+    assert raised.bound(2) == max(front.bound(2), 33.5)
+    assert raised.bound(16) == graph.time
+
+
+def test_any_solver_plans_a_region():
+    graph = closed(gpt2(layers=1))
+    front = region_front(graph, solver="auto", points=2, limit_seconds=3)
+    check(graph, front)
+
+
+def test_without_time_there_are_the_options_that_need_none():
+    graph = closed(gpt2(layers=2))
+    front = region_front(graph, limit_seconds=0)
+    check(graph, front)
+    assert front.best().time == pytest.approx(graph.time)
+
+
+def test_one_region_alone_is_as_fast_as_planned_plainly():
+    graph = by_hand()
+    front = region_front(graph)
+    for budget in (72, 68, 60, 59, 55):
+        plain = solve(graph, budget)
+        room = budget - 3 - 50
+        front = refined_options(front, kept_bytes=room, peak_bytes=budget)
+        assert front.best(room, budget).time == plain.time
+
+
+def test_what_runs_again_needs_what_it_reads():
+    """Of a source that runs once, either it or what follows from it must be kept."""
+    values = (Value("x", 9), Value("n", 1), Value("v", 10), Value("t", 1), Value("g", 1))
+    ops = (
+        Op("fn", ("x",), ("n",), 1.0, replayable=False),
+        Op("fv", ("n",), ("v",), 2.0),
+        Op("loss", (), ("t",), 0.0, stage=Stage.BACKWARD, replayable=False),
+        Op("b", ("v", "t"), ("g",), 1.0, stage=Stage.BACKWARD),
+    )
+    graph = Graph(values, ops, frozenset({"x"}), frozenset({"g"}), "loss")
+    assert Keeping(Wiring.of(graph)).least_bytes(5.0) == (1, 1)
+    front = region_front(graph)
+    assert [(o.kept_bytes, o.time) for o in front.options] == [(1, 6.0), (10, 4.0)]
+    assert front.bound(0) == math.inf
+    assert front.bound(9) == pytest.approx(6.0)
+    assert front.bound(10) == 4.0
+
+
+def test_a_schedule_that_peaks_in_its_forward_half_is_not_charged_for_it_in_the_backward():
+    graph = by_hand()
+    ops = (graph.ops[0], Op("fb", ("a",), ("b",), 2.0, 100), *graph.ops[2:])
+    graph = Graph(graph.values, ops, graph.resident, graph.results, graph.boundary)
+    front = region_front(graph, points=2).with_([], [RegionBound(ANY_BYTES, 50, math.inf)])
+    assert step_bound([front], [1], [Moment(0, (), (0, "backward"))], 40) == graph.time
+    assert step_bound([front], [1], [Moment(0, (), (0, "forward"))], 40) == math.inf

@@ -1,0 +1,213 @@
+"""The one door to TorchDynamo: every private name of it that the API uses is in this file.
+
+`compile_frames` runs a function so that each graph that Dynamo finds in it is handed over, with
+settings of ours that hold while frames of this function are compiled, and nowhere else. Tried with
+torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo import config
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizeContext
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.source import AttrSource, Source
+from torch._dynamo.variables import ConstantVariable, builder, misc
+
+from remat.errors import RematError
+
+__all__ = ["Found", "compile_frames"]
+
+_NO_LIMIT = 1 << 30
+_WARN = frozenset({print, warnings.warn})
+_QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A graph that Dynamo found: all of a frame, or the part before a break.
+
+    `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
+    does, with the user's line; `None` if it does not. `whole` says that it is all of the function.
+    """
+
+    graph: torch.fx.GraphModule
+    name: str
+    break_reason: str | None
+    whole: bool
+
+
+class _Frames:
+    """What Dynamo calls for each frame: `compile_frame`, with settings of ours."""
+
+    def __init__(self, compile_frame: Any, settings: dict[str, Any]) -> None:
+        functools.update_wrapper(self, compile_frame, updated=())
+        self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
+        self._settings = settings
+        self.met = 0
+        self.code: CodeType | None = None
+        self.root: CodeType | None = None
+
+    def __call__(self, frame: Any, *rest: Any) -> Any:
+        with compile_lock, config.patch(self._settings), _patched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about what it looks at
+            before = self.code
+            self.code = frame.f_code
+            self.root = self.root or self.code
+            try:
+                return self._torchdynamo_orig_backend(frame, *rest)
+            finally:
+                self.code = before
+                self.met += 1
+
+
+def compile_frames(
+    function: Callable[..., Any],
+    compile_graph: Callable[[Found, Sequence[Any]], Callable[..., Any]],
+    *,
+    allow_rnn: bool = True,
+) -> Callable[..., Any]:
+    """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
+
+    Shapes are taken as they are: a call with others compiles anew, however often. What
+    `compile_graph` raises comes out unchanged.
+
+    Raises:
+        RematError: if Dynamo is switched off.
+    """
+    settings = {
+        "accumulated_recompile_limit": _NO_LIMIT,
+        "allow_rnn": allow_rnn,
+        "allow_unspec_int_on_nn_module": True,  # a counter that changes compiles anew once
+        "assume_static_by_default": True,
+        "automatic_dynamic_shapes": True,
+        "capture_dynamic_output_shape_ops": False,
+        "capture_scalar_outputs": False,
+        "fail_on_recompile_limit_hit": False,
+        "optimize_ddp": False,
+        "recompile_limit": _NO_LIMIT,
+        "reorderable_logging_functions": set(_WARN),
+        "skip_nnmodule_hook_guards": False,
+        "specialize_float": True,
+        "suppress_errors": False,
+    }
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        reason = graph.compile_subgraph_reason
+        broken = _describe(reason) if reason.graph_break else None
+        code = frames.code
+        found = Found(
+            graph,
+            code.co_qualname if code is not None else "",
+            broken,
+            broken is None and frames.met == 0 and code is frames.root,
+        )
+        return compile_graph(found, inputs)
+
+    context = torch._dynamo.optimize(
+        backend,
+        recompile_limit=_NO_LIMIT,
+        isolate_recompiles=True,
+    )
+    if not isinstance(context, OptimizeContext):
+        raise RematError(
+            "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its graphs; "
+            "switch it on"
+        )
+    frames = context.callback = _Frames(context.callback, settings)
+    compiled = context(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        frames.met = 0
+        try:
+            return compiled(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            raise error.inner_exception from None
+
+    return run
+
+
+def _describe(reason: Any) -> str:
+    lines = reason.user_stack
+    where = f" at {lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})" if lines else ""
+    return f"{reason.reason.splitlines()[0]}{where}"
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """Change three things in Dynamo that have no setting; only while `compile_lock` is held."""
+    changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+        (misc.LoggingLoggerVariable, "call_method", _log_later),
+        (misc.DebuggingVariable, "call_function", _warn_later),
+        (builder, "process_automatic_dynamic", _static_tensors),
+    )
+    before = [getattr(owner, name) for owner, name, _ in changes]
+    try:
+        for (owner, name, change), original in zip(changes, before, strict=True):
+            setattr(owner, name, change(original))
+        yield
+    finally:
+        for (owner, name, _), original in zip(changes, before, strict=True):
+            setattr(owner, name, original)
+
+
+def _log_later(original: Any) -> Any:
+    """Let a logger's methods run after the graph in which they are called, instead of breaking it.
+
+    Dynamo has this for `print`; for loggers it can only leave the call out, and lose the message.
+    """
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        method = getattr(self.value, name, None)
+        if not callable(method) or self.source is None:
+            return original(self, tx, name, args, kwargs)
+        level = getattr(logging, name.upper(), None)
+        if isinstance(level, int) and not self.value.isEnabledFor(level):
+            return ConstantVariable.create(None)
+        later = misc.DebuggingVariable(method, source=AttrSource(self.source, name))
+        if name in _QUERIES or kwargs or not later.can_reorder_logs(method, args, kwargs):
+            return original(self, tx, name, args, kwargs)
+        tx.debug_locals.append((later, list(args)))
+        return ConstantVariable.create(None)
+
+    return call_method
+
+
+def _warn_later(original: Any) -> Any:
+    """Let `print` and `warnings.warn` run later with whatever is known while compiling."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is warnings.warn:  # its category matters, its other arguments do not
+            args = [*args[:2], *(item for key, item in kwargs.items() if key == "category")]
+            kwargs = {}
+        known = [self.can_reorder_logs(self.value, [a], {}) or _is_known(a) for a in args]
+        if kwargs or not all(known):
+            return original(self, tx, args, kwargs)
+        tx.debug_locals.append((self, list(args)))
+        return ConstantVariable.create(None)
+
+    return call_function
+
+
+def _is_known(variable: Any) -> bool:
+    return bool(variable.is_python_constant()) or isinstance(variable.source, Source)
+
+
+def _static_tensors(original: Any) -> Any:
+    """Take tensors of other sizes as they are, and only numbers that change as numbers that do."""
+
+    def process(tx: Any, name: str, entry: Any, **rest: Any) -> Any:
+        return entry if isinstance(entry.size, tuple) else original(tx, name, entry, **rest)
+
+    return process

@@ -1,0 +1,269 @@
+"""A model's training step as regions: the graphs that TorchDynamo finds, each run by its plan.
+
+A model without graph breaks is one region, and its plan is the plan of the step. What stands
+between regions runs in eager autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remat.dynamo import Found, compile_frames
+from remat.errors import RematError
+from remat.planning import Plan, Planned, Settings, for_missing, have_same_ops, make_plan
+from remat.step_planning import RegionPlan, StepPlanner
+from remat_exec import Executable
+from remat_graph import Graph
+from remat_graph.torch import CaptureError, Cost, capture_region, flatten
+
+__all__ = ["Region", "Stepper"]
+
+logger = logging.getLogger(__name__)
+
+
+_SURE = 3  # backwards in a row over the same outputs
+
+
+class _Prepared(Exception):
+    """Ends a forward that was run to make a plan, before it changes anything."""
+
+
+class Region:
+    """One graph of Dynamo's, and the plans to run it by, one for each set of numbers among inputs.
+
+    Called as Dynamo calls it, with a flat list of inputs, parameters and buffers among them.
+    """
+
+    def __init__(self, stepper: Stepper, found: Found) -> None:
+        self.stepper = stepper
+        self.graph = found.graph
+        self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
+        self.plans: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self.came: frozenset[int] = frozenset()
+        self.expected: frozenset[int] | None = None
+        self._before: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self._in_a_row = 0
+        self._last_missing: frozenset[int] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the region: by its plan, or as it is where nothing needs a gradient."""
+        stepper = self.stepper
+        stepper.met()
+        if stepper.answer is not None:
+            return stepper.answer
+        if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
+            return self.graph(*inputs)
+        key = tuple(item for item in inputs if not isinstance(item, torch.Tensor))
+        if key not in self.plans:
+            made = stepper.plan(self, inputs)
+            self.plans[key] = self.settle(key, made) if isinstance(made, Planned) else made
+        planned = self.plans[key]
+        if stepper.preparing:
+            raise _Prepared
+        if planned is None:
+            return self.graph(*inputs)
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        if isinstance(planned, RegionPlan):
+            outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
+        else:
+            stepper.used(planned)
+            executable = planned.executable
+            outputs = executable(self.graph, tensors, functools.partial(self.learn, executable))
+        return planned.capture.output_structure.rebuild(iter(outputs))
+
+    def learn(self, executable: Executable, missing: frozenset[int]) -> None:
+        """Plan from now on for the gradients that came, where a backward brings others.
+
+        Not at once where the plan for fewer could not be followed by a backward with all of them
+        within the budget: it may be that outputs are used in turn.
+        """
+        self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
+        self._last_missing = missing
+        self.came |= executable.differentiable - missing
+        expected = executable.differentiable - self.came
+        if expected == executable.capture.missing or (
+            expected == self.expected and self._in_a_row < _SURE
+        ):
+            return
+        logger.info("backward over other outputs than planned for: the next forward is planned")
+        self.expected = expected
+        self._before, self.plans = self.plans, {}
+
+    def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:
+        """Choose between a plan for the gradients that came and the one before it."""
+        before = self._before.get(key)
+        if before is None or self._in_a_row >= _SURE or not isinstance(before, Planned):
+            return planned
+        expected = planned.capture.missing
+        if expected <= before.capture.missing or planned.executable.takes_all:
+            return planned
+        return before
+
+
+def _is_equal(one: Graph, other: Graph) -> bool:
+    """Whether two graphs are the same but for costs."""
+    return one.values == other.values and all(
+        a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True)
+    )
+
+
+def _requires_grad(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.requires_grad
+
+
+class Stepper:
+    """Runs a function by plans for the regions that Dynamo finds in it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        settings: Settings,
+        told: Callable[[Any], None],
+        *,
+        allow_rnn: bool,
+    ) -> None:
+        self._run = compile_frames(function, self._compile, allow_rnn=allow_rnn)
+        self._settings = settings
+        self._told = told
+        self._last: Plan | None = None
+        self._known: list[Planned] = []
+        self._costs: dict[str, Cost] = {}
+        self._granted_bytes = 0
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.together = StepPlanner(settings, told)
+        self._alone = True
+        self._met = False
+        self.answer: Any = None
+        self.preparing = False
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plan for a call, and change nothing."""
+        self.preparing = True
+        try:
+            self(args, kwargs)
+        except _Prepared:
+            pass
+        finally:
+            self.preparing = False
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one forward."""
+        before = self._call
+        self._call = (args, kwargs)
+        if not self._alone:
+            self.together.enter(None)
+        self._met = False
+        try:
+            returned = self._run(*args, **kwargs)
+            if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+                raise RematError(
+                    "the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+                    "(is it switched off, by torch.compiler.set_stance or "
+                    "torch._dynamo.config.disable?)"
+                )
+            return returned
+        finally:
+            self._call = before
+
+    def _compile(self, found: Found, inputs: Sequence[Any]) -> Region:
+        self.together.stop_recording()
+        if found.break_reason is not None:
+            self.together.breaks.append(found.break_reason)
+        self._alone = self._alone and found.whole
+        return Region(self, found)
+
+    def met(self) -> None:
+        """Note that a region was called."""
+        self._met = True
+
+    def used(self, planned: Planned) -> None:
+        """Note the plan that a step runs by."""
+        if planned.plan is not self._last:
+            self._last = planned.plan
+            self._told(planned.plan)
+
+    def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
+        """Plan for a call of a region; `None` if it is to run as it is."""
+        logger.info("planning for %s", region.name)
+        if self._alone:
+            return self._plan_alone(region, inputs)
+        self.together.stop_recording()
+        try:
+            captured = capture_region(
+                region.graph, inputs, costs=self._settings.costs, loss_alone=False
+            )
+        except CaptureError as error:
+            logger.warning("%s runs as it is, its memory is not planned: %s", region.name, error)
+            self.together.breaks.append(f"{region.name} runs as it is: {error}")
+            return None
+        if region.expected is not None:
+            captured = for_missing(captured, region.expected)
+        return self.together.add(region.name, captured)
+
+    def _plan_alone(self, region: Region, inputs: Sequence[Any]) -> Planned:
+        """Plan for a region that is all of the function.
+
+        The graph is captured with estimated costs first: if it is known, or has the ops of one that
+        is, its plan is too, and nothing is measured or solved.
+        """
+        settings = self._settings
+        measured = settings.costs == "measure"
+        start = time.perf_counter()
+        captured = capture_region(
+            region.graph, inputs, costs="estimate" if measured else settings.costs
+        )
+        if region.expected is not None:
+            captured = for_missing(captured, region.expected)
+        kin = [
+            known
+            for known in self._known
+            if known.capture.missing == captured.missing
+            and have_same_ops(known.capture.graph, captured.graph)
+        ]
+        for known in kin:
+            if _is_equal(known.capture.graph, captured.graph):
+                same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
+                executable = Executable(same, known.plan.schedule, known.plan.budget_bytes)
+                return Planned(known.plan, same, executable)
+        if measured and not kin:
+            captured = captured.costed("measure", self._costs)
+        if settings.loss is not None:
+            rebuild, loss = functools.partial(self._rebuild, *self._call), settings.loss
+            settings = replace(settings, loss=lambda returned: loss(rebuild(returned)))
+        planned = make_plan(
+            region.graph,
+            tuple(inputs),
+            {},
+            settings,
+            captured,
+            run=True,
+            missing=region.expected,
+            granted_bytes=self._granted_bytes,
+            schedules=[known.plan.schedule for known in kin],
+            started=start,
+        )
+        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
+        self._known.append(planned)
+        return planned
+
+    def _rebuild(self, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Any:
+        """Give what the function returns, if its only region returns this."""
+        with self._answering(returned):
+            return self._run(*args, **kwargs)
+
+    @contextmanager
+    def _answering(self, returned: Any) -> Iterator[None]:
+        before = self.answer
+        self.answer = returned
+        try:
+            yield
+        finally:
+            self.answer = before

@@ -1,0 +1,1 @@
+"""Small models, and what real training loops do with them."""

@@ -1,0 +1,80 @@
+"""Accelerate replaces `forward` on the instance: before or after the model is rematerialized."""
+
+import accelerate
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from stack_cases.models import (
+    Blocks,
+    assert_moved_alike,
+    assert_planned,
+    assert_same_state,
+    batch,
+    made,
+    rematerialized,
+    square,
+)
+
+
+@pytest.fixture(autouse=True)
+def _apart():
+    """What Accelerate keeps for the process is not left to the next test."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState._reset_state()
+
+
+def trained(model, wrap_last, precision="no"):
+    """Train; `wrap_last` is done to the model that Accelerate has prepared."""
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision=precision, gradient_accumulation_steps=2
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader([batch(step) for step in range(4)], batch_size=None)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    model = wrap_last(model)
+    torch.manual_seed(1)
+    for x in data:
+        with accelerator.accumulate(model):
+            output = model(x)
+            assert output.dtype == torch.float32
+            accelerator.backward(square(output))
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, accelerator
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_are_those_of_the_plain_model(precision, when):
+    eager, _ = trained(made(Blocks), lambda model: model, precision)
+    if when == "before":
+        model, _ = trained(rematerialized(made(Blocks)), lambda model: model, precision)
+    else:
+        model, _ = trained(made(Blocks), rematerialized, precision)
+    assert not torch.is_autocast_enabled("cpu")
+    assert_planned(model)
+    if precision == "no":
+        assert_same_state(model, eager)
+    else:
+        assert_moved_alike(model, eager, made(Blocks))
+
+
+def test_what_accelerate_unwraps_is_still_rematerialized():
+    model, accelerator = trained(rematerialized(made(Blocks)), lambda model: model, "bf16")
+    model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert type(model) is Blocks
+    plan = model.plan
+    eager = made(Blocks)
+    eager.load_state_dict(model.state_dict())
+    for each in (model, eager):
+        each.zero_grad()
+        torch.manual_seed(2)
+        square(each(batch(7))).backward()
+    assert not torch.is_autocast_enabled("cpu")
+    assert model.plan is not plan, "autocast has gone, and the forward was not planned for"
+    assert_planned(model)
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)

@@ -1,0 +1,111 @@
+"""Our way in through torch.compile, and the user's own torch.compile beside it."""
+
+import copy
+
+import pytest
+import torch
+from exec_cases.training import assert_bitwise_equal
+from stack_cases.models import Blocks, assert_planned, batch, made, record, rematerialized, square
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import remat
+
+pytestmark = pytest.mark.usefixtures("_fresh_compiler")
+
+
+@pytest.fixture
+def _fresh_compiler():
+    """What one test has compiled is not there for the next."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def peak_of_a_step(model):
+    model.zero_grad()
+    with remat.measure_peak() as peak:
+        square(model(batch())).backward()
+    return peak.peak_bytes
+
+
+def settings():
+    """All that is set for the compiler in this process."""
+    return {
+        name: copy.deepcopy(module.get_config_copy())
+        for name, module in {
+            "dynamo": torch._dynamo.config,
+            "functorch": torch._functorch.config,
+        }.items()
+    }
+
+
+def test_the_backend_is_listed():
+    assert "remat" in torch.compiler.list_backends()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_backend_trains_within_the_budget(in_place):
+    plain = peak_of_a_step(made(Blocks))
+    options = {"budget": int(0.7 * plain), "limit_seconds": 0.2}
+    model = made(Blocks)
+    if in_place:
+        model.compile(backend="remat", options=options)
+    else:
+        model = torch.compile(model, backend="remat", options=options)
+    assert_bitwise_equal(record(model), record(made(Blocks)))
+    assert peak_of_a_step(model) <= options["budget"]
+
+
+def test_the_backend_takes_a_budget_with_a_unit():
+    model = torch.compile(made(Blocks), backend="remat", options={"budget": "8GiB"})
+    assert_bitwise_equal(record(model), record(made(Blocks)))
+
+
+@pytest.mark.parametrize("options", [{"budget": "8 loaves"}, {"bugdet": 0.5}])
+def test_options_that_cannot_be_read_are_refused(options):
+    with pytest.raises(Exception, match=r"8 loaves|bugdet"):
+        torch.compile(made(Blocks), backend="remat", options=options)(batch())
+
+
+def test_the_users_own_compiled_model_is_left_alone():
+    before = settings()
+    counter = CompileCounterWithBackend("aot_eager")
+    other = torch.compile(made(nn.Linear, 16, 4), backend=counter)
+    start = copy.deepcopy(other.state_dict())
+    expected = record(other, steps=1)
+    assert counter.frame_count == 1
+    model = rematerialized(made(Blocks))
+    record(model)
+    assert_planned(model)
+    assert settings() == before
+    other.load_state_dict(start)
+    assert_bitwise_equal(record(other, steps=1), expected)
+    assert counter.frame_count == 1
+    later = torch.compile(made(Blocks), backend="aot_eager")
+    assert_bitwise_equal(record(later), record(made(Blocks)))
+    assert settings() == before
+
+
+def test_settings_of_the_user_are_kept():
+    with torch._dynamo.config.patch(recompile_limit=3, automatic_dynamic_shapes=False):
+        before = settings()
+        model = rematerialized(made(Blocks))
+        got = record(model)
+        assert settings() == before
+    assert_bitwise_equal(got, record(made(Blocks)))
+    assert_planned(model)
+
+
+def test_a_rematerialized_model_within_a_compiled_one():
+    outer = nn.Sequential(rematerialized(made(Blocks)), made(nn.Linear, 4, 4))
+    eager = nn.Sequential(made(Blocks), made(nn.Linear, 4, 4))
+    assert_bitwise_equal(record(torch.compile(outer, backend="aot_eager")), record(eager))
+    assert_planned(outer[0])
+
+
+def test_a_rematerialized_model_that_the_user_compiles_in_place():
+    model = rematerialized(made(Blocks))
+    model.compile(backend="aot_eager")
+    assert_bitwise_equal(record(model), record(made(Blocks)))
+    assert_planned(model)

@@ -1,0 +1,45 @@
+"""Twelve of the architectures of `benchmarks/matrix.py`, by its own judgement."""
+
+import pytest
+
+import matrix_cases
+
+CASES = (
+    "transformers/bert",
+    "transformers/gpt2",
+    "transformers/t5",
+    "transformers/llama",
+    "transformers/vit",
+    "transformers/resnet",
+    "transformers/convnext",
+    "transformers/mamba",
+    "transformers/clip",
+    "modules/LSTM",
+    "modules/Conv2d",
+    "modules/TransformerEncoderLayer",
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_eager_does_within_the_budget(name):
+    outcome = matrix_cases.run_case(name)
+    assert outcome.category in ("right", "rounding"), f"{outcome.category}: {outcome.reason}"
+    assert outcome.bitwise
+    assert outcome.peak_bytes <= outcome.budget_bytes
+
+
+def test_every_name_is_of_a_case():
+    for kind in matrix_cases.KINDS:
+        names = matrix_cases.names(kind)
+        assert len(set(names)) == len(names)
+        assert all(name.startswith(f"{kind}/") for name in names)
+
+
+def test_most_architectures_have_a_case():
+    assert len(matrix_cases.names("transformers")) >= 200
+    assert len(matrix_cases.names("modules")) >= 100
+
+
+def test_an_unknown_name_is_an_error():
+    with pytest.raises(KeyError):
+        matrix_cases.find("transformers/none-such")
