@@ -32,8 +32,12 @@ def _resnet(*stages: str) -> dict[str, Any]:
 _MROPE = {"text_config.rope_parameters.mrope_section": [2, 1, 1]}
 
 ENTRIES: dict[str, dict[str, Any]] = {
-    "autoformer": {"lags_sequence": [1, 2], "context_length": 32, "feature_size": 6,
-                   "num_time_features": 2},
+    "autoformer": {
+        "lags_sequence": [1, 2],
+        "context_length": 32,
+        "feature_size": 6,
+        "num_time_features": 2,
+    },
     "bamba": {"attn_layer_indices": [1]},
     "bit": {"num_groups": 4},
     "bros": {"dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_projection": 8},
@@ -52,13 +56,21 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "attention_layers": ["global", "local"],
     },
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
-    "informer": {"lags_sequence": [1, 2], "context_length": 32, "feature_size": 6,
-                 "num_time_features": 2},
+    "informer": {
+        "lags_sequence": [1, 2],
+        "context_length": 32,
+        "feature_size": 6,
+        "num_time_features": 2,
+    },
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
     "lilt": {"hidden_size": 48, "channel_shrink_ratio": 2},
     "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
-    "time_series_transformer": {"lags_sequence": [1, 2], "context_length": 32, "feature_size": 6,
-                                "num_time_features": 2},
+    "time_series_transformer": {
+        "lags_sequence": [1, 2],
+        "context_length": 32,
+        "feature_size": 6,
+        "num_time_features": 2,
+    },
     "bridgetower": {"text_config.num_attention_heads": 4, "num_attention_heads": 4},
     "colqwen2": {"vlm_config.text_config.rope_parameters.mrope_section": [2, 1, 1]},
     "conditional_detr": _resnet("stage4"),

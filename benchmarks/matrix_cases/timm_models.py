@@ -27,25 +27,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mobilenetv3_small_050": {}, "mobilenetv4_conv_small_035": {}, "mnasnet_small": {},
     "fbnetc_100": {}, "tinynet_e": {}, "ghostnet_050": {}, "lcnet_035": {}, "hardcorenas_a": {},
     "densenet121": {"block_config": (2, 2, 2, 2)}, "dla46_c": {}, "vgg11": {}, "repvgg_a0": {},
-    "convnext_atto": {}, "convnextv2_atto": {}, "convmixer_768_32": {"depth": 2, "dim": 64},
+    "convnext_atto": {}, "convnextv2_atto": {},
     "nf_resnet26": {}, "eca_nfnet_l0": {"depths": (1, 1, 1, 1)}, "cspresnet50": {},
     "vit_tiny_patch16_224": {"img_size": 64, "depth": 2}, "test_vit": {},
     "deit_tiny_patch16_224": {"img_size": 64, "depth": 2},
     "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 96, "num_heads": 3},
     "cait_xxs24_224": {"img_size": 64, "depth": 2},
     "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
-    "mixer_s32_224": {"img_size": 64, "num_blocks": 2, "embed_dim": 96},
-    "gmlp_ti16_224": {"img_size": 64, "num_blocks": 2},
-    "resmlp_12_224": {"img_size": 64, "num_blocks": 2, "embed_dim": 96},
+    "mixer_s32_224": {"img_size": 64},
+    "gmlp_ti16_224": {"img_size": 64},
+    "resmlp_12_224": {"img_size": 64},
     "poolformer_s12": {}, "pvt_v2_b0": {}, "edgenext_xx_small": {}, "mobilevit_xxs": {},
     "mobilevitv2_050": {}, "efficientformer_l1": {}, "efficientvit_b0": {}, "fastvit_t8": {},
-    "focalnet_tiny_srf": {"depths": (1, 1, 1, 1), "embed_dim": 32},
+    "focalnet_tiny_srf": {"embed_dim": 32},
     "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (1, 1, 1), "embed_dim": 24,
                                      "num_heads": (2, 2, 2)},
     "crossvit_tiny_240": {"depth": [[1, 1, 0], [1, 1, 0], [1, 1, 0]]},
     "tf_efficientnetv2_b0": {}, "rexnet_100": {}, "inception_next_atto": {}, "starnet_s050": {},
 }  # fmt: skip
-_SIZES = {"crossvit_tiny_240": 240, "densenet121": 64, "swin_tiny_patch4_window7_224": 56}
+_SIZES = {
+    "crossvit_tiny_240": 240,
+    "efficientformer_l1": 224,
+    "densenet121": 64,
+    "swin_tiny_patch4_window7_224": 56,
+}
 
 
 def names() -> list[str]:

@@ -21,12 +21,13 @@ from torch._dynamo import config
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._dynamo.source import AttrSource, Source
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, builder, misc
+from torch._guards import CompileContext
 
 from remat.errors import RematError
 
-__all__ = ["Found", "compile_frames"]
+__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation"]
 
 _NO_LIMIT = 1 << 30
 _WARN = frozenset({print, warnings.warn})
@@ -103,16 +104,10 @@ def compile_frames(
     }
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        reason = graph.compile_subgraph_reason
-        broken = _describe(reason) if reason.graph_break else None
         code = frames.code
-        found = Found(
-            graph,
-            code.co_qualname if code is not None else "",
-            broken,
-            broken is None and frames.met == 0 and code is frames.root,
-        )
-        return compile_graph(found, inputs)
+        name = code.co_qualname if code is not None else ""
+        first = frames.met == 0 and code is frames.root
+        return compile_graph(_read(graph, name, first), inputs)
 
     context = torch._dynamo.optimize(
         backend,
@@ -121,10 +116,11 @@ def compile_frames(
     )
     if not isinstance(context, OptimizeContext):
         raise RematError(
-            "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its graphs; "
-            "switch it on"
+            "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
+            "graphs; switch it on"
         )
-    frames = context.callback = _Frames(context.callback, settings)
+    frames = _Frames(context.callback, settings)
+    context.callback = frames  # type: ignore[assignment]
     compiled = context(function)
 
     @functools.wraps(function)
@@ -136,6 +132,32 @@ def compile_frames(
             raise error.inner_exception from None
 
     return run
+
+
+def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
+    """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
+
+    `known` are the frames of the same function that were met before, and is added to.
+    """
+    current = CompileContext.current_compile_id()
+    frame = -1 if current is None or current.frame_id is None else current.frame_id
+    known.add(frame)
+    return _read(graph, f"frame {frame}", len(known) == 1)
+
+
+def is_last_compilation() -> bool:
+    """Whether Dynamo will compile the frame at work no more, whatever it is called with."""
+    current = CompileContext.current_compile_id()
+    if current is None or current.frame_compile_id is None:
+        return False
+    limit = min(config.recompile_limit, config.accumulated_recompile_limit)
+    return current.frame_compile_id + 1 >= limit > 1
+
+
+def _read(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:
+    reason: Any = graph.compile_subgraph_reason
+    broken = _describe(reason) if reason.graph_break else None
+    return Found(graph, name, broken, first and broken is None)
 
 
 def _describe(reason: Any) -> str:
@@ -201,7 +223,7 @@ def _warn_later(original: Any) -> Any:
 
 
 def _is_known(variable: Any) -> bool:
-    return bool(variable.is_python_constant()) or isinstance(variable.source, Source)
+    return bool(variable.is_python_constant()) or variable.source is not None
 
 
 def _static_tensors(original: Any) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from remat.dynamo import Found, compile_frames
+from remat.dynamo import Found
 from remat.errors import RematError
 from remat.planning import Plan, Planned, Settings, for_missing, have_same_ops, make_plan
 from remat.step_planning import RegionPlan, StepPlanner
@@ -66,6 +66,8 @@ class Region:
             made = stepper.plan(self, inputs)
             self.plans[key] = self.settle(key, made) if isinstance(made, Planned) else made
         planned = self.plans[key]
+        if isinstance(planned, Planned):
+            stepper.used(planned)
         if stepper.preparing:
             raise _Prepared
         if planned is None:
@@ -74,9 +76,9 @@ class Region:
         if isinstance(planned, RegionPlan):
             outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
         else:
-            stepper.used(planned)
             executable = planned.executable
-            outputs = executable(self.graph, tensors, functools.partial(self.learn, executable))
+            learn = functools.partial(self.learn, executable)
+            outputs = executable(self.graph, tensors, learn)
         return planned.capture.output_structure.rebuild(iter(outputs))
 
     def learn(self, executable: Executable, missing: frozenset[int]) -> None:
@@ -120,65 +122,66 @@ def _requires_grad(item: Any) -> bool:
 
 
 class Stepper:
-    """Runs a function by plans for the regions that Dynamo finds in it."""
+    """The regions of one model, their plans, and what is known from earlier ones.
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        settings: Settings,
-        told: Callable[[Any], None],
-        *,
-        allow_rnn: bool,
-    ) -> None:
-        self._run = compile_frames(function, self._compile, allow_rnn=allow_rnn)
+    `told` is given each plan that a step begins to run by.
+    """
+
+    def __init__(self, settings: Settings, told: Callable[[Any], None]) -> None:
+        self.together = StepPlanner(settings, told)
+        self.answer: Any = None
+        self.preparing = False
+        self.rebuild: Callable[[Any], Any] = _no_rebuilding
         self._settings = settings
         self._told = told
         self._last: Plan | None = None
         self._known: list[Planned] = []
         self._costs: dict[str, Cost] = {}
         self._granted_bytes = 0
-        self._call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self.together = StepPlanner(settings, told)
         self._alone = True
         self._met = False
-        self.answer: Any = None
-        self.preparing = False
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add(self, found: Found) -> Region:
+        """Make a region of a graph that was found."""
+        self.together.stop_recording()
+        if found.break_reason is not None:
+            self.together.breaks.append(found.break_reason)
+        if self._alone and not found.whole:
+            self._alone = False
+            for region in self._regions:
+                region.plans.clear()  # they had the whole budget
+        region = Region(self, found)
+        self._regions.add(region)
+        return region
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward all of whose regions are of this model.
+
+        Raises:
+            RematError: if no region was met, and there is something to differentiate.
+        """
+        if not self._alone:
+            self.together.enter(None)
+        self._met = False
+        returned = forward()
+        if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+            raise RematError(
+                "the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+                "(is it switched off, by torch.compiler.set_stance or "
+                "torch._dynamo.config.disable?)"
+            )
+        return returned
+
+    def prepare(self, forward: Callable[[], Any]) -> None:
         """Plan for a call, and change nothing."""
         self.preparing = True
         try:
-            self(args, kwargs)
+            forward()
         except _Prepared:
             pass
         finally:
             self.preparing = False
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one forward."""
-        before = self._call
-        self._call = (args, kwargs)
-        if not self._alone:
-            self.together.enter(None)
-        self._met = False
-        try:
-            returned = self._run(*args, **kwargs)
-            if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
-                raise RematError(
-                    "the forward ran as it is, without a plan: TorchDynamo made no graph of it "
-                    "(is it switched off, by torch.compiler.set_stance or "
-                    "torch._dynamo.config.disable?)"
-                )
-            return returned
-        finally:
-            self._call = before
-
-    def _compile(self, found: Found, inputs: Sequence[Any]) -> Region:
-        self.together.stop_recording()
-        if found.break_reason is not None:
-            self.together.breaks.append(found.break_reason)
-        self._alone = self._alone and found.whole
-        return Region(self, found)
 
     def met(self) -> None:
         """Note that a region was called."""
@@ -236,8 +239,8 @@ class Stepper:
         if measured and not kin:
             captured = captured.costed("measure", self._costs)
         if settings.loss is not None:
-            rebuild, loss = functools.partial(self._rebuild, *self._call), settings.loss
-            settings = replace(settings, loss=lambda returned: loss(rebuild(returned)))
+            loss = settings.loss
+            settings = replace(settings, loss=lambda returned: loss(self._rebuilt(returned)))
         planned = make_plan(
             region.graph,
             tuple(inputs),
@@ -254,16 +257,14 @@ class Stepper:
         self._known.append(planned)
         return planned
 
-    def _rebuild(self, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Any:
+    def _rebuilt(self, returned: Any) -> Any:
         """Give what the function returns, if its only region returns this."""
-        with self._answering(returned):
-            return self._run(*args, **kwargs)
-
-    @contextmanager
-    def _answering(self, returned: Any) -> Iterator[None]:
-        before = self.answer
-        self.answer = returned
+        before, self.answer = self.answer, returned
         try:
-            yield
+            return self.rebuild(returned)
         finally:
             self.answer = before
+
+
+def _no_rebuilding(returned: Any) -> Any:
+    return returned

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
@@ -121,7 +122,7 @@ class RematForward:
     def _dress(self) -> None:
         unbound = self._instance_forward or type(self._module).forward
         functools.update_wrapper(self, unbound, updated=())
-        del self.__wrapped__  # who unwraps wrappers of their own must not unwrap this one
+        self.__dict__.pop("__wrapped__")  # who unwraps wrappers of their own must not unwrap this one
         signature = inspect.signature(unbound)
         if self._instance_forward is None:
             parameters = list(signature.parameters.values())[1:]
@@ -171,24 +172,27 @@ class RematForward:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        return self._stepper(args, kwargs)
+        stepper, run = self._machine
+        stepper.rebuild = functools.partial(_call, run, args, kwargs)
+        return stepper.run(lambda: run(*args, **kwargs))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
-        self._stepper.prepare(args, kwargs)
+        stepper, _ = self._machine
+        stepper.prepare(lambda: self(*args, **kwargs))
 
     @functools.cached_property
-    def _stepper(self) -> Stepper:
+    def _machine(self) -> tuple[Stepper, Callable[..., Any]]:
         def told(plan: Any) -> None:
             self._module.__dict__["plan"] = plan
 
-        return Stepper(
-            self.original_forward,
-            self._settings,
-            told,
-            allow_rnn=not _has_dropout_between_layers(self._module),
+        stepper = Stepper(self._settings, told)
+        allow_rnn = not _has_dropout_between_layers(self._module)
+        run = compile_frames(
+            self.original_forward, lambda found, _: stepper.add(found), allow_rnn=allow_rnn
         )
+        return stepper, run
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
@@ -210,6 +214,10 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self.original = None
         self._dress()
+
+
+def _call(run: Callable[..., Any], args: Any, kwargs: Any, _: Any) -> Any:
+    return run(*args, **kwargs)
 
 
 def _has_dropout_between_layers(module: torch.nn.Module) -> bool:

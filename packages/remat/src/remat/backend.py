@@ -1,0 +1,91 @@
+"""The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
+
+The options are `budget`, `solver`, `costs`, `limit_seconds` and `progress`, as of `rematerialize`;
+without a budget it is `"auto"`. All that one `torch.compile` compiles is of one step, under one
+budget. Settings of TorchDynamo are the user's here: past its recompile limit it runs code as it is,
+so the last compilation before it raises, and names the setting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remat.dynamo import found_in, is_last_compilation
+from remat.errors import RematError
+from remat.planning import Settings
+from remat.stepping import Region, Stepper
+
+__all__ = ["remat_backend"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = {
+    "budget": "auto",
+    "solver": "auto",
+    "costs": "measure",
+    "limit_seconds": None,
+    "progress": None,
+}
+_steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
+
+
+def remat_backend(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Region:
+    """Make a region of a graph, as a back end of `torch.compile`.
+
+    Raises:
+        RematError: if an option or mode is unknown, or the recompile limit is reached.
+        BudgetError: if the budget cannot be read.
+        SolverError: if the solver does not exist or cannot be loaded.
+    """
+    if mode is not None:
+        raise RematError(f"mode={mode!r}: the back end 'remat' has no modes; leave it out")
+    if is_last_compilation():
+        raise RematError(
+            "with one more shape or setting TorchDynamo would reach its recompile limit and run "
+            "the rest without a plan; raise torch._dynamo.config.recompile_limit, or use "
+            "remat.rematerialize, which has none"
+        )
+    stepper, frames = _stepper_for(options)
+    return stepper.add(found_in(graph, frames))
+
+
+def _reset() -> None:
+    _steppers.clear()
+
+
+remat_backend.reset = _reset  # type: ignore[attr-defined]
+
+
+def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
+    """Find what plans for one `torch.compile`, which hands its options over as one object."""
+    known = _steppers.get(id(options))
+    if known is None:
+        given = dict(options or {})
+        unknown = sorted(given.keys() - _DEFAULTS.keys())
+        if unknown:
+            raise RematError(
+                f"unknown options {', '.join(map(repr, unknown))} of the back end 'remat'; "
+                f"there are {', '.join(_DEFAULTS)}"
+            )
+        taken = {**_DEFAULTS, **given}
+        settings = Settings.read(
+            taken["budget"],
+            taken["solver"],
+            taken["costs"],
+            taken["limit_seconds"],
+            taken["progress"],
+            None,
+        )
+        told: Callable[[Any], None] = lambda plan: logger.info("%s", plan)  # noqa: E731
+        known = _steppers[id(options)] = (options, Stepper(settings, told), set())
+    return known[1], known[2]
