@@ -30,6 +30,7 @@ ATTEMPTS = 3
 RIGHT = 1e-5
 ROUNDING = 1e-3
 FLOOR = 1e-4  # of the largest gradient of the model: what is smaller is noise of a sum to zero
+PLANNING_SECONDS = 1.0  # to solve: these models are tiny, and what counts is that they train
 PLENTY = 100 * 2**30
 
 CATEGORIES = (
@@ -236,6 +237,12 @@ def _plain(build: Callable[[], Built], *, peak: bool = True) -> tuple[Built, _Tr
     return built, trained
 
 
+def _planned(budget: int, solver: str = "auto") -> Any:
+    return functools.partial(
+        remat.rematerialize, budget=budget, solver=solver, limit_seconds=PLANNING_SECONDS
+    )
+
+
 def _within(
     build: Callable[[], Built], budget: int
 ) -> tuple[_Trained | None, int, bool, BaseException | None]:
@@ -243,7 +250,7 @@ def _within(
     least = False
     for _ in range(2):
         try:
-            trained = _train(_built(build), functools.partial(remat.rematerialize, budget=budget))
+            trained = _train(_built(build), _planned(budget))
         except remat.BudgetTooSmall as error:
             if least or error.smallest_bytes <= budget:
                 return None, budget, least, error
@@ -290,7 +297,7 @@ def _judge_variant(variant: str, build: Callable[[], Built]) -> Outcome:
     try:
         stored = _train(
             _built(build),
-            functools.partial(remat.rematerialize, budget=PLENTY, solver="store-all"),
+            _planned(PLENTY, solver="store-all"),
             peak=False,
         )
     except Exception as exception:

@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "resmlp_12_224": {"img_size": 64},
     "poolformer_s12": {}, "pvt_v2_b0": {}, "edgenext_xx_small": {}, "mobilevit_xxs": {},
     "mobilevitv2_050": {}, "efficientformer_l1": {}, "efficientvit_b0": {}, "fastvit_t8": {},
-    "focalnet_tiny_srf": {"embed_dim": 32},
+    "focalnet_tiny_srf": {},
     "swin_tiny_patch4_window7_224": {"img_size": 56, "depths": (1, 1, 1), "embed_dim": 24,
                                      "num_heads": (2, 2, 2)},
     "crossvit_tiny_240": {"depth": [[1, 1, 0], [1, 1, 0], [1, 1, 0]]},

@@ -8,11 +8,13 @@ into `.grad` (or sends it over the network) while the rest is still to be comput
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_exec.errors import BackwardError
 from remat_exec.outputs import tangents_of
@@ -21,14 +23,17 @@ from remat_exec.writing import Group
 if TYPE_CHECKING:
     from remat_exec.executable import Executable, Variant
 
-__all__ = ["run_step"]
+__all__ = ["Started", "run_step"]
+
+Started = Callable[[frozenset[int], frozenset[int]], None]
+"""Is told which gradients are missing, and what was returned and is let go of, by position."""
 
 
 def run_step(
     executable: Executable,
     bound: list[Any],
     inputs: dict[str, torch.Tensor],
-    started: Callable[[frozenset[int]], None] | None = None,
+    started: Started | None = None,
     finished: Callable[[], None] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run the forward; give what autograd is handed, connected to the inputs by variable."""
@@ -39,7 +44,15 @@ def run_step(
         token = _apply(_GroupFunction, step, index, device, token, *sources)
     with torch.autocast(device.type, enabled=False):
         handed: tuple[torch.Tensor, ...] = _apply(_ForwardFunction, step, token)
+    step.watch(handed)
     return handed
+
+
+# Of a storage: a weak reference, whether it is gone, how many hold it, by what address it goes.
+_weak: Any = StorageWeakRef
+_gone: Callable[[StorageWeakRef], bool] = StorageWeakRef.expired
+_count: Callable[[int], int] = torch._C._storage_Use_Count
+_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 class _Step:
@@ -49,7 +62,7 @@ class _Step:
         self,
         executable: Executable,
         bound: list[Any],
-        started: Callable[[frozenset[int]], None] | None,
+        started: Started | None,
         finished: Callable[[], None] | None,
     ) -> None:
         self.executable = executable
@@ -61,6 +74,21 @@ class _Step:
         self._backward: Iterator[list[torch.Tensor] | None] | None = None
         self._upcoming: list[Group] = []
         self._final: dict[str, torch.Tensor] = {}
+        self._handed: list[StorageWeakRef] = []
+
+    def watch(self, handed: tuple[torch.Tensor, ...]) -> None:
+        """Note what the user is handed, to see what is let go of before the backward."""
+        if self.on_start is not None:
+            self._handed = [_weak(tensor.untyped_storage()) for tensor in handed]
+
+    def _let_go(self, saved: list[Any]) -> frozenset[int]:
+        """Find the positions of what nobody holds any more, or only the backward itself."""
+        own = Counter(_address(tensor) for tensor in saved)
+        return frozenset(
+            position
+            for position, ref in enumerate(self._handed)
+            if _gone(ref) or _count(ref.cdata) == own[ref.cdata]
+        )
 
     def run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         returned, saved = self.executable.code.forward(list(self._bound), self.states)
@@ -76,7 +104,10 @@ class _Step:
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
         if self.on_start is not None:
-            self.on_start(missing)
+            let_go = self._let_go(saved)
+            self._handed = []
+            self.on_start(missing, let_go)
+            executable.check_held(let_go)
         variant = executable.variant(missing)
         if variant.code is not executable.code:
             saved = self._saved_for(variant, saved)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remat_exec.chain import run_step
+from remat_exec.chain import Started, run_step
 from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
@@ -40,9 +40,10 @@ class Variant:
 class Executable:
     """A plan that can be run, again and again and by several modules at once.
 
-    `budget_bytes` bounds what an unplanned backward may take. A backward with fewer gradients than planned for
-    runs within the plan's memory; one with a gradient that was taken to be missing follows the plan
-    as far as it goes, if that fits. `groups` are the inputs whose gradients are given out together,
+    `budget_bytes` bounds what an unplanned backward may take. A backward with fewer gradients than
+    planned for runs within the plan's memory; one with a gradient that was taken to be missing
+    follows the plan as far as it goes, if that fits. `groups` are the inputs whose gradients are
+    given out together,
     in order; the last are those that only an unplanned backward has gradients for.
 
     Raises:
@@ -104,13 +105,13 @@ class Executable:
         self,
         module: torch.nn.Module,
         tensors: list[torch.Tensor],
-        started: Callable[[frozenset[int]], None] | None = None,
+        started: Started | None = None,
         finished: Callable[[], None] | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward; give the user's output tensors, connected to autograd.
 
-        `started` is told which gradients are missing when the backward starts, `finished` is called
-        when it has given out the last of its own.
+        `started` is told, when the backward starts, which gradients are missing and which outputs
+        nobody holds any more; `finished` is called when it has given out the last of its own.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
@@ -198,6 +199,27 @@ class Executable:
             variant = self._with_fewer(missing) if planned else self._with_others(missing)
             self._variants[missing] = variant
         return variant
+
+    def check_held(self, let_go: frozenset[int]) -> None:
+        """See that outputs which the plan takes to be let go of are, or that there is room.
+
+        Raises:
+            BudgetExceeded: if the backward would take more than the budget.
+        """
+        program = self.capture.program
+        held = {program.storage[program.handed[p]] for p in self.capture.let_go - let_go}
+        if not held or self.budget_bytes is None:
+            return
+        sizes = self.capture.graph.value_by_name
+        peak = self.code.peak_bytes + sum(sizes[value].size_bytes for value in held)
+        if peak > self.budget_bytes:
+            raise BudgetExceeded(
+                f"outputs that were let go of before earlier backwards are held now, and this "
+                f"backward would take {peak} bytes of a budget of {self.budget_bytes}; let go of "
+                f"them, or run forward again, it will be planned with them held",
+                self.budget_bytes,
+                peak,
+            )
 
     @property
     def takes_all(self) -> bool:

@@ -228,12 +228,14 @@ def make_plan(
     run: bool,
     started: float,
     missing: frozenset[int] | None = None,
+    let_go: frozenset[int] = frozenset(),
     granted_bytes: int = 0,
     schedules: Sequence[Schedule] = (),
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
-    `missing` are the gradients that will not come. `granted_bytes` is what an earlier call was
+    `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
+    more when the backward starts. `granted_bytes` is what an earlier call was
     given: a fraction of a smaller call's plain peak does not go below it. `schedules` are of graphs
     with the same ops and values, of other sizes: the fastest that fits is taken without solving.
 
@@ -256,6 +258,8 @@ def make_plan(
             loss = None  # the backward that came was over other outputs
             cost = cost.at_least(captured.loss)
         captured = captured.with_loss(cost)
+    if let_go != captured.let_go:
+        captured = captured.letting_go(let_go)
     seconds = time.perf_counter() - started
     tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]

@@ -145,13 +145,13 @@ class _Call:
 
     planner: StepPlanner
     position: int
-    learn: Callable[[Executable, frozenset[int]], None]
+    learn: Callable[[Executable, frozenset[int], frozenset[int]], None]
     executable: Executable
 
-    def started(self, missing: frozenset[int]) -> None:
+    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         self.planner.mark(f"backward {self.position}")
         self.planner.await_end()
-        self.learn(self.executable, missing)
+        self.learn(self.executable, missing, frozenset())
 
     def finished(self) -> None:
         self.planner.mark(f"given {self.position}")
@@ -220,7 +220,7 @@ class StepPlanner:
         plan: RegionPlan,
         graph: Any,
         tensors: list[torch.Tensor],
-        learn: Callable[[Executable, frozenset[int]], None],
+        learn: Callable[[Executable, frozenset[int], frozenset[int]], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region by its plan."""
         self.enter(plan.capture.program.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from remat.planning import Plan, Planned, Settings, for_missing, have_same_ops, 
 from remat.step_planning import RegionPlan, StepPlanner
 from remat_exec import Executable
 from remat_graph import Graph
-from remat_graph.torch import CaptureError, Cost, capture_region, flatten
+from remat_graph.torch import Capture, CaptureError, Cost, Costs, capture_region, flatten
 
 __all__ = ["Region", "Stepper"]
 
@@ -50,6 +51,8 @@ class Region:
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
         self._before: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self.let_go: frozenset[int] | None = None
+        self._captures: dict[tuple[Any, ...], Capture] = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
 
@@ -60,8 +63,8 @@ class Region:
         if stepper.answer is not None:
             return stepper.answer
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
-            return self.graph(*inputs)
-        key = tuple(item for item in inputs if not isinstance(item, torch.Tensor))
+            return self._as_it_is(inputs)
+        key = _numbers(inputs)
         if key not in self.plans:
             made = stepper.plan(self, inputs)
             self.plans[key] = self.settle(key, made) if isinstance(made, Planned) else made
@@ -71,7 +74,7 @@ class Region:
         if stepper.preparing:
             raise _Prepared
         if planned is None:
-            return self.graph(*inputs)
+            return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):
             outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
@@ -81,23 +84,44 @@ class Region:
             outputs = executable(self.graph, tensors, learn)
         return planned.capture.output_structure.rebuild(iter(outputs))
 
-    def learn(self, executable: Executable, missing: frozenset[int]) -> None:
-        """Plan from now on for the gradients that came, where a backward brings others.
+    def _as_it_is(self, inputs: Sequence[Any]) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of tensors where arrays were
+            return self.graph(*inputs)
 
-        Not at once where the plan for fewer could not be followed by a backward with all of them
-        within the budget: it may be that outputs are used in turn.
+    def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
+        """Give the graph of a call: traced once, whatever is planned for."""
+        key = (loss_alone, *_numbers(inputs))
+        known = self._captures.get(key)
+        if known is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what the original has warned of, too
+                known = capture_region(self.graph, inputs, costs=costs, loss_alone=loss_alone)
+            self._captures[key] = known
+        return known
+
+    def learn(
+        self, executable: Executable, missing: frozenset[int], let_go: frozenset[int]
+    ) -> None:
+        """Plan from now on for the gradients that came, and for what the user still held.
+
+        Not at once where the plan for fewer gradients could not be followed by a backward with all
+        of them within the budget: it may be that outputs are used in turn.
         """
         self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
         self._last_missing = missing
         self.came |= executable.differentiable - missing
         expected = executable.differentiable - self.came
-        if expected == executable.capture.missing or (
-            expected == self.expected and self._in_a_row < _SURE
-        ):
-            return
-        logger.info("backward over other outputs than planned for: the next forward is planned")
-        self.expected = expected
-        self._before, self.plans = self.plans, {}
+        changed = expected != executable.capture.missing and (
+            expected != self.expected or self._in_a_row >= _SURE
+        )
+        if self.let_go is None or self.let_go - let_go:
+            self.let_go = let_go if self.let_go is None else self.let_go & let_go
+            changed = changed or executable.capture.with_other_results(self.let_go)
+        if changed:
+            logger.info("the backward differs from what was planned for: planning anew")
+            self.expected = expected
+            self._before, self.plans = self.plans, {}
 
     def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:
         """Choose between a plan for the gradients that came and the one before it."""
@@ -115,6 +139,11 @@ def _is_equal(one: Graph, other: Graph) -> bool:
     return one.values == other.values and all(
         a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True)
     )
+
+
+def _numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Give what among the inputs of a region is no tensor."""
+    return tuple(item for item in inputs if not isinstance(item, torch.Tensor))
 
 
 def _requires_grad(item: Any) -> bool:
@@ -200,9 +229,7 @@ class Stepper:
             return self._plan_alone(region, inputs)
         self.together.stop_recording()
         try:
-            captured = capture_region(
-                region.graph, inputs, costs=self._settings.costs, loss_alone=False
-            )
+            captured = region.captured(inputs, self._settings.costs, loss_alone=False)
         except CaptureError as error:
             logger.warning("%s runs as it is, its memory is not planned: %s", region.name, error)
             self.together.breaks.append(f"{region.name} runs as it is: {error}")
@@ -220,15 +247,16 @@ class Stepper:
         settings = self._settings
         measured = settings.costs == "measure"
         start = time.perf_counter()
-        captured = capture_region(
-            region.graph, inputs, costs="estimate" if measured else settings.costs
-        )
+        captured = region.captured(inputs, "estimate" if measured else settings.costs)
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
+        if region.let_go:
+            captured = captured.letting_go(region.let_go)
         kin = [
             known
             for known in self._known
             if known.capture.missing == captured.missing
+            and known.capture.let_go == captured.let_go
             and have_same_ops(known.capture.graph, captured.graph)
         ]
         for known in kin:
@@ -249,6 +277,7 @@ class Stepper:
             captured,
             run=True,
             missing=region.expected,
+            let_go=region.let_go or frozenset(),
             granted_bytes=self._granted_bytes,
             schedules=[known.plan.schedule for known in kin],
             started=start,

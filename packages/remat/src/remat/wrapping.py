@@ -122,7 +122,9 @@ class RematForward:
     def _dress(self) -> None:
         unbound = self._instance_forward or type(self._module).forward
         functools.update_wrapper(self, unbound, updated=())
-        self.__dict__.pop("__wrapped__")  # who unwraps wrappers of their own must not unwrap this one
+        self.__dict__.pop(
+            "__wrapped__"
+        )  # who unwraps wrappers of their own must not unwrap this one
         signature = inspect.signature(unbound)
         if self._instance_forward is None:
             parameters = list(signature.parameters.values())[1:]

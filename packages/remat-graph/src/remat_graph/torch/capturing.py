@@ -52,6 +52,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
+
 Costs = Literal["measure", "estimate"] | DeviceSpec
 
 
@@ -80,9 +82,10 @@ class Capture:
     """One training graph of a module, for one signature of its inputs.
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
-    what the forward returns, whose gradients the graph takes to be absent. `signature` and `state`
-    are the guards: what the graph specialised on; the state is `None` for a region. `loss` is what a loss outside the module takes:
-    an allowance, unless it was measured and set by `with_loss`.
+    what the forward returns, whose gradients the graph takes to be absent; `let_go` those that it
+    takes the user to hold no more when the backward starts. `signature` and `state`
+    are the guards: what the graph specialised on; the state is `None` for a region. `loss` is what
+    a loss outside the module takes: an allowance, unless it was measured and set by `with_loss`.
     """
 
     graph: Graph
@@ -95,6 +98,7 @@ class Capture:
     _joint: Joint = field(repr=False)
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
+    let_go: frozenset[int] = frozenset()
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -139,6 +143,39 @@ class Capture:
             for op in self.graph.ops
         )
         return replace(self, graph=replace(self.graph, ops=ops), loss=loss)
+
+    def letting_go(self, positions: frozenset[int]) -> Capture:
+        """Plan for outputs that the user holds no more when the backward starts.
+
+        They are positions of what the forward returns. Such a value is there until the loss has
+        run, and after it only if the backward reads it.
+        """
+        graph, gone = self.graph, self._gone(positions) - self._gone(self.let_go)
+        ops = tuple(
+            replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
+            if op.name == LOSS
+            else op
+            for op in graph.ops
+        )
+        freed = replace(graph, ops=ops, results=graph.results - gone)
+        return replace(self, graph=freed, let_go=positions)
+
+    def with_other_results(self, positions: frozenset[int]) -> bool:
+        """Whether it makes a difference to let go of outputs at these positions."""
+        size = self.graph.value_by_name
+        gone = self._gone(positions) ^ self._gone(self.let_go)
+        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
+            1, sum(value.size_bytes for value in self.graph.values)
+        )
+
+    def _gone(self, positions: frozenset[int]) -> frozenset[str]:
+        """Name the values that are results of the graph for the user to hold, and are let go of."""
+        program = self.program
+        storage = program.storage
+        kept = {storage[v] for p, v in enumerate(program.handed) if p not in positions}
+        kept.update(storage[gradient] for gradient in program.gradients.values())
+        gone = {storage[program.handed[p]] for p in positions}
+        return frozenset((gone & self.graph.value_by_name.keys()) - kept - self.graph.resident)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
         """Return the capture itself: it is immutable and belongs to no module."""

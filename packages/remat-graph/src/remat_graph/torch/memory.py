@@ -36,8 +36,8 @@ class AllocationRecorder:
     (nanosecond, change in bytes) in order, on the CPU only. `marks` are the moments at which `mark`
     was called, and the end.
 
-    A recording that was told to `give_way` is ended by the next that begins: torch's profiler cannot
-    be stopped within a backward pass.
+    A recording that was told to `give_way` is ended by the next that begins: torch's profiler
+    cannot be stopped within a backward pass.
 
     Raises:
         RuntimeError: if a profiler is already running (CPU): torch has only one.

@@ -81,6 +81,7 @@ class FlatRegion(torch.nn.Module):
         _, self.output_structure = flatten(())
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Give the tensors that the function returns."""
         given = zip(self._inputs, self._is_tensor, strict=True)
         result = self._region(*(tensors[item] if known else item for item, known in given))
         leaves, self.output_structure = flatten(result)
