@@ -132,25 +132,36 @@ def test_what_is_set_on_the_result_is_not_set_on_the_original():
     assert not hasattr(original, "more")
 
 
-def test_eval_and_no_grad_run_the_original():
+def test_without_gradients_the_original_runs():
     original = net()
     model = planned(original)
     plan = model.plan
-    with torch.no_grad():
-        torch.manual_seed(2)
-        got = model(batch(3))
-        torch.manual_seed(2)
-        assert not got.requires_grad
     reference = net()
-    model.eval()
-    reference.eval()
-    reference.load_state_dict(model.state_dict())
-    assert torch.equal(model(batch(5)), reference(batch(5)))
-    with torch.inference_mode():
-        assert torch.equal(model(batch(5)), reference(batch(5)))
+    for mode in (True, False):
+        model.train(mode)
+        reference.train(mode)
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                torch.manual_seed(2)
+                got = model(batch(5))
+                torch.manual_seed(2)
+                assert torch.equal(got, reference(batch(5)))
+                assert not got.requires_grad
+                assert got.is_inference() == (context is torch.inference_mode)
     assert model.plan is plan
     model.train()
     assert_close(step(model), step(reference.train()))
+
+
+def test_eval_mode_with_gradients_is_planned_for():
+    model, eager = planned(), net()
+    plan = model.plan
+    assert_close(step(model.eval()), step(eager.eval()))
+    assert int(model.norm.num_batches_tracked) == 0
+    assert model.plan is not plan
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    assert_close(step(model.train()), step(eager.train()))
+    assert model.plan is plan
 
 
 def test_arguments_of_every_kind_are_bound_as_by_the_forward():
@@ -160,8 +171,10 @@ def test_arguments_of_every_kind_are_bound_as_by_the_forward():
         assert_close(step(model, **kwargs), step(eager, **kwargs))
     with pytest.raises(TypeError, match="unexpected keyword argument 'sacle'"):
         model(batch(), sacle=1.0)
-    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
         model()
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        remat.rematerialize(net(), (), {"scale": 2.0}, budget=0.7)
 
 
 def test_hooks_of_the_root_and_of_submodules_run():
@@ -247,7 +260,8 @@ def test_a_checkpoint_goes_from_one_to_the_other():
 def test_without_an_example_the_plan_is_made_at_the_first_training_call():
     model = remat.rematerialize(net(), budget=0.7, limit_seconds=LIMIT_SECONDS)
     assert str(model.plan) == "remat plan: not made yet; it is made at the first training call"
-    model.eval()(batch())
+    with torch.no_grad():
+        model.eval()(batch())
     assert "not made yet" in str(model.plan)
     model.train()
     assert_close(step(model), step(net()))

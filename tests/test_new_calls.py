@@ -56,17 +56,63 @@ def test_batches_of_several_shapes_have_their_plans():
     assert_close(run(model := planned(), *sizes), run(net(), *sizes))
 
 
-def test_the_last_eight_plans_are_kept(caplog):
+def test_a_shape_with_the_same_operations_is_planned_without_solving():
+    told = []
+    model = remat.rematerialize(
+        net(), batch(), budget=0.8, limit_seconds=LIMIT_SECONDS, progress=told.append
+    )
+    assert told
+    told.clear()
+    for size in (64, 48):
+        loss(model(batch(size))).backward()
+        assert model.plan.solution.solver == "known schedule"
+        assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    assert not told
+
+
+def test_every_plan_is_kept():
     model = planned(nn.Linear(8, 4), budget="1MiB")
-    plans = [model.plan]
-    for size in range(2, 10):
+    plans = {32: model.plan}
+    for size in range(2, 14):
         model(batch(size))
-        plans.append(model.plan)
-    model(batch(2))
-    assert model.plan is plans[1]
-    assert "8 plans that are kept" in caplog.text
-    model(batch(32))
-    assert model.plan is not plans[0]
+        plans[size] = model.plan
+    assert len({id(plan) for plan in plans.values()}) == 13
+    for size, plan in plans.items():
+        model(batch(size))
+        assert model.plan is plan
+
+
+def test_a_counter_that_changes_nothing_in_the_graph_leaves_the_plan():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.calls = net(), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.body(x)
+
+    model = planned(Counting())
+    plan = model.plan
+    assert model.calls == 0
+    assert_close(run(model, *[batch()] * 5), run(Counting(), *[batch()] * 5))
+    assert model.calls == 5
+    assert model.plan is plan
+
+
+def test_a_counter_that_the_result_depends_on_is_followed():
+    class Warming(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.calls = net(), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.body(x) * min(1.0, self.calls / 4)
+
+    model, eager = planned(Warming()), Warming()
+    assert_close(run(model, *[batch()] * 6), run(eager, *[batch()] * 6))
+    assert model.calls == eager.calls == 6
 
 
 @pytest.mark.parametrize(
@@ -120,8 +166,32 @@ def test_a_changed_global_variable_is_planned_for_and_the_old_plan_kept(monkeypa
     with caplog.at_level("INFO", logger="remat"):
         assert_close(run(model, *calls, change=change), run(Scaled(), *calls, change=change))
     assert model.plan is first
-    assert caplog.text.count("planning for a new call (1 plans kept)") == 1
-    assert "SCALE was 1.0 and is 3.0" in caplog.text
+    assert [record.message for record in caplog.records].count("planning for Scaled.forward, 10") == 1
+
+
+def test_a_changed_closure_is_followed():
+    def made():
+        scale = 1.0
+
+        class Closed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = net()
+
+            def forward(self, x):
+                return self.body(x) * scale
+
+        def change(_, step):
+            nonlocal scale
+            scale = (1.0, 3.0, 1.0)[step]
+
+        return Closed(), change
+
+    (original, change), (eager, change_eager) = made(), made()
+    model = planned(original)
+    first, calls = model.plan, [batch()] * 3
+    assert_close(run(model, *calls, change=change), run(eager, *calls, change=change_eager))
+    assert model.plan is first
 
 
 def test_an_input_that_requires_a_gradient_where_the_example_did_not():

@@ -22,6 +22,7 @@ import torch
 from remat.planning import Settings
 from remat_exec import Executable
 from remat_graph.torch import AllocationRecorder, Capture, LossCost, Mark
+from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
     RegionFront,
@@ -317,7 +318,16 @@ class StepPlanner:
         device = plans[0].capture.program.device
         budget = self.settings.budget.resolve(device, lambda: stored)
         room = max(1, int((budget - self._set_aside) / _TOLERANCE))
-        choice = self._choose(plans, calls, moments, room)
+        try:
+            choice = self._choose(plans, calls, moments, room)
+        except BudgetTooSmall as error:
+            raise BudgetTooSmall(
+                budget,
+                self._with_margin(error.smallest_bytes),
+                self._with_margin(error.least_bytes),
+                error.least_at,
+                error.status,
+            ) from None
         bound = step_bound([plan.front for plan in plans], calls, moments, room)
         for plan, index in zip(plans, choice.indices, strict=True):
             plan.current = plan.front.options[index]
@@ -334,6 +344,10 @@ class StepPlanner:
         )
         logger.info("planned %d regions: %s", len(once), str(made).replace("\n", "; "))
         return made
+
+    def _with_margin(self, size: int) -> int:
+        """Give the budget whose room is just this much."""
+        return int(size * _TOLERANCE) + 1 + self._set_aside
 
     def _choose(
         self, plans: list[RegionPlan], calls: list[int], moments: list[Moment], room: int

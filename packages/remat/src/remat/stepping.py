@@ -23,7 +23,16 @@ from remat.planning import Plan, Planned, Settings, for_missing, have_same_ops, 
 from remat.step_planning import RegionPlan, StepPlanner
 from remat_exec import Executable
 from remat_graph import Graph
-from remat_graph.torch import Capture, CaptureError, Cost, Costs, capture_region, flatten
+from remat_graph.torch import (
+    Capture,
+    CaptureError,
+    Cost,
+    Costs,
+    NoBackward,
+    RealStrides,
+    capture_region,
+    flatten,
+)
 
 __all__ = ["Region", "Stepper"]
 
@@ -96,7 +105,13 @@ class Region:
         if known is None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what the original has warned of, too
-                known = capture_region(self.graph, inputs, costs=costs, loss_alone=loss_alone)
+                known = capture_region(
+                    self.graph,
+                    inputs,
+                    costs=costs,
+                    loss_alone=loss_alone,
+                    real=self.stepper.real_strides,
+                )
             self._captures[key] = known
         return known
 
@@ -166,6 +181,7 @@ class Stepper:
         self._last: Plan | None = None
         self._known: list[Planned] = []
         self._costs: dict[str, Cost] = {}
+        self.real_strides = RealStrides() if settings.costs == "measure" else None
         self._granted_bytes = 0
         self._alone = True
         self._met = False
@@ -226,10 +242,15 @@ class Stepper:
         """Plan for a call of a region; `None` if it is to run as it is."""
         logger.info("planning for %s", region.name)
         if self._alone:
-            return self._plan_alone(region, inputs)
+            try:
+                return self._plan_alone(region, inputs)
+            except NoBackward:
+                return None
         self.together.stop_recording()
         try:
             captured = region.captured(inputs, self._settings.costs, loss_alone=False)
+        except NoBackward:
+            return None
         except CaptureError as error:
             logger.warning("%s runs as it is, its memory is not planned: %s", region.name, error)
             self.together.breaks.append(f"{region.name} runs as it is: {error}")

@@ -10,7 +10,7 @@ from remat_graph.torch.capturing import (
     tensor_at,
 )
 from remat_graph.torch.costs import Cost, DeviceSpec
-from remat_graph.torch.errors import CaptureError, GuardMiss
+from remat_graph.torch.errors import CaptureError, GuardMiss, NoBackward
 from remat_graph.torch.guards import ModuleState, Signature
 from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.program import (
@@ -24,6 +24,7 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
+from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import Structure, flatten
 from remat_graph.torch.tracing import original_forward, original_forwards
 
@@ -42,8 +43,10 @@ __all__ = [
     "LossCost",
     "Mark",
     "ModuleState",
+    "NoBackward",
     "Output",
     "Program",
+    "RealStrides",
     "Signature",
     "Structure",
     "TensorFacts",

@@ -20,7 +20,7 @@ from remat_graph.graph import Graph
 from remat_graph.torch._aot import Joint
 from remat_graph.torch.attention import name_causal_masks
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
-from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.guards import ModuleState, Signature, shares_with_module
 from remat_graph.torch.program import LOSS, LossCost, Program
 from remat_graph.torch.reading import build_program, returned_nodes
@@ -36,6 +36,7 @@ from remat_graph.torch.rewrite import (
     set_batch_norm_apart,
 )
 from remat_graph.torch.simplify import drop_copies, merge_equal
+from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import Structure, flatten
 from remat_graph.torch.tangents import drop_tangents, merge_tangents
 from remat_graph.torch.tracing import FlatRegion, distinct, trace, trace_region
@@ -98,6 +99,7 @@ class Capture:
     _joint: Joint = field(repr=False)
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
+    _real: RealStrides | None = field(repr=False)
     let_go: frozenset[int] = frozenset()
 
     @property
@@ -123,6 +125,7 @@ class Capture:
                 self.signature,
                 self.state,
                 self.output_structure,
+                self._real,
             )
 
     def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
@@ -230,6 +233,7 @@ def capture(
             signature,
             ModuleState(module, traced.outside),
             traced.output_structure,
+            RealStrides() if costs == "measure" else None,
         )
 
 
@@ -239,13 +243,16 @@ def capture_region(
     *,
     costs: Costs = "measure",
     loss_alone: bool = True,
+    real: RealStrides | None = None,
 ) -> Capture:
     """Capture a function of a flat list of inputs, all of whose tensors are among them.
 
     Such are the graphs that TorchDynamo makes: parameters and buffers are inputs like any other.
     Inputs that are no tensors are taken to be the same at each call. The function returns a
     sequence, of tensors or `None`. With `loss_alone` and one differentiable scalar among several
-    outputs, that one is taken to be the loss, and the gradients of the others to be missing.
+    outputs, that one is taken to be the loss, and the gradients of the others to be missing. `real`
+    is what is known of layouts that differ from those of fake tensors, and is added to; without it
+    nothing is run.
 
     Raises:
         CaptureError: if it is no static graph, nothing it returns depends on a tensor that
@@ -257,7 +264,7 @@ def capture_region(
         joint = trace_region(flat, tensors)
     joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
     if not joint.gradients:
-        raise CaptureError(
+        raise NoBackward(
             "nothing that the region returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
@@ -265,7 +272,7 @@ def capture_region(
     signature = Signature.of(tensors, (), structure)
     missing = _all_but_scalar(joint) if loss_alone else frozenset()
     with _own_casts():
-        return _finish(joint, missing, costs, {}, signature, None, structure)
+        return _finish(joint, missing, costs, {}, signature, None, structure, real)
 
 
 @contextmanager
@@ -301,6 +308,7 @@ def _finish(
     signature: Signature,
     state: ModuleState | None,
     output_structure: Structure,
+    real: RealStrides | None,
 ) -> Capture:
     joint = copy_joint(base)
     returned = returned_nodes(joint)
@@ -312,14 +320,14 @@ def _finish(
     set_batch_norm_apart(joint)
     drop_dead(joint)
     forward_first(joint)
-    propagate(joint)
+    propagate(joint, real)
     if any([drop_copies(joint), merge_equal(joint), name_causal_masks(joint)]):
         drop_dead(joint)
-        propagate(joint)
+        propagate(joint, real)
     pinned = pin_mutated(joint)
     joint, copied = separate_gradients(joint)
     if pinned or copied:
-        propagate(joint)
+        propagate(joint, real)
     program = build_program(joint)
     loss = program.loss_allowance
     graph = _costed(program, costs, known, loss)
@@ -328,7 +336,17 @@ def _finish(
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
-        graph, program, signature, state, output_structure, missing, loss, base, costs, known
+        graph,
+        program,
+        signature,
+        state,
+        output_structure,
+        missing,
+        loss,
+        base,
+        costs,
+        known,
+        real,
     )
 
 

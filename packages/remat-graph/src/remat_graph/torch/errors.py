@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat_graph.errors import GraphError
 
-__all__ = ["CaptureError", "GuardMiss"]
+__all__ = ["CaptureError", "GuardMiss", "NoBackward"]
 
 
 class CaptureError(GraphError):
@@ -13,3 +13,7 @@ class CaptureError(GraphError):
 
 class GuardMiss(GraphError):
     """A call that differs from what a capture specialised on; capture again for it."""
+
+
+class NoBackward(CaptureError):
+    """Nothing that is returned depends on a tensor that requires a gradient."""

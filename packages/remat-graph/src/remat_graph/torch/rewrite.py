@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.strides import RealStrides, view_or_copy
 
 __all__ = [
     "copy_joint",
@@ -59,8 +60,10 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def propagate(joint: Joint) -> None:
+def propagate(joint: Joint, real: RealStrides | None = None) -> None:
     """Run the graph on fake tensors and leave each result in `meta["fake"]`.
+
+    With `real`, what comes out in another layout than from real tensors is given that one.
 
     What the tracer left in `meta["val"]` has the shapes, but not which tensors share a storage.
 
@@ -69,7 +72,7 @@ def propagate(joint: Joint) -> None:
     """
     mode = fake_mode_of(joint.graph)
     with mode:
-        for node in joint.graph.nodes:
+        for node in list(joint.graph.nodes):
             if node.op == "placeholder":
                 value = node.meta["val"]
                 if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
@@ -90,7 +93,9 @@ def propagate(joint: Joint) -> None:
                 node.meta["fake"] = mode.from_tensor(constant) if is_tensor else constant
             elif node.op == "call_function":
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-                made = node.target(*args, **kwargs)
+                made = view_or_copy(node, args, kwargs)
+                if real is not None:
+                    made = real.correct(node, args, kwargs, made)
                 node.meta["fake"] = _with_types_of_statistics(node, args, made)
 
 

@@ -1,0 +1,117 @@
+"""The strides that operators give on the CPU, where torch's fake tensors say others.
+
+Fake batch norms of permuted inputs, and the backwards of some losses and activations, come out in
+another layout than real ones. What reads them would then be planned as a view that does not exist.
+Such operators are run once on made-up inputs, and the fake is given the real layout. Only those are
+looked at that read a tensor which is not contiguous: from contiguous ones both agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+__all__ = ["RealStrides", "view_or_copy"]
+
+aten = torch.ops.aten
+Strides = tuple[tuple[int, ...] | None, ...]
+
+
+class RealStrides:
+    """What was found, by operator and inputs; shared by the captures of one model."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Strides | None] = {}
+
+    def correct(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
+        """Give what an operator makes of fake tensors, in the layout that it really has."""
+        if not isinstance(node.target, torch._ops.OpOverload) or not _may_differ(node.target):
+            return made
+        given = [item for item in pytree.tree_leaves((args, kwargs)) if _is_tensor(item)]
+        if all(map(_is_plain, given)) or any(tensor.device.type != "cpu" for tensor in given):
+            return made
+        parts = list(made) if isinstance(made, (tuple, list)) else [made]
+        key = repr((str(node.target), pytree.tree_map(_describe, (args, kwargs))))
+        if key not in self._known:
+            self._known[key] = _strides_of(node.target, args, kwargs)
+        real = self._known[key]
+        if real is None:
+            return made
+        corrected = [
+            part
+            if strides is None or not _is_tensor(part) or part.stride() == strides
+            else part.new_empty_strided(part.shape, strides)
+            for part, strides in zip(parts, real, strict=True)
+        ]
+        return type(made)(corrected) if isinstance(made, (tuple, list)) else corrected[0]
+
+
+def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the operator of a node; a view that the real layout does not allow becomes a copy."""
+    target: Any = node.target
+    try:
+        return target(*args, **kwargs)
+    except (RuntimeError, ValueError):
+        if target not in (aten.view.default, aten._unsafe_view.default):
+            raise
+    with node.graph.inserting_before(node):
+        dense = node.graph.call_function(
+            aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
+        )
+    made = args[0].clone(memory_format=torch.contiguous_format)
+    dense.meta = {**node.meta, "fake": made}
+    node.args = (dense, *node.args[1:])
+    return target(made, *args[1:], **kwargs)
+
+
+def _may_differ(target: torch._ops.OpOverload) -> bool:
+    schema = target._schema
+    is_view = any(argument.alias_info is not None for argument in schema.arguments)
+    return not is_view and torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides | None:
+    """Run an operator on made-up inputs; `None` if it cannot be run so."""
+    try:
+        real_args, real_kwargs = pytree.tree_map(_made_up, (args, kwargs))
+        with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
+            real_args, real_kwargs = pytree.tree_map(_fill, (real_args, real_kwargs))
+            made = target(*real_args, **real_kwargs)
+    except Exception:
+        return None
+    parts = made if isinstance(made, (tuple, list)) else [made]
+    return tuple(tuple(part.stride()) if _is_tensor(part) else None for part in parts)
+
+
+class _Facts:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.stride = tuple(tensor.shape), tuple(tensor.stride())
+        self.dtype = tensor.dtype
+
+
+def _made_up(item: Any) -> Any:
+    return _Facts(item) if _is_tensor(item) else item
+
+
+def _fill(item: Any) -> Any:
+    if not isinstance(item, _Facts):
+        return item
+    tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype)
+    return tensor.fill_(0.5 if item.dtype.is_floating_point or item.dtype.is_complex else 0)
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous()
+
+
+def _describe(item: Any) -> Any:
+    if not _is_tensor(item):
+        return item
+    return (tuple(item.shape), tuple(item.stride()), str(item.dtype))
