@@ -5,12 +5,13 @@ import weakref
 
 import pytest
 import torch
-from exec_cases.models import CASES, MLP, Case
+from exec_cases.models import CASES, MLP, NORMED, Case
 from torch import nn
 
-from remat_exec import measure_peak, profile_step
+from remat_exec import Executable, measure_peak, profile_step
 from remat_graph import simulate
 from remat_graph.torch import flatten
+from remat_solvers import region_options
 
 
 def live_tensors():
@@ -175,3 +176,24 @@ def test_profile_step_warms_up_times_and_measures():
     assert len(runs) == 7
     assert profile.seconds > 0
     assert profile.peak.peak_bytes >= 1000
+
+
+def test_what_is_given_back_before_the_backward_is_made_again():
+    case = NORMED
+    leaner = Executable(case.captured, region_options(case.captured.graph)[0].schedule)
+    executable = Executable(case.captured, case.store_all, leaner=leaner)
+    assert executable.leaner is leaner
+    model, plain, drops, held = case.model(), case.model(), [], []
+    for dropping in (False, True):
+        model.zero_grad()
+        model.load_state_dict(plain.state_dict())
+        with measure_peak() as peak:
+            outputs = executable(model, list(case.args()), droppable=drops.append)
+            if dropping:
+                drops[-1]()
+        held.append(peak.kept_bytes)
+        case.loss(case.captured.output_structure.rebuild(iter(outputs))).backward()
+    assert held[1] < held[0]
+    case.loss(plain(*case.args())).backward()
+    for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(got.grad, expected.grad)

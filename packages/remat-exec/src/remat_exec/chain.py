@@ -8,6 +8,7 @@ into `.grad` (or sends it over the network) while the rest is still to be comput
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,11 @@ def run_step(
     inputs: dict[str, torch.Tensor],
     started: Started | None = None,
     finished: Callable[[], None] | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """Run the forward; give what autograd is handed, connected to the inputs by variable."""
+) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
+    """Run the forward; give what autograd is handed, connected to the inputs by variable.
+
+    The second is called to give memory back, if there is a leaner plan.
+    """
     step, device = _Step(executable, bound, started, finished), executable.device
     token: torch.Tensor | None = None
     for index, group in reversed(list(enumerate(executable.groups))):
@@ -45,7 +49,16 @@ def run_step(
     with torch.autocast(device.type, enabled=False):
         handed: tuple[torch.Tensor, ...] = _apply(_ForwardFunction, step, token)
     step.watch(handed)
-    return handed
+    return handed, _dropper(weakref.ref(step))
+
+
+def _dropper(ref: weakref.ref[_Step]) -> Callable[[], None]:
+    def drop() -> None:
+        step = ref()
+        if step is not None:
+            step.drop()
+
+    return drop
 
 
 # Of a storage: a weak reference, whether it is gone, how many hold it, by what address it goes.
@@ -75,6 +88,9 @@ class _Step:
         self._upcoming: list[Group] = []
         self._final: dict[str, torch.Tensor] = {}
         self._handed: list[StorageWeakRef] = []
+        self._names: tuple[str, ...] = ()
+        self._droppable: dict[str, Any] = {}
+        self._is_lean = False
 
     def watch(self, handed: tuple[torch.Tensor, ...]) -> None:
         """Note what the user is handed, to see what is let go of before the backward."""
@@ -94,9 +110,35 @@ class _Step:
         returned, saved = self.executable.code.forward(list(self._bound), self.states)
         if self.executable.may_vary:
             self._versions = [getattr(item, "_version", None) for item in self._bound]
-        else:
+        elif self.executable.leaner is None:
             self._bound = []
-        return returned, saved
+        return returned, self._with_droppable(saved)
+
+    def _with_droppable(self, saved: list[Any]) -> list[Any]:
+        """Keep apart what a leaner backward can do without; give what autograd is to save."""
+        leaner, names = self.executable.leaner, self.executable.code.saved
+        if leaner is None:
+            self._names = names
+            return saved
+        program = self.executable.capture.program
+        inputs = (*(i.variable for i in program.inputs), *program.constants)
+        given = dict(zip(inputs, self._bound, strict=True))
+        known = dict(zip(names, saved, strict=True))
+        known.update({name: given[name] for name in leaner.code.saved if name in given})
+        outside = {*inputs, *program.handed}
+        self._droppable = {name: item for name, item in known.items() if name not in outside}
+        self._names = tuple(name for name in known if name in outside)
+        if not self.executable.may_vary:
+            self._bound = []
+        return [known[name] for name in self._names]
+
+    def drop(self) -> None:
+        """Give memory back before the backward, which then is that of the leaner plan."""
+        if self.executable.leaner is None or self.started or self._is_lean:
+            return
+        self._is_lean = True
+        needed = self.executable.leaner.code.saved
+        self._droppable = {n: item for n, item in self._droppable.items() if n in needed}
 
     def start(self, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
         """Choose the backward for the gradients that came, and let it take them over."""
@@ -108,8 +150,10 @@ class _Step:
             self._handed = []
             self.on_start(missing, let_go)
             executable.check_held(let_go)
+        if self._is_lean and executable.leaner is not None:
+            executable = executable.leaner
         variant = executable.variant(missing)
-        if variant.code is not executable.code:
+        if variant.code is not self.executable.code or self._droppable:
             saved = self._saved_for(variant, saved)
         tangents = tangents_of(variant.program, variant.tangents, gradients)
         self._bound, self._versions = [], []
@@ -121,7 +165,8 @@ class _Step:
         """Pick what an unplanned backward reads: it may want other inputs than the planned one."""
         program = variant.program
         names = (*(i.variable for i in program.inputs), *program.constants)
-        kept = dict(zip(self.executable.code.saved, saved, strict=True))
+        kept = {**self._droppable, **dict(zip(self._names, saved, strict=True))}
+        self._droppable = {}
         for name, item, version in zip(names, self._bound, self._versions, strict=False):
             if name in variant.code.saved and name not in kept:
                 if version is not None and item._version != version:

@@ -46,6 +46,9 @@ class Executable:
     given out together,
     in order; the last are those that only an unplanned backward has gradients for.
 
+    `leaner` is another plan of the same capture, whose backward can take over after the forward of
+    this one, if memory runs short; it is `None` where it would read what this one does not keep.
+
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
     """
@@ -53,6 +56,7 @@ class Executable:
     capture: Capture
     schedule: Schedule
     budget_bytes: int | None = None
+    leaner: Executable | None = None
     _variants: dict[frozenset[int], Variant] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,9 +66,11 @@ class Executable:
             self.capture.graph,
             self.schedule,
             kept_by_loss=self.capture.loss.kept_bytes,
-            save_all=bool(missing),
+            save_all=bool(missing) or self.leaner is not None,
         )
         self.may_vary = bool(missing)
+        if self.leaner is not None and not self._can_go_on_as(self.leaner):
+            self.leaner = None
         # Made now, not when an unplanned backward comes: nothing is captured within a backward.
         self._whole = self.capture.variant(frozenset()) if missing else self.capture
         self.device = self.capture.program.device
@@ -76,6 +82,12 @@ class Executable:
         self.groups = tuple(group.inputs for group in self.code.groups)
         self.groups += (unplanned,) if unplanned else ()
         self._variants[missing] = Variant(missing, self.code, self.capture.program)
+
+    def _can_go_on_as(self, leaner: Executable) -> bool:
+        """Whether all that another backward reads is there after the forward of this plan."""
+        program = self.capture.program
+        inputs = {*(i.variable for i in program.inputs), *program.constants}
+        return {*leaner.code.saved} <= {*self.code.saved, *inputs}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -107,16 +119,21 @@ class Executable:
         tensors: list[torch.Tensor],
         started: Started | None = None,
         finished: Callable[[], None] | None = None,
+        droppable: Callable[[Callable[[], None]], None] | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward; give the user's output tensors, connected to autograd.
 
         `started` is told, when the backward starts, which gradients are missing and which outputs
         nobody holds any more; `finished` is called when it has given out the last of its own.
+        `droppable` is handed what gives back, before the backward, all that a leaner plan does
+        without.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        handed = run_step(self, bound, by_name, started, finished)
+        handed, drop = run_step(self, bound, by_name, started, finished)
+        if droppable is not None:
+            droppable(drop)
         return make_outputs(program, handed, by_name)
 
     def rehearse(

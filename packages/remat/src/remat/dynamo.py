@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import config
+from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import BackendCompilerFailed
@@ -51,10 +51,13 @@ class Found:
 class _Frames:
     """What Dynamo calls for each frame: `compile_frame`, with settings of ours."""
 
-    def __init__(self, compile_frame: Any, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, compile_frame: Any, settings: dict[str, Any], skipped: Callable[[str], None]
+    ) -> None:
         functools.update_wrapper(self, compile_frame, updated=())
         self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
         self._settings = settings
+        self._skipped = skipped
         self.met = 0
         self.code: CodeType | None = None
         self.root: CodeType | None = None
@@ -66,22 +69,35 @@ class _Frames:
             self.code = frame.f_code
             self.root = self.root or self.code
             try:
-                return self._torchdynamo_orig_backend(frame, *rest)
+                result = self._torchdynamo_orig_backend(frame, *rest)
             finally:
                 self.code = before
                 self.met += 1
+        if result.guarded_code is None and result.skip_reason and self._is_users(frame.f_code):
+            code = frame.f_code
+            self._skipped(
+                f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno} runs "
+                f"as it is: {result.skip_reason}"
+            )
+        return result
+
+    @staticmethod
+    def _is_users(code: CodeType) -> bool:
+        return not trace_rules.check(code)
 
 
 def compile_frames(
     function: Callable[..., Any],
     compile_graph: Callable[[Found, Sequence[Any]], Callable[..., Any]],
+    skipped: Callable[[str], None],
     *,
     allow_rnn: bool = True,
 ) -> Callable[..., Any]:
     """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
 
     Shapes are taken as they are: a call with others compiles anew, however often. What
-    `compile_graph` raises comes out unchanged.
+    `compile_graph` raises comes out unchanged. `skipped` is told of functions that run as they are,
+    and why; those that they call have graphs of their own.
 
     Raises:
         RematError: if Dynamo is switched off.
@@ -119,7 +135,7 @@ def compile_frames(
             "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
             "graphs; switch it on"
         )
-    frames = _Frames(context.callback, settings)
+    frames = _Frames(context.callback, settings, skipped)
     context.callback = frames  # type: ignore[assignment]
     compiled = context(function)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ import torch
 
 from remat.planning import Settings
 from remat_exec import Executable
+from remat_graph import Compute
 from remat_graph.torch import AllocationRecorder, Capture, LossCost, Mark
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
@@ -63,7 +65,9 @@ class RegionPlan:
         """Give the code of an option."""
         made = self._executables.get(option)
         if made is None:
-            made = self._executables[option] = Executable(self.capture, option.schedule)
+            leaner = None if option is self.least else self.executable(self.least)
+            made = Executable(self.capture, option.schedule, leaner=leaner)
+            self._executables[option] = made
         return made
 
     @property
@@ -103,6 +107,15 @@ class StepPlan:
         """The least overhead of any schedules of these regions, within the budget."""
         return max(0.0, self.lower_bound / self.least_time - 1) if self.least_time else 0.0
 
+    @property
+    def recomputations(self) -> int:
+        """Number of operations run a second time or more, in one call of each region."""
+        ops = [
+            [step.op for step in option.schedule.steps if isinstance(step, Compute)]
+            for _, option in self.regions
+        ]
+        return sum(len(computed) - len(set(computed)) for computed in ops)
+
     def __str__(self) -> str:
         """Say it readably."""
         measured = self.measured_peak_bytes
@@ -129,9 +142,14 @@ def _mib(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One recorded step: the options by which its calls ran, in order, and its marks."""
+    """One recorded step: the options by which its calls ran, in order, and its marks.
+
+    `present` are, for each call, the sizes of gradients that were there before, by parameter. In a
+    step without them they are new, so plans are made as if they were.
+    """
 
     calls: tuple[tuple[RegionPlan, RegionOption], ...]
+    present: tuple[dict[int, int], ...]
     marks: tuple[Mark, ...]
     peak_bytes: int
 
@@ -148,9 +166,26 @@ class _Call:
     position: int
     learn: Callable[[Executable, frozenset[int], frozenset[int]], None]
     executable: Executable
+    plan: RegionPlan
+    option: RegionOption
+    drop: Callable[[], None] | None = None
+
+    @property
+    def droppable_bytes(self) -> int:
+        """What the call keeps beyond what it must."""
+        if self.drop is None or self.executable.leaner is None:
+            return 0
+        return self.option.kept_bytes - self.plan.least.kept_bytes
+
+    def go_lean(self) -> None:
+        """Give back what can be made again; the backward is that of the least option then."""
+        if self.drop is not None:
+            self.drop()
+            self.option = self.plan.least
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         self.planner.mark(f"backward {self.position}")
+        self.planner.live_backward(self)
         self.planner.await_end()
         self.learn(self.executable, missing, frozenset())
 
@@ -175,6 +210,7 @@ class StepPlanner:
     _fronts: list[RegionFront] = field(default_factory=list)
     _records: dict[tuple[int, ...], _Record] = field(default_factory=dict)
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
+    _present: list[dict[int, int]] = field(default_factory=list)
     _recorder: AllocationRecorder | None = None
     _ended: bool = False
     _to_verify: StepPlan | None = None
@@ -182,6 +218,9 @@ class StepPlanner:
     _awaited: bool = False
     _set_aside: int = 0
     _error: Exception | None = None
+    _off_plan: bool = False
+    _room: int | None = None
+    _held_by_others: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, capture: Capture) -> RegionPlan:
         """Find the options of a captured region."""
@@ -208,7 +247,8 @@ class StepPlanner:
             return
         recorded = self._read() if self._ended else None
         self.stop_recording()
-        self._calls = []
+        self._calls, self._present = [], []
+        self._off_plan = False
         if recorded is not None:
             self._take(recorded)
         if self._error is not None:
@@ -231,13 +271,47 @@ class StepPlanner:
         if not known and self._records and len(self._records) < _MOST_RECORDS:
             self._wanted = True
         self._calls.append((plan, option))
+        if self._recorder is not None:
+            self._present.append(_gradients(tensors))
         executable = plan.executable(option)
-        call = _Call(self, position, learn, executable)
-        self.live.add(call)
+        call = _Call(self, position, learn, executable, plan, option)
+        if not known:
+            self._off_plan = True
+            self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self.mark(f"forward {position}")
-        outputs = executable(graph, tensors, call.started, call.finished)
+        outputs = executable(
+            graph,
+            tensors,
+            call.started,
+            call.finished,
+            lambda drop: setattr(call, "drop", drop),
+        )
+        self.live.add(call)
         self.mark(f"kept {position}")
         return outputs
+
+    def live_backward(self, call: _Call) -> None:
+        """See, in a step that was not planned for, that there is room for a backward."""
+        if self._off_plan:
+            self._make_room(call.option.backward_bytes, "backward", call)
+
+    def _make_room(self, needed: int, half: str, own: _Call | None = None) -> None:
+        """Let earlier calls give back what they can make again, the largest first.
+
+        What the code between regions holds is taken to be the most that it held at any time in
+        this half of the steps that were recorded.
+        """
+        if self._room is None:
+            return
+        calls = sorted(self.live, key=lambda call: -call.droppable_bytes)
+        held = sum(call.option.kept_bytes for call in calls if call is not own)
+        room = self._room - self._held_by_others[half] - needed
+        for call in calls:
+            if held <= room:
+                return
+            if call is not own and call.droppable_bytes > 0:
+                held -= call.droppable_bytes
+                call.go_lean()
 
     def mark(self, label: str) -> None:
         """Note a moment of the step, if it is recorded."""
@@ -254,20 +328,24 @@ class StepPlanner:
         self._awaited = False
         if not self.live and self._recorder is not None:
             self._recorder.mark("end")
-            self._recorder.give_way()
             self._ended = True
 
-    def _read(self) -> _Record:
+    def _read(self) -> _Record | None:
         assert self._recorder is not None
         self._recorder.__exit__(None, None, None)
         marks = tuple(self._recorder.marks)
-        marks = marks[: 1 + next(i for i, mark in enumerate(marks) if mark.label == "end")]
-        return _Record(tuple(self._calls), marks, max(mark.peak_bytes for mark in marks))
+        ends = [position for position, mark in enumerate(marks) if mark.label == "end"]
+        if not ends:
+            return None
+        marks = marks[: 1 + ends[0]]
+        peak = max(mark.peak_bytes for mark in marks)
+        return _Record(tuple(self._calls), tuple(self._present), marks, peak)
 
     def _start(self, device: torch.device) -> None:
         recorder = AllocationRecorder(device)
         with contextlib.suppress(RuntimeError):  # someone else's profiler is running
             recorder.__enter__()
+            recorder.give_way()  # whoever else measures may end it
             self._recorder = recorder
             self.mark("start")
 
@@ -277,6 +355,10 @@ class StepPlanner:
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
             recorder.__exit__(None, None, None)
+
+    def __del__(self) -> None:
+        """Leave no profiler running."""
+        self.stop_recording()
 
     def _is_known(self, pattern: tuple[int, ...]) -> bool:
         return any(_is_part(pattern, known) for known in self._records)
@@ -332,6 +414,12 @@ class StepPlanner:
         for plan, index in zip(plans, choice.indices, strict=True):
             plan.current = plan.front.options[index]
         once = Counter(plan for plan, _ in latest.calls)
+        self._room = room
+        forwards = [moment.fixed_bytes for moment in moments if _is_forward(moment)]
+        self._held_by_others = {
+            "forward": max(forwards, default=0),
+            "backward": max(moment.fixed_bytes for moment in moments),
+        }
         made = StepPlan(
             tuple((plan.name, plan.current) for plan in plans),
             tuple(dict.fromkeys(self.breaks)),
@@ -384,10 +472,12 @@ def _is_part(pattern: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 def _moments(record: _Record, number: dict[RegionPlan, int]) -> Iterator[Moment]:
     """Read the moments at which a step must be within the budget off its record."""
     live: dict[int, RegionPlan] = {}
+    present: dict[int, int] = {}
     options = dict(enumerate(option for _, option in record.calls))
 
     def moment(held: int, running: Any = None) -> Moment:
         fixed = held - sum(options[position].kept_bytes for position in live)
+        fixed += sum(present.values())
         counts = Counter(number[plan] for plan in live.values())
         return Moment(max(0, fixed), tuple(sorted(counts.items())), running)
 
@@ -405,7 +495,24 @@ def _moments(record: _Record, number: dict[RegionPlan, int]) -> Iterator[Moment]
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield moment(held + more, (number[plan], "backward"))
         else:
+            if kind == "given":
+                present.update(record.present[position])
             yield moment(after.peak_bytes)
+
+
+def _gradients(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Sum up the gradients that leaves have already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            id(tensor): tensor.grad.untyped_storage().nbytes()
+            for tensor in tensors
+            if tensor.is_leaf and tensor.grad is not None
+        }
+
+
+def _is_forward(moment: Moment) -> bool:
+    return moment.running is not None and moment.running[1] == "forward"
 
 
 def _peak(moments: Sequence[Moment], options: Sequence[RegionOption]) -> int:

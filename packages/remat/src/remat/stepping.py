@@ -209,7 +209,11 @@ class Stepper:
         if not self._alone:
             self.together.enter(None)
         self._met = False
-        returned = forward()
+        try:
+            returned = forward()
+        except BaseException:
+            self.together.stop_recording()
+            raise
         if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
             raise RematError(
                 "the forward ran as it is, without a plan: TorchDynamo made no graph of it "

@@ -192,7 +192,10 @@ class RematForward:
         stepper = Stepper(self._settings, told)
         allow_rnn = not _has_dropout_between_layers(self._module)
         run = compile_frames(
-            self.original_forward, lambda found, _: stepper.add(found), allow_rnn=allow_rnn
+            self.original_forward,
+            lambda found, _: stepper.add(found),
+            stepper.together.breaks.append,
+            allow_rnn=allow_rnn,
         )
         return stepper, run
 

@@ -85,7 +85,7 @@ class AllocationRecorder:
                 torch.cuda.max_memory_allocated(self.device) - self._before,
             )
             torch.cuda.reset_peak_memory_stats(self.device)
-        else:
+        elif self._profiler is not None:
             with torch.profiler.record_function(_MARK + label):
                 pass
 
