@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from remat.planning import Settings
+from remat.recording import Recorded, gradients_present, is_part, moments_of, peak_of
+from remat.step_plan import StepPlan
 from remat_exec import Executable
-from remat_graph import Compute
-from remat_graph.torch import AllocationRecorder, Capture, LossCost, Mark
+from remat_graph.torch import AllocationRecorder, Capture, LossCost
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
@@ -36,15 +35,15 @@ from remat_solvers.step import (
     region_front,
     step_bound,
 )
-from remat_solvers.step.options import made_elsewhere
 from remat_solvers.store_all import store_all
 
-__all__ = ["RegionPlan", "StepPlan", "StepPlanner"]
+__all__ = ["RegionPlan", "StepPlanner"]
 
 logger = logging.getLogger(__name__)
 
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
-_MOST_RECORDS = 8
+_CHOICE_SECONDS = 5.0
+_MOST_KNOWN = 8
 _WORTH_REFINING = 0.01  # of the budget, left over
 _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
 
@@ -57,8 +56,7 @@ class RegionPlan:
         self.number = number
         self.capture = capture
         self.front = front
-        self.current = front.options[0]  # what keeps the least
-        self.least = self.current
+        self.least = front.options[0]  # of what is kept
         self._executables: dict[RegionOption, Executable] = {}
 
     def executable(self, option: RegionOption) -> Executable:
@@ -75,87 +73,6 @@ class RegionPlan:
         """What it costs to store everything."""
         graph = self.front.graph
         return measure_option(graph, store_all(graph))
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What was planned for a step of several regions; sizes in bytes, times in seconds.
-
-    `regions` are pairs of a name and the option that it runs by, in the order of their first calls.
-    `breaks` say why the forward is not one region. `measured_peak_bytes` is that of the first step
-    that ran by this plan, `None` before. No plan of the regions within the budget takes less time
-    than `lower_bound`.
-    """
-
-    regions: tuple[tuple[str, RegionOption], ...]
-    breaks: tuple[str, ...]
-    budget_bytes: int
-    predicted_peak_bytes: int
-    store_all_peak_bytes: int
-    time: float
-    least_time: float
-    lower_bound: float
-    measured_peak_bytes: int | None = None
-
-    @property
-    def predicted_overhead(self) -> float:
-        """Time of recomputation as a fraction of computing everything once."""
-        return self.time / self.least_time - 1 if self.least_time else 0.0
-
-    @property
-    def bound_overhead(self) -> float:
-        """The least overhead of any schedules of these regions, within the budget."""
-        return max(0.0, self.lower_bound / self.least_time - 1) if self.least_time else 0.0
-
-    @property
-    def recomputations(self) -> int:
-        """Number of operations run a second time or more, in one call of each region."""
-        ops = [
-            [step.op for step in option.schedule.steps if isinstance(step, Compute)]
-            for _, option in self.regions
-        ]
-        return sum(len(computed) - len(set(computed)) for computed in ops)
-
-    def __str__(self) -> str:
-        """Say it readably."""
-        measured = self.measured_peak_bytes
-        rows = [
-            ("budget", _mib(self.budget_bytes)),
-            ("peak, predicted", _mib(self.predicted_peak_bytes)),
-            ("peak, measured", "not measured" if measured is None else _mib(measured)),
-            ("storing everything", _mib(self.store_all_peak_bytes)),
-            ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
-            ("overhead, at least", f"{100 * self.bound_overhead:.2f}%"),
-            *(
-                (name, f"keeps {_mib(option.kept_bytes)}, peak {_mib(option.peak_bytes)}")
-                for name, option in self.regions
-            ),
-            *(("break", reason) for reason in self.breaks),
-        ]
-        title = f"remat plan of {len(self.regions)} regions"
-        return "\n".join([title, *(f"  {name:<20} {text}" for name, text in rows)])
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """One recorded step: the options by which its calls ran, in order, and its marks.
-
-    `present` are, for each call, the sizes of gradients that were there before, by parameter. In a
-    step without them they are new, so plans are made as if they were.
-    """
-
-    calls: tuple[tuple[RegionPlan, RegionOption], ...]
-    present: tuple[dict[int, int], ...]
-    marks: tuple[Mark, ...]
-    peak_bytes: int
-
-    @property
-    def pattern(self) -> tuple[int, ...]:
-        return tuple(plan.number for plan, _ in self.calls)
 
 
 @dataclass(eq=False)
@@ -195,6 +112,16 @@ class _Call:
 
 
 @dataclass(eq=False)
+class _Known:
+    """A pattern of calls that was planned for: the option of each, and what others held at most."""
+
+    record: Recorded
+    plan: StepPlan
+    options: tuple[RegionOption, ...]
+    held: dict[str, int]
+
+
+@dataclass(eq=False)
 class StepPlanner:
     """Plans the regions of a model's steps, and runs them.
 
@@ -208,19 +135,19 @@ class StepPlanner:
     live: weakref.WeakSet[_Call] = field(default_factory=weakref.WeakSet)
     _plans: list[RegionPlan] = field(default_factory=list)
     _fronts: list[RegionFront] = field(default_factory=list)
-    _records: dict[tuple[int, ...], _Record] = field(default_factory=dict)
+    _known: list[_Known] = field(default_factory=list)
+    _followed: _Known | None = None
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
     _present: list[dict[int, int]] = field(default_factory=list)
     _recorder: AllocationRecorder | None = None
     _ended: bool = False
-    _to_verify: StepPlan | None = None
+    _to_verify: _Known | None = None
     _wanted: bool = True
     _awaited: bool = False
     _set_aside: int = 0
     _error: Exception | None = None
     _off_plan: bool = False
     _room: int | None = None
-    _held_by_others: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, capture: Capture) -> RegionPlan:
         """Find the options of a captured region."""
@@ -245,10 +172,13 @@ class StepPlanner:
         """
         if self.live:
             return
+        if device is None and self._plans:
+            device = self._plans[0].capture.program.device
         recorded = self._read() if self._ended else None
         self.stop_recording()
         self._calls, self._present = [], []
         self._off_plan = False
+        self._followed = self._known[-1] if self._known else None
         if recorded is not None:
             self._take(recorded)
         if self._error is not None:
@@ -266,17 +196,13 @@ class StepPlanner:
         """Run the forward of a region by its plan."""
         self.enter(plan.capture.program.device)
         position = len(self._calls)
-        known = self._is_known((*(p.number for p, _ in self._calls), plan.number))
-        option = plan.current if known else plan.least
-        if not known and self._records and len(self._records) < _MOST_RECORDS:
-            self._wanted = True
+        option = self._option_for(plan)
         self._calls.append((plan, option))
         if self._recorder is not None:
-            self._present.append(_gradients(tensors))
+            self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
         call = _Call(self, position, learn, executable, plan, option)
-        if not known:
-            self._off_plan = True
+        if self._off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self.mark(f"forward {position}")
         outputs = executable(
@@ -289,6 +215,23 @@ class StepPlanner:
         self.live.add(call)
         self.mark(f"kept {position}")
         return outputs
+
+    def _option_for(self, plan: RegionPlan) -> RegionOption:
+        """Find the option for the next call, in a pattern that is known or part of one that is."""
+        so_far = tuple(p.number for p, _ in self._calls)
+        candidates = [self._followed] if self._followed is not None else []
+        candidates += [known for known in reversed(self._known) if known is not self._followed]
+        for known in candidates:
+            at = _position(known.record.pattern, so_far, plan.number)
+            if at is not None:
+                if known is not self._followed and so_far:
+                    self._off_plan = True  # earlier calls ran by the options of another
+                self._followed = known
+                return known.options[at]
+        if self._known:
+            self._off_plan = True
+            self._wanted = self._wanted or len(self._known) < _MOST_KNOWN
+        return plan.least
 
     def live_backward(self, call: _Call) -> None:
         """See, in a step that was not planned for, that there is room for a backward."""
@@ -303,9 +246,10 @@ class StepPlanner:
         """
         if self._room is None:
             return
+        others = max(known.held[half] for known in self._known)
         calls = sorted(self.live, key=lambda call: -call.droppable_bytes)
         held = sum(call.option.kept_bytes for call in calls if call is not own)
-        room = self._room - self._held_by_others[half] - needed
+        room = self._room - others - needed
         for call in calls:
             if held <= room:
                 return
@@ -330,16 +274,20 @@ class StepPlanner:
             self._recorder.mark("end")
             self._ended = True
 
-    def _read(self) -> _Record | None:
+    def _read(self) -> Recorded | None:
         assert self._recorder is not None
         self._recorder.__exit__(None, None, None)
         marks = tuple(self._recorder.marks)
         ends = [position for position, mark in enumerate(marks) if mark.label == "end"]
         if not ends:
             return None
-        marks = marks[: 1 + ends[0]]
-        peak = max(mark.peak_bytes for mark in marks)
-        return _Record(tuple(self._calls), tuple(self._present), marks, peak)
+        return Recorded(
+            tuple(plan.number for plan, _ in self._calls),
+            tuple(plan.front.graph for plan, _ in self._calls),
+            tuple(option for _, option in self._calls),
+            tuple(self._present),
+            marks[: 1 + ends[0]],
+        )
 
     def _start(self, device: torch.device) -> None:
         recorder = AllocationRecorder(device)
@@ -360,16 +308,12 @@ class StepPlanner:
         """Leave no profiler running."""
         self.stop_recording()
 
-    def _is_known(self, pattern: tuple[int, ...]) -> bool:
-        return any(_is_part(pattern, known) for known in self._records)
-
-    def _take(self, record: _Record) -> None:
+    def _take(self, record: Recorded) -> None:
         """Plan by a recorded step, or see that it took no more than was planned."""
-        made = self._to_verify
-        if made is not None and self._is_known(record.pattern):
-            self._to_verify = None
+        known, self._to_verify = self._to_verify, None
+        if known is not None and is_part(record.pattern, known.record.pattern):
             self._wanted = False
-            made = replace(made, measured_peak_bytes=record.peak_bytes)
+            made = replace(known.plan, measured_peak_bytes=record.peak_bytes)
             if record.peak_bytes <= made.budget_bytes:
                 self.told(made)
                 return
@@ -379,29 +323,27 @@ class StepPlanner:
                 "the step took %d bytes of a budget of %d; planning again with %d set aside",
                 record.peak_bytes, made.budget_bytes, self._set_aside,
             )  # fmt: skip
-        self._records[record.pattern] = record
+            record = known.record if record.pattern != known.record.pattern else record
+        self._known = [k for k in self._known if not is_part(k.record.pattern, record.pattern)]
         try:
-            made = self._plan(record)
+            known = self._plan(record)
         except Exception as error:
             self._error = error
             return
-        self.told(made)
-        self._to_verify = made
+        self._known.append(known)
+        self._followed = known
+        self._to_verify, self._wanted = known, True
+        self.told(known.plan)
 
-    def _plan(self, latest: _Record) -> StepPlan:
-        records = list(self._records.values())
-        plans = list(dict.fromkeys(plan for record in records for plan, _ in record.calls))
-        number = {plan: position for position, plan in enumerate(plans)}
-        moments = [moment for record in records for moment in _moments(record, number)]
-        counts = [Counter(plan for plan, _ in record.calls) for record in records]
-        calls = [max(count[plan] for count in counts) for plan in plans]
-        everything = [plan.everything for plan in plans]
-        stored = _peak(moments, everything)
+    def _plan(self, record: Recorded) -> _Known:
+        moments = list(moments_of(record))
+        plans = [self._plans[number] for number in record.pattern]
+        stored = peak_of(moments, [plan.everything for plan in plans])
         device = plans[0].capture.program.device
         budget = self.settings.budget.resolve(device, lambda: stored)
-        room = max(1, int((budget - self._set_aside) / _TOLERANCE))
+        self._room = room = max(1, int((budget - self._set_aside) / _TOLERANCE))
         try:
-            choice = self._choose(plans, calls, moments, room)
+            choice = self._choose(plans, moments, room)
         except BudgetTooSmall as error:
             raise BudgetTooSmall(
                 budget,
@@ -410,119 +352,70 @@ class StepPlanner:
                 error.least_at,
                 error.status,
             ) from None
-        bound = step_bound([plan.front for plan in plans], calls, moments, room)
-        for plan, index in zip(plans, choice.indices, strict=True):
-            plan.current = plan.front.options[index]
-        once = Counter(plan for plan, _ in latest.calls)
-        self._room = room
-        forwards = [moment.fixed_bytes for moment in moments if _is_forward(moment)]
-        self._held_by_others = {
-            "forward": max(forwards, default=0),
-            "backward": max(moment.fixed_bytes for moment in moments),
-        }
+        calls = [1] * len(plans)
+        bound = step_bound([plan.front for plan in plans], calls, moments, room,
+                           limit_seconds=_CHOICE_SECONDS)  # fmt: skip
+        options = tuple(
+            plan.front.options[index] for plan, index in zip(plans, choice.indices, strict=True)
+        )
         made = StepPlan(
-            tuple((plan.name, plan.current) for plan in plans),
+            tuple((plan.name, option) for plan, option in zip(plans, options, strict=True)),
             tuple(dict.fromkeys(self.breaks)),
             budget,
             choice.peak_bytes + self._set_aside,
             stored,
             choice.time,
-            sum(plan.front.graph.time * n for plan, n in zip(plans, calls, strict=True)),
+            sum(plan.front.graph.time for plan in plans),
             min(bound, choice.time),
         )
-        logger.info("planned %d regions: %s", len(once), str(made).replace("\n", "; "))
-        return made
+        logger.info("planned: %s", str(made).replace("\n", "; "))
+        forwards = (m.fixed_bytes for m in moments if m.running and m.running[1] == "forward")
+        held = {
+            "forward": max(forwards, default=0),
+            "backward": max(moment.fixed_bytes for moment in moments),
+        }
+        return _Known(record, made, options, held)
 
     def _with_margin(self, size: int) -> int:
         """Give the budget whose room is just this much."""
         return int(size * _TOLERANCE) + 1 + self._set_aside
 
-    def _choose(
-        self, plans: list[RegionPlan], calls: list[int], moments: list[Moment], room: int
-    ) -> StepChoice:
+    def _choose(self, plans: list[RegionPlan], moments: list[Moment], room: int) -> StepChoice:
         """Choose; then solve each kind of region again for what is left over, and choose again."""
-        choice = choose([plan.front.options for plan in plans], calls, moments, room)
+        calls = [1] * len(plans)
+        seconds = _CHOICE_SECONDS
+        fronts = [plan.front.options for plan in plans]
+        choice = choose(fronts, calls, moments, room, limit_seconds=seconds)
         left = room - choice.peak_bytes
         if left < _WORTH_REFINING * room:
             return choice
-        share = left // max(1, sum(calls))
-        solved: dict[int, RegionFront] = {}
+        wanted: dict[int, tuple[RegionFront, set[RegionOption]]] = {}
         for plan, index in zip(plans, choice.indices, strict=True):
             option = plan.front.options[index]
-            if option.time <= plan.front.graph.time:
-                continue
-            found = solved.get(id(plan.front))
-            if found is None:
-                found = solved[id(plan.front)] = refined_options(
-                    plan.front,
-                    kept_bytes=option.kept_bytes + share,
+            if option.time > plan.front.graph.time:
+                wanted.setdefault(id(plan.front), (plan.front, set()))[1].add(option)
+        better: dict[int, RegionFront] = {}
+        for key, (front, options) in wanted.items():
+            better[key] = front
+            for option in options:
+                better[key] = refined_options(
+                    better[key],
+                    kept_bytes=option.kept_bytes + left // len(plans),
                     peak_bytes=option.peak_bytes + left,
-                    limit_seconds=_SECONDS,
+                    limit_seconds=_SECONDS / len(options),
                 )
-            plan.front = found
-        return choose([plan.front.options for plan in plans], calls, moments, room)
+        for plan in dict.fromkeys(plans):
+            plan.front = better.get(id(plan.front), plan.front)
+        fronts = [plan.front.options for plan in plans]
+        return choose(fronts, calls, moments, room, limit_seconds=seconds)
 
 
-def _is_part(pattern: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether calls come in the order of others, with some of those left out."""
-    rest = iter(whole)
-    return all(number in rest for number in pattern)
-
-
-def _moments(record: _Record, number: dict[RegionPlan, int]) -> Iterator[Moment]:
-    """Read the moments at which a step must be within the budget off its record."""
-    live: dict[int, RegionPlan] = {}
-    present: dict[int, int] = {}
-    options = dict(enumerate(option for _, option in record.calls))
-
-    def moment(held: int, running: Any = None) -> Moment:
-        fixed = held - sum(options[position].kept_bytes for position in live)
-        fixed += sum(present.values())
-        counts = Counter(number[plan] for plan in live.values())
-        return Moment(max(0, fixed), tuple(sorted(counts.items())), running)
-
-    for before, after in zip(record.marks, record.marks[1:], strict=False):
-        kind, _, at = before.label.partition(" ")
-        position = int(at or 0)
-        if kind == "forward":
-            plan, option = record.calls[position]
-            more = max(0, after.peak_bytes - before.held_bytes - option.forward_bytes)
-            yield moment(before.held_bytes + more, (number[plan], "forward"))
-            live[position] = plan
-        elif kind == "backward" and live.pop(position, None) is not None:
-            plan, option = record.calls[position]
-            held = before.held_bytes - option.kept_bytes - made_elsewhere(plan.front.graph)
-            more = max(0, after.peak_bytes - held - option.backward_bytes)
-            yield moment(held + more, (number[plan], "backward"))
-        else:
-            if kind == "given":
-                present.update(record.present[position])
-            yield moment(after.peak_bytes)
-
-
-def _gradients(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Sum up the gradients that leaves have already."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {
-            id(tensor): tensor.grad.untyped_storage().nbytes()
-            for tensor in tensors
-            if tensor.is_leaf and tensor.grad is not None
-        }
-
-
-def _is_forward(moment: Moment) -> bool:
-    return moment.running is not None and moment.running[1] == "forward"
-
-
-def _peak(moments: Sequence[Moment], options: Sequence[RegionOption]) -> int:
-    """Give the most that is held at any moment if each region runs by this option."""
-    most = 0
-    for moment in moments:
-        held = moment.fixed_bytes + sum(n * options[r].kept_bytes for r, n in moment.live)
-        if moment.running is not None:
-            region, half = moment.running
-            option = options[region]
-            held += option.forward_bytes if half == "forward" else option.backward_bytes
-        most = max(most, held)
-    return most
+def _position(pattern: tuple[int, ...], so_far: tuple[int, ...], number: int) -> int | None:
+    """Find where in a pattern the next call stands, after those so far, with some left out."""
+    at = 0
+    for earlier in (*so_far, number):
+        try:
+            at = pattern.index(earlier, at) + 1
+        except ValueError:
+            return None
+    return at - 1

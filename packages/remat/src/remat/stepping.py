@@ -168,10 +168,13 @@ def _requires_grad(item: Any) -> bool:
 class Stepper:
     """The regions of one model, their plans, and what is known from earlier ones.
 
-    `told` is given each plan that a step begins to run by.
+    `told` is given each plan that a step begins to run by. `alone` says that a graph which is all
+    of a function has the whole budget.
     """
 
-    def __init__(self, settings: Settings, told: Callable[[Any], None]) -> None:
+    def __init__(
+        self, settings: Settings, told: Callable[[Any], None], *, alone: bool = True
+    ) -> None:
         self.together = StepPlanner(settings, told)
         self.answer: Any = None
         self.preparing = False
@@ -183,7 +186,7 @@ class Stepper:
         self._costs: dict[str, Cost] = {}
         self.real_strides = RealStrides() if settings.costs == "measure" else None
         self._granted_bytes = 0
-        self._alone = True
+        self._alone = alone
         self._met = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
 

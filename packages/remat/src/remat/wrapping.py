@@ -16,6 +16,14 @@ from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
+from remat.units import (
+    RegionForward,
+    Regions,
+    choose_regions,
+    copy_within,
+    shallow_copy,
+    unwrap_units,
+)
 from remat_exec import Loss
 from remat_graph.torch import Costs
 from remat_solvers import Progress
@@ -38,6 +46,7 @@ def rematerialize(
     limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
+    regions: Regions | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -56,31 +65,42 @@ def rematerialize(
     plan and must change nothing. Without it a loss outside the model is allowed about three buffers
     the size of each output, its gradient included; one that takes more goes over the budget.
 
+    TorchDynamo finds the graphs. A forward without graph breaks is one region, planned at once; one
+    with breaks is several, and what stands between them runs in eager autograd. Their first steps
+    keep as little as possible and are recorded; then one plan for all is made. `regions` names
+    submodules that are to be one region each, such as blocks that FSDP2 shards: dotted names, with
+    wildcards (`"layers.*"`), or classes, or a list of these. The rest is not planned then.
+
     A call that differs from what was planned for (another batch size, a frozen parameter) is
-    planned anew; the last 8 plans are kept. A fraction never gives a smaller call, such as the last
-    batch, less than an earlier one was given.
+    planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
+    as the last batch, less than an earlier one was given.
 
     Raises:
         BudgetError: if the budget cannot be read.
-        CaptureError: if the model cannot be captured as one static graph.
+        CaptureError: if a graph of the model cannot be captured.
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
-        RematError: if the model is no module, is in eval mode, or is rematerialized already; if a
-            loss cannot be called, or costs are not measured.
+        RematError: if the model is no module or is rematerialized already; if a loss cannot be
+            called, or costs are not measured; if an entry of `regions` matches no submodule.
     """
     if not isinstance(model, torch.nn.Module):
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
     settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
-    made = _shallow_copy(model)
-    forward = RematForward(made, settings, model.__dict__.get("forward"))
+    made = shallow_copy(model)
+    chosen = choose_regions(made, regions)
+    unwrap_units(made)
+    forward = RematForward(made, settings, model.__dict__.get("forward"), bool(chosen))
     forward.original = model  # what weak references within it refer to
     made.__dict__["forward"] = made.__dict__[_FORWARD] = forward
     made.__dict__["plan"] = NotPlanned()
     made.register_forward_pre_hook(forward.check_owner)
+    for name in chosen:
+        block = copy_within(made, name)
+        block.__dict__["forward"] = RegionForward(block, forward, name)
     if args is not None or kwargs:
         with torch.enable_grad():
             forward.prepare(as_args(args), dict(kwargs or {}))
@@ -99,32 +119,27 @@ class NotPlanned:
     __repr__ = __str__
 
 
-def _shallow_copy(model: Module) -> Module:
-    made = copy.copy(model)
-    for name, item in model.__dict__.items():
-        if isinstance(item, dict):  # parameters, buffers, submodules, hooks: own dict, same entries
-            made.__dict__[name] = copy.copy(item)
-    return made
-
-
 class RematForward:
     """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
 
     def __init__(
-        self, module: torch.nn.Module, settings: Settings, instance_forward: Any = None
+        self,
+        module: torch.nn.Module,
+        settings: Settings,
+        instance_forward: Any = None,
+        by_regions: bool = False,
     ) -> None:
         self._module = module
         self._settings = settings
         self._instance_forward = instance_forward
+        self._by_regions = by_regions
         self.original: torch.nn.Module | None = None
         self._dress()
 
     def _dress(self) -> None:
         unbound = self._instance_forward or type(self._module).forward
         functools.update_wrapper(self, unbound, updated=())
-        self.__dict__.pop(
-            "__wrapped__"
-        )  # who unwraps wrappers of their own must not unwrap this one
+        self.__dict__.pop("__wrapped__")  # whoever unwraps wrappers must not unwrap this one
         signature = inspect.signature(unbound)
         if self._instance_forward is None:
             parameters = list(signature.parameters.values())[1:]
@@ -163,6 +178,11 @@ class RematForward:
             )
 
     @property
+    def instance_forward(self) -> Callable[..., Any] | None:
+        """The forward that was set on the original module, if one was."""
+        return self._instance_forward  # type: ignore[no-any-return]
+
+    @property
     def original_forward(self) -> Callable[..., Any]:
         """The forward of the module's class, or the one that was set on the original module."""
         if self._instance_forward is not None:
@@ -174,7 +194,8 @@ class RematForward:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
-        stepper, run = self._machine
+        stepper, compiled = self._machine
+        run = self.original_forward if self._by_regions else compiled(self.original_forward)
         stepper.rebuild = functools.partial(_call, run, args, kwargs)
         return stepper.run(lambda: run(*args, **kwargs))
 
@@ -184,29 +205,42 @@ class RematForward:
         stepper, _ = self._machine
         stepper.prepare(lambda: self(*args, **kwargs))
 
+    def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the forward of a submodule as a region; blocks of one class share their graphs."""
+        stepper, compiled = self._machine
+        run = compiled(type(block).forward)
+        return stepper.run(lambda: run(block, *args, **kwargs))
+
     @functools.cached_property
-    def _machine(self) -> tuple[Stepper, Callable[..., Any]]:
+    def _machine(self) -> tuple[Stepper, Callable[[Any], Callable[..., Any]]]:
         def told(plan: Any) -> None:
             self._module.__dict__["plan"] = plan
 
-        stepper = Stepper(self._settings, told)
+        stepper = Stepper(self._settings, told, alone=not self._by_regions)
         allow_rnn = not _has_dropout_between_layers(self._module)
-        run = compile_frames(
-            self.original_forward,
-            lambda found, _: stepper.add(found),
-            stepper.together.breaks.append,
-            allow_rnn=allow_rnn,
-        )
-        return stepper, run
+
+        @functools.cache
+        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+            return compile_frames(
+                function,
+                lambda found, _: stepper.add(found),
+                stepper.together.breaks.append,
+                allow_rnn=allow_rnn,
+            )
+
+        return stepper, compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
         if module is None:
             module = copy.deepcopy(self._module, memo)
-        return RematForward(module, self._settings, self._instance_forward)
+        made = RematForward(module, self._settings, self._instance_forward, self._by_regions)
+        memo[id(self)] = made
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         return {
+            "by_regions": self._by_regions,
             "module": self._module,
             "settings": replace(self._settings, progress=None),
             "instance_forward": self._instance_forward,
@@ -215,6 +249,7 @@ class RematForward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans: they are made again at the first call."""
         self._module = state["module"]
+        self._by_regions = state["by_regions"]
         self._settings = state["settings"]
         self._instance_forward = state["instance_forward"]
         self.original = None

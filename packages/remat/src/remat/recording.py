@@ -1,0 +1,105 @@
+"""A recorded step of several regions, and the moments at which it must be within the budget."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat_graph import Graph
+from remat_graph.torch import Mark
+from remat_solvers.step import Moment, RegionOption
+from remat_solvers.step.options import made_elsewhere
+
+__all__ = ["Recorded", "gradients_present", "is_part", "moments_of", "peak_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One step: its calls of regions in order, and its marks.
+
+    `pattern` has the number of the region of each call, `graphs` its graph, `options` how it ran.
+    `present` are, for each call, the sizes of gradients that were there before, by parameter: in a
+    step without them they are new, so plans are made as if they were. The marks are "start", then
+    "forward i", "kept i", "backward i" and "given i" at the start and end of each half of call i,
+    and "end".
+    """
+
+    pattern: tuple[int, ...]
+    graphs: tuple[Graph, ...]
+    options: tuple[RegionOption, ...]
+    present: tuple[dict[int, int], ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at any time."""
+        return max(mark.peak_bytes for mark in self.marks)
+
+
+def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Give the bytes of the gradients that leaves have already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            id(tensor): tensor.grad.untyped_storage().nbytes()
+            for tensor in tensors
+            if tensor.is_leaf and tensor.grad is not None
+        }
+
+
+def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether calls come in the order of others, with some of those left out."""
+    rest = iter(whole)
+    return all(number in rest for number in pattern)
+
+
+def moments_of(record: Recorded) -> Iterator[Moment]:
+    """Read the moments at which a step must be within the budget off its record.
+
+    Regions of a moment are numbered by call. What others hold is what was held less what the calls
+    kept by the options that they ran by. Where a half took more than its option says, that much is
+    counted as held by others.
+    """
+    live: dict[int, None] = {}
+    present: dict[int, int] = {}
+
+    def moment(held: int, running: Any = None) -> Moment:
+        fixed = held - sum(record.options[call].kept_bytes for call in live)
+        fixed += sum(present.values())
+        return Moment(max(0, fixed), tuple((call, 1) for call in sorted(live)), running)
+
+    for before, after in zip(record.marks, record.marks[1:], strict=False):
+        kind, _, at = before.label.partition(" ")
+        call = int(at or 0)
+        if kind == "forward":
+            option = record.options[call]
+            more = max(0, after.peak_bytes - before.held_bytes - option.forward_bytes)
+            yield moment(before.held_bytes + more, (call, "forward"))
+            live[call] = None
+        elif kind == "backward" and call in live:
+            del live[call]
+            option = record.options[call]
+            held = before.held_bytes - option.kept_bytes - made_elsewhere(record.graphs[call])
+            more = max(0, after.peak_bytes - held - option.backward_bytes)
+            yield moment(held + more, (call, "backward"))
+        else:
+            if kind == "given":
+                present.update(record.present[call])
+            yield moment(after.peak_bytes)
+
+
+def peak_of(moments: Sequence[Moment], options: Sequence[RegionOption]) -> int:
+    """Give the most that is held at any moment if each call runs by this option."""
+    most = 0
+    for moment in moments:
+        held = moment.fixed_bytes + sum(n * options[r].kept_bytes for r, n in moment.live)
+        if moment.running is not None:
+            region, half = moment.running
+            option = options[region]
+            held += option.forward_bytes if half == "forward" else option.backward_bytes
+        most = max(most, held)
+    return most
