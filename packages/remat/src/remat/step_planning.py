@@ -125,13 +125,15 @@ class _Known:
 class StepPlanner:
     """Plans the regions of a model's steps, and runs them.
 
-    A step begins with a call while nothing is alive between its halves, and ends when all backwards
-    have; two forwards before a backward are of one step.
+    A step begins with a forward while nothing is alive between its halves, and ends when all
+    backwards have; two forwards before a backward are of one step. `within_forward` is set while a
+    forward runs that is known to be one; otherwise each call of a region may begin a step.
     """
 
     settings: Settings
     told: Callable[[Any], None]
     breaks: list[str] = field(default_factory=list)
+    within_forward: bool = False
     live: weakref.WeakSet[_Call] = field(default_factory=weakref.WeakSet)
     _plans: list[RegionPlan] = field(default_factory=list)
     _fronts: list[RegionFront] = field(default_factory=list)
@@ -194,7 +196,8 @@ class StepPlanner:
         learn: Callable[[Executable, frozenset[int], frozenset[int]], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region by its plan."""
-        self.enter(plan.capture.program.device)
+        if not self.within_forward:
+            self.enter(plan.capture.program.device)
         position = len(self._calls)
         option = self._option_for(plan)
         self._calls.append((plan, option))

@@ -209,14 +209,18 @@ class Stepper:
         Raises:
             RematError: if no region was met, and there is something to differentiate.
         """
-        if not self._alone:
+        outermost = not self.together.within_forward
+        if outermost and not self._alone:
             self.together.enter(None)
-        self._met = False
+        self.together.within_forward = True
+        self._met = self._met and not outermost
         try:
             returned = forward()
         except BaseException:
             self.together.stop_recording()
             raise
+        finally:
+            self.together.within_forward = not outermost
         if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
             raise RematError(
                 "the forward ran as it is, without a plan: TorchDynamo made no graph of it "
