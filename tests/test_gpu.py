@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from exec_cases.models import Scheduled
 
 import remat
 import zoo
-from remat_exec import RematModule, measure_peak
+from remat_exec import measure_peak
 from remat_graph.torch import capture
-from remat_solvers.store_all import store_all
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def test_trains_within_the_budget_with_the_gradients_of_storing_everything(name,
     example = zoo.build(name).to("cuda")
     stored = copy.deepcopy(example.model)
     captured = capture(stored, example.args, example.kwargs)
-    module = RematModule(stored, captured, store_all(captured.graph))
+    module = Scheduled(stored, captured)
     expected = gradients_after(module, example)
 
     model = copy.deepcopy(example.model)

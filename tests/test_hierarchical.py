@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from exec_cases.models import Scheduled
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 
-from remat_exec import RematModule
 from remat_graph import Status, simulate
 from remat_graph.torch import capture
 from remat_partition import partition
@@ -85,6 +85,6 @@ def test_a_step_has_the_bits_of_storing_everything(model, captured, make):
     hierarchy = partition(graph, max_top_ops=8, max_block_ops=8)
     schedule = solved(make(), graph, 0.7, hierarchy).schedule
     plain, planned = copy.deepcopy(model), copy.deepcopy(model)
-    stored = run(RematModule(plain, capture(plain, (batch(),), costs="estimate"), store_all(graph)))
-    again = RematModule(planned, capture(planned, (batch(),), costs="estimate"), schedule)
+    stored = run(Scheduled(plain, capture(plain, (batch(),), costs="estimate")))
+    again = Scheduled(planned, capture(planned, (batch(),), costs="estimate"), schedule)
     assert_bitwise_equal(run(again), stored)

@@ -9,14 +9,13 @@ import pickle
 import pytest
 import torch
 import transformers
+from exec_cases.models import Scheduled
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from torch import nn
 
 import remat
 import zoo
-from remat_exec import RematModule
 from remat_graph.torch import capture
-from remat_solvers.store_all import store_all
 
 LIMIT_SECONDS = 0.5
 
@@ -357,7 +356,7 @@ def test_autocast_is_part_of_the_plan():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         captured = capture(original, (batch(),), costs="estimate")
         model = planned()
-    stored = RematModule(original, captured, store_all(captured.graph))
+    stored = Scheduled(original, captured)
     got = train(model, under_autocast, loss)
     assert_bitwise_equal(got, train(stored, under_autocast, loss))
     assert_close(got, train(net(), under_autocast, loss), rtol=0.02)

@@ -112,6 +112,32 @@ def test_measuring_a_loss_leaves_no_trace():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_measuring_a_loss_stores_nothing_on_the_model():
+    class Storing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls, self.last = nn.Linear(8, 8), 0, None
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.steps += 1
+            self.calls += 1
+            output = self.layer(x)
+            self.last = output.detach()
+            return output
+
+    x, original = torch.randn(16, 8), Storing()
+    steps = original.steps
+    model = planned(original, x, lambda output: output.square().mean(), budget="100kB")
+    assert (model.calls, model.last, int(steps)) == (0, None, 0)
+    assert model.steps is original.steps is steps
+    for size in (16, 4):  # the second is planned for within training
+        output = model(x[:size])
+        assert torch.equal(model.last, output.detach())
+    assert (model.calls, int(model.steps), int(original.steps)) == (2, 2, 2)
+    assert model.steps is steps
+
+
 def test_a_budget_too_small_for_the_loss_says_what_would_do():
     x = batch()
     with pytest.raises(remat.BudgetTooSmall) as caught:

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 import torch
+from exec_cases.models import Scheduled
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 
 import remat
-from remat_exec import RematModule
 from remat_graph.torch import capture
-from remat_solvers.store_all import store_all
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def layers():
 def stored(layers):
     model = copy.deepcopy(layers)
     captured = capture(model, (batch(),), costs="estimate")
-    return run(RematModule(model, captured, store_all(captured.graph)))
+    return run(Scheduled(model, captured))
 
 
 def batch():

@@ -10,18 +10,23 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.source import AttrSource
+from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.variables import ConstantVariable, builder, misc
 from torch._guards import CompileContext
 
@@ -30,7 +35,10 @@ from remat.errors import RematError
 __all__ = ["Found", "compile_frames", "found_in", "is_last_compilation"]
 
 _NO_LIMIT = 1 << 30
+_TRIES = 3
+_UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
+_TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -58,6 +66,7 @@ class _Frames:
         self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
         self._settings = settings
         self._skipped = skipped
+        self._failures: Counter[CodeType] = Counter()
         self.met = 0
         self.code: CodeType | None = None
         self.root: CodeType | None = None
@@ -73,13 +82,23 @@ class _Frames:
             finally:
                 self.code = before
                 self.met += 1
-        if result.guarded_code is None and result.skip_reason and self._is_users(frame.f_code):
-            code = frame.f_code
-            self._skipped(
-                f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno} runs "
-                f"as it is: {result.skip_reason}"
-            )
-        return result
+        code = frame.f_code
+        if result.guarded_code is not None:
+            return result
+        if result.skip_reason and self._is_users(code):
+            where = f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
+            self._skipped(f"{where} runs as it is: {result.skip_reason}")
+        if not result.apply_to_code or not self._once_more(code):
+            return result
+        return ConvertFrameReturn(
+            frame_exec_strategy=FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT),
+            apply_to_code=False,
+        )
+
+    def _once_more(self, code: CodeType) -> bool:
+        """Whether to try again at the next call: what failed may have been an error of the user."""
+        self._failures[code] += 1
+        return self._failures[code] < _TRIES
 
     @staticmethod
     def _is_users(code: CodeType) -> bool:
@@ -146,6 +165,14 @@ def compile_frames(
             return compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             raise error.inner_exception from None
+        except AssertionError as error:
+            if _UNGUARDED not in str(error):
+                raise
+            raise RematError(
+                "the forward reads something that TorchDynamo cannot see change, such as an "
+                f"attribute through a weakref.proxy ({str(error).rpartition('reason: ')[2]}); "
+                "hold the object itself, or a weakref.ref that is called"
+            ) from None
 
     return run
 
@@ -184,11 +211,13 @@ def _describe(reason: Any) -> str:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """Change three things in Dynamo that have no setting; only while `compile_lock` is held."""
+    """Change what has no setting in Dynamo; only while `compile_lock` is held."""
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
         (misc.DebuggingVariable, "call_function", _warn_later),
         (builder, "process_automatic_dynamic", _static_tensors),
+        (trace_rules, "check", _trace_modules),
+        (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
     )
     before = [getattr(owner, name) for owner, name, _ in changes]
     try:
@@ -249,3 +278,19 @@ def _static_tensors(original: Any) -> Any:
         return entry if isinstance(entry.size, tuple) else original(tx, name, entry, **rest)
 
     return process
+
+
+def _trace_modules(original: Any) -> Any:
+    """Compile forwards of torch's own modules as frames: an `nn.Sequential` may hold breaks."""
+
+    def check(obj: Any, *rest: Any, **named: Any) -> Any:
+        if (
+            isinstance(obj, CodeType)
+            and obj.co_name == "forward"
+            and _TORCH_MODULES in obj.co_filename
+            and not obj.co_filename.endswith("rnn.py")
+        ):
+            return False
+        return original(obj, *rest, **named)
+
+    return check

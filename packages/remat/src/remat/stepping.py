@@ -68,11 +68,13 @@ class Region:
     def __call__(self, *inputs: Any) -> Any:
         """Run the region: by its plan, or as it is where nothing needs a gradient."""
         stepper = self.stepper
-        stepper.met()
         if stepper.answer is not None:
             return stepper.answer
+        if stepper.preparing and not any(map(_requires_grad, inputs)):
+            raise _Prepared
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
             return self._as_it_is(inputs)
+        stepper.met()
         key = _numbers(inputs)
         if key not in self.plans:
             made = stepper.plan(self, inputs)
@@ -191,7 +193,16 @@ class Stepper:
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
 
     def add(self, found: Found) -> Region:
-        """Make a region of a graph that was found."""
+        """Make a region of a graph that was found.
+
+        Raises:
+            RematError: if the forward differs when it is run again to measure a loss.
+        """
+        if self.answer is not None:
+            raise RematError(
+                "loss= is measured by running the forward again, and this one differs then; leave "
+                "it out, or compute the loss in the model's forward"
+            )
         self.together.stop_recording()
         if found.break_reason is not None:
             self.together.breaks.append(found.break_reason)
@@ -222,10 +233,12 @@ class Stepper:
         finally:
             self.together.within_forward = not outermost
         if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+            reason = "; ".join(self.together.breaks[-3:]) or (
+                "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
+            )
             raise RematError(
-                "the forward ran as it is, without a plan: TorchDynamo made no graph of it "
-                "(is it switched off, by torch.compiler.set_stance or "
-                "torch._dynamo.config.disable?)"
+                f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+                f"that could be planned ({reason})"
             )
         return returned
 
@@ -252,12 +265,14 @@ class Stepper:
     def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         """Plan for a call of a region; `None` if it is to run as it is."""
         logger.info("planning for %s", region.name)
+        if self._settings.costs == "measure":
+            self.together.stop_recording()
+            refuse_other_profilers(inputs)
         if self._alone:
             try:
                 return self._plan_alone(region, inputs)
             except NoBackward:
                 return None
-        self.together.stop_recording()
         try:
             captured = region.captured(inputs, self._settings.costs, loss_alone=False)
         except NoBackward:
@@ -325,6 +340,21 @@ class Stepper:
             return self.rebuild(returned)
         finally:
             self.answer = before
+
+
+def refuse_other_profilers(inputs: Sequence[Any]) -> None:
+    """Say early that nothing can be measured inside a profiled block.
+
+    Raises:
+        RematError: if a profiler is running, and memory is measured with torch's only one.
+    """
+    on_cpu = all(item.device.type == "cpu" for item in inputs if isinstance(item, torch.Tensor))
+    if on_cpu and torch._C._autograd._profiler_enabled():
+        raise RematError(
+            "a profiler is already running, and torch has only one: a plan cannot be measured "
+            "inside a profiled or measured block; make it before, by passing example inputs or "
+            "running a step, or plan with costs='estimate'"
+        )
 
 
 def _no_rebuilding(returned: Any) -> Any:

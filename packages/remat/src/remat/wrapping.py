@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
+from remat.undoing import attributes_restored, state_restored
 from remat.units import (
     RegionForward,
     Regions,
@@ -196,14 +198,15 @@ class RematForward:
             return self.original_forward(*args, **kwargs)
         stepper, compiled = self._machine
         run = self.original_forward if self._by_regions else compiled(self.original_forward)
-        stepper.rebuild = functools.partial(_call, run, args, kwargs)
+        stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
         return stepper.run(lambda: run(*args, **kwargs))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         stepper, _ = self._machine
-        stepper.prepare(lambda: self(*args, **kwargs))
+        with state_restored(self._module):
+            stepper.prepare(lambda: self(*args, **kwargs))
 
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
@@ -211,8 +214,17 @@ class RematForward:
         run = compiled(type(block).forward)
         return stepper.run(lambda: run(block, *args, **kwargs))
 
-    @functools.cached_property
+    @property
     def _machine(self) -> tuple[Stepper, Callable[[Any], Callable[..., Any]]]:
+        """What plans and compiles for this model, as long as all modules have the same hooks."""
+        hooks = _global_hooks()
+        machines = self.__dict__.setdefault("_machines", {})
+        if hooks not in machines:
+            machines[hooks] = self._new_machine()
+        made: tuple[Stepper, Callable[[Any], Callable[..., Any]]] = machines[hooks]
+        return made
+
+    def _new_machine(self) -> tuple[Stepper, Callable[[Any], Callable[..., Any]]]:
         def told(plan: Any) -> None:
             self._module.__dict__["plan"] = plan
 
@@ -256,8 +268,22 @@ class RematForward:
         self._dress()
 
 
-def _call(run: Callable[..., Any], args: Any, kwargs: Any, _: Any) -> Any:
-    return run(*args, **kwargs)
+def _run_again(
+    module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, _: Any
+) -> Any:
+    with attributes_restored(module):
+        return run(*args, **kwargs)
+
+
+def _global_hooks() -> tuple[Any, ...]:
+    """Name what hooks all modules have: TorchDynamo does not guard these."""
+    if not torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return ()
+    return tuple(
+        tuple(hooks.values())
+        for name, hooks in vars(torch_module).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    )
 
 
 def _has_dropout_between_layers(module: torch.nn.Module) -> bool:
