@@ -12,18 +12,33 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import zoo
 from comparison import Variant, compare, print_table, write_json
-from remat_exec import RematModule
-from remat_graph.torch import capture
+from remat_exec import Executable
+from remat_graph.torch import capture, read_call
 from remat_solvers.store_all import store_all
 from zoo import Example
 
 MOST_TIME = 1.05
+
+
+class Stored(nn.Module):
+    """A module run by an executable, whatever it is called with."""
+
+    def __init__(self, module: nn.Module, executable: Executable) -> None:
+        super().__init__()
+        self.module = module
+        self.executable = executable
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one forward."""
+        outputs = self.executable(self.module, read_call(args, kwargs).tensors)
+        return self.executable.capture.output_structure.rebuild(iter(outputs))
 
 
 def stored(example: Example) -> Variant:
@@ -31,7 +46,7 @@ def stored(example: Example) -> Variant:
 
     def make(model: nn.Module) -> nn.Module:
         captured = capture(model, example.args, example.kwargs, costs="estimate")
-        return RematModule(model, captured, store_all(captured.graph))
+        return Stored(model, Executable(captured, store_all(captured.graph)))
 
     return Variant("executor, all stored", make)
 

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from exec_cases.models import HEADS, MLP, NORMED, SHARED, Case
+from exec_cases.models import HEADS, MLP, NORMED, SHARED, Case, Scheduled
 from torch import nn
 
-from remat_exec import BackwardError, BudgetExceeded, RematModule
+from remat_exec import BackwardError, BudgetExceeded
 from remat_graph.torch import capture
 from remat_solvers.store_all import store_all
 
@@ -84,7 +84,7 @@ def test_two_modules_share_one_executable():
     first, second = MLP.remat(), MLP.model()
     with torch.no_grad():
         second[0].weight.mul_(2)
-    other = RematModule(second, MLP.captured, MLP.store_all)
+    other = Scheduled(second, MLP.captured)
     other.executable = first.executable
     losses = [MLP.loss(model(*MLP.args())) for model in (first, other)]
     losses[0].backward()
@@ -217,7 +217,7 @@ def test_what_depends_on_missing_gradients_alone_is_not_computed():
 @pytest.mark.parametrize("planned", [0, 1])
 def test_a_backward_with_a_gradient_that_was_not_planned_for(wanted, planned):
     captured = HEADS.captured.variant(frozenset({planned}))
-    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    model = Scheduled(HEADS.model(), captured)
     plain = HEADS.model()
     for step in (model, plain):
         output = step(*HEADS.args())
@@ -227,7 +227,7 @@ def test_a_backward_with_a_gradient_that_was_not_planned_for(wanted, planned):
 
 def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refused():
     captured = HEADS.captured.variant(frozenset({0}))
-    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    model = Scheduled(HEADS.model(), captured)
     model.executable.budget_bytes = 1
     output = model(*HEADS.args())
     with pytest.raises(BudgetExceeded, match="run forward again") as error:
@@ -239,7 +239,7 @@ def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refu
 
 def test_no_backward_captures_or_measures(monkeypatch):
     captured = HEADS.captured.variant(frozenset({0}))
-    model = RematModule(HEADS.model(), captured, store_all(captured.graph))
+    model = Scheduled(HEADS.model(), captured)
     output = model(*HEADS.args())
 
     def refuse(*args, **kwargs):
@@ -451,7 +451,7 @@ def test_a_parameter_may_be_stepped_as_soon_as_its_gradient_is_there():
     copied = copy.deepcopy(eager)
     captured = capture(copied, (x,), costs="estimate")
     seen = []
-    for model in (eager, RematModule(copied, captured, store_all(captured.graph))):
+    for model in (eager, Scheduled(copied, captured)):
         found = {}
         for name, parameter in model.named_parameters():
 

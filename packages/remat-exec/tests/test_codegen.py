@@ -6,13 +6,13 @@ import random
 
 import pytest
 import torch
-from exec_cases.models import ATTENTION, CASES, HEADS, MLP, NORMED, SHARED
+from exec_cases.models import ATTENTION, CASES, HEADS, MLP, NORMED, SHARED, Scheduled
 from exec_cases.schedules import random_schedule
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remat_exec import Executable, ExecutionError, RematModule
+from remat_exec import Executable, ExecutionError
 from remat_graph import Compute, Free, InvalidSchedule, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, capture
 from remat_solvers.store_all import store_all
@@ -105,7 +105,7 @@ def test_on_meta_a_replayed_dropout_is_planned_for_another_device_but_not_run():
     here = Executable(capture(SHARED.model(), (x,), costs="estimate"), schedule).code
     with torch.device("meta"):  # `.to` would tie its layers no more
         model, on_meta = SHARED.model(), x.to("meta")
-    module = RematModule(model, capture(model, (on_meta,), costs="estimate"), schedule)
+    module = Scheduled(model, capture(model, (on_meta,), costs="estimate"), schedule)
     planned = module.executable.code
     assert planned.states == here.states > 0
     assert planned.peak_bytes <= here.peak_bytes <= planned.peak_bytes + GENERATOR_STATE_BYTES

@@ -1,7 +1,13 @@
 """Execution of re-materialization schedules in PyTorch, and the measure of their peak memory."""
 
 from remat_exec.__about__ import __version__
-from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError, LossError
+from remat_exec.errors import (
+    BackwardError,
+    BudgetExceeded,
+    ExecutionError,
+    LossError,
+    SecondDerivative,
+)
 from remat_exec.executable import Executable
 from remat_exec.loss import Loss, as_handed, loss_gradients, measure_loss, stand_in_loss
 from remat_exec.measure import (
@@ -11,7 +17,6 @@ from remat_exec.measure import (
     measure_peak,
     profile_step,
 )
-from remat_exec.module import RematModule
 
 __all__ = [
     "BackwardError",
@@ -21,7 +26,7 @@ __all__ = [
     "Loss",
     "LossError",
     "Peak",
-    "RematModule",
+    "SecondDerivative",
     "StepProfile",
     "__version__",
     "as_handed",

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from remat_exec.errors import BackwardError
+from remat_exec.errors import BackwardError, SecondDerivative
 from remat_exec.outputs import tangents_of
 from remat_exec.writing import Group
 
@@ -222,7 +222,7 @@ class _ForwardFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # the graph that create_graph asks for would miss this part
-            raise BackwardError(
+            raise SecondDerivative(
                 "create_graph=True asks for a gradient of a gradient, which a plan does not give; "
                 "run the original module for it"
             )

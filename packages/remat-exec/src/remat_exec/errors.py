@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["BackwardError", "BudgetExceeded", "ExecutionError", "LossError"]
+__all__ = [
+    "BackwardError",
+    "BudgetExceeded",
+    "ExecutionError",
+    "LossError",
+    "SecondDerivative",
+]
 
 
 class ExecutionError(RuntimeError):
@@ -11,6 +17,10 @@ class ExecutionError(RuntimeError):
 
 class BackwardError(ExecutionError):
     """A backward pass that cannot be run: a second one, or one over gradients not planned for."""
+
+
+class SecondDerivative(BackwardError):
+    """A gradient of a gradient, which a plan does not give."""
 
 
 class LossError(ExecutionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,9 @@ class Executable:
         # Made now, not when an unplanned backward comes: nothing is captured within a backward.
         self._whole = self.capture.variant(frozenset()) if missing else self.capture
         self.device = self.capture.program.device
+        targets = {write.target for write in self.capture.program.writes.values()}
+        inputs = enumerate(self.capture.program.inputs)
+        self._written = [position for position, item in inputs if item.variable in targets]
         returned = self.capture.program.returned
         self.differentiable = frozenset({*self.capture.program.tangents.values(), *missing})
         self.not_differentiable = tuple(set(range(len(returned))) - self.differentiable)
@@ -102,7 +106,8 @@ class Executable:
         """Collect the live tensors that the program reads, in its order.
 
         Raises:
-            ExecutionError: on the meta device, where there is nothing to run on.
+            ExecutionError: on the meta device, where there is nothing to run on; if one that the
+                forward writes to overlaps with another, which no captured program knows of.
         """
         if self.device.type == "meta":
             raise ExecutionError(
@@ -110,6 +115,8 @@ class Executable:
             )
         program = self.capture.program
         bound: list[Any] = [tensor_at(module, tensors, i.kind, i.key) for i in program.inputs]
+        if self._written:
+            _check_apart(bound, self._written)
         bound.extend(program.constants.values())
         return bound
 
@@ -288,3 +295,35 @@ class Executable:
 
 def _forward_order(program: Program) -> tuple[str, ...]:
     return program.order[: program.order.index("loss")]
+
+
+def _check_apart(tensors: list[torch.Tensor], written: list[int]) -> None:
+    """Refuse inputs that are written to and overlap with others.
+
+    Raises:
+        ExecutionError: naming the two.
+    """
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    counts = Counter(storages)
+    for position in written:
+        if counts[storages[position]] == 1 or not storages[position]:
+            continue
+        for other, storage in enumerate(storages):
+            if other == position or storage != storages[position]:
+                continue
+            first, second = _span(tensors[position]), _span(tensors[other])
+            if max(first.start, second.start) < min(first.stop, second.stop):
+                raise ExecutionError(
+                    f"the forward writes in place to a tensor of shape "
+                    f"{list(tensors[position].shape)} that shares memory with another one that it "
+                    f"reads, of shape {list(tensors[other].shape)}; clone one of them first"
+                )
+
+
+def _span(tensor: torch.Tensor) -> range:
+    """Find the bytes, within its storage, between a tensor's first and last element."""
+    if not tensor.numel():
+        return range(0)
+    start = tensor.storage_offset()
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(start * tensor.itemsize, (start + last + 1) * tensor.itemsize)

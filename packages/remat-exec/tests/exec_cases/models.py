@@ -8,9 +8,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_exec import RematModule
-from remat_graph.torch import capture
+from remat_exec import Executable
+from remat_graph.torch import capture, read_call
 from remat_solvers.store_all import store_all
+
+
+class Scheduled(nn.Module):
+    """Runs a module by a schedule of its captured graph, whatever it is called with."""
+
+    def __init__(self, module, captured, schedule=None):
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self.executable = Executable(captured, schedule or store_all(captured.graph))
+
+    def forward(self, *args, **kwargs):
+        outputs = self.executable(self.module, read_call(args, kwargs).tensors)
+        return self.executable.capture.output_structure.rebuild(iter(outputs))
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Case:
     def remat(self, schedule=None, model=None):
         """Execute by a schedule; store everything by default."""
         model = self.model() if model is None else model
-        return RematModule(model, self.captured, schedule or self.store_all)
+        return Scheduled(model, self.captured, schedule)
 
     __hash__ = object.__hash__
 

@@ -153,7 +153,6 @@ def test_one_tensor_given_twice_is_one_input():
     x = batch()
     found = captured(lambda m, a, b: m.layer(a) * b, x, x)
     assert len([i for i in found.program.inputs if i.kind == "input"]) == 1
-    assert found.signature.slots == (0, 0)
 
 
 def test_views_share_the_buffer_of_their_base():
@@ -454,4 +453,9 @@ def test_read_call_takes_arguments_apart():
     x = batch()
     call = read_call((x, 1), {"deep": [x, batch()]})
     assert len(call.tensors) == 2
-    assert call.signature.slots == (0, 0, 1)
+    assert call.slots == (0, 0, 1)
+    one, other = batch(), batch()
+    (first, number), keywords = call.rebuild([one, other])
+    assert first is keywords["deep"][0] is one
+    assert keywords["deep"][1] is other
+    assert number == 1

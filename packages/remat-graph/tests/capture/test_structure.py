@@ -149,35 +149,6 @@ def test_the_same_object_twice_is_no_cycle():
     assert len(flatten((shared, shared))[0]) == 2
 
 
-def test_structures_compare_by_all_but_the_tensors():
-    def structure(item):
-        return flatten(item)[1]
-
-    assert structure([tensor(), 1]) == structure([torch.rand(5, 5), 1])
-    for other in (
-        (tensor(), 1), [tensor(), 2], [1, tensor()], [tensor(), 1, None], [tensor(), True],
-        [tensor(), 1.0], [tensor(), "1"], {"a": tensor()}, Pair(tensor(), 1),
-    ):  # fmt: skip
-        assert structure([tensor(), 1]) != structure(other), other
-    assert structure(Pair(tensor(), 1)) == structure(Pair(tensor(), 1))
-    assert structure(Pair(tensor(), 1)) != structure(Pair(tensor(), 3))
-
-
-def test_without_templates_no_tensor_is_kept_alive():
-    import gc
-    import weakref
-
-    kept = Plain(tensor())
-    reference = weakref.ref(kept.tensor)
-    structure = flatten({"a": kept})[1]
-    bare = structure.without_templates()
-    assert bare == structure
-    del structure, kept
-    gc.collect()
-    assert reference() is None
-    assert bare.leaves == 2
-
-
 _LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=2), st.just("tensor"))
 _NESTED = st.recursive(
     _LEAVES,

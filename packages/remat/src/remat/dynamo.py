@@ -56,6 +56,12 @@ class Found:
     whole: bool
 
 
+_AS_IT_IS = ConvertFrameReturn(
+    frame_exec_strategy=FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT),
+    apply_to_code=False,
+)
+
+
 class _Frames:
     """What Dynamo calls for each frame: `compile_frame`, with settings of ours."""
 
@@ -72,37 +78,33 @@ class _Frames:
         self.root: CodeType | None = None
 
     def __call__(self, frame: Any, *rest: Any) -> Any:
+        code = frame.f_code
+        if self._failures[code] >= _TRIES:
+            return _AS_IT_IS
         with compile_lock, config.patch(self._settings), _patched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about what it looks at
             before = self.code
-            self.code = frame.f_code
-            self.root = self.root or self.code
+            self.code = code
+            self.root = self.root or code
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
             finally:
                 self.code = before
                 self.met += 1
-        code = frame.f_code
-        if result.guarded_code is not None:
+        if result.guarded_code is not None or not self._is_users(code):
             return result
-        if result.skip_reason and self._is_users(code):
+        # Dynamo would leave the code alone from now on, in every model, even if what failed was an
+        # error of the user's: we count, for this model.
+        self._failures[code] += 1
+        if result.skip_reason:
             where = f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
             self._skipped(f"{where} runs as it is: {result.skip_reason}")
-        if not result.apply_to_code or not self._once_more(code):
-            return result
-        return ConvertFrameReturn(
-            frame_exec_strategy=FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT),
-            apply_to_code=False,
-        )
-
-    def _once_more(self, code: CodeType) -> bool:
-        """Whether to try again at the next call: what failed may have been an error of the user."""
-        self._failures[code] += 1
-        return self._failures[code] < _TRIES
+        return _AS_IT_IS
 
     @staticmethod
     def _is_users(code: CodeType) -> bool:
-        return not trace_rules.check(code)
+        with _patched():
+            return not trace_rules.check(code)
 
 
 def compile_frames(
@@ -136,6 +138,7 @@ def compile_frames(
         "skip_nnmodule_hook_guards": False,
         "specialize_float": True,
         "suppress_errors": False,
+        "trace_numpy": False,  # else its random numbers come from torch's generator
     }
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

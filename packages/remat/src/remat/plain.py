@@ -24,6 +24,7 @@ from remat_graph.torch import (
     Capture,
     LossCost,
     flatten,
+    left_as_it_was,
     original_forward,
     original_forwards,
     read_call,
@@ -123,8 +124,7 @@ def _undone(
     """Give the plain forward of a call and the tensors to differentiate by; undo what it writes."""
     call = read_call(args, kwargs)
     leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
-    slots = call.signature.slots
-    args, kwargs = call.signature.structure.rebuild(iter([leaves[slot] for slot in slots]))
+    args, kwargs = call.rebuild(leaves)
     program = capture.program
     written = {write.target for write in program.writes.values()}
     targets = [
@@ -138,7 +138,7 @@ def _undone(
         for item in program.inputs
         if item.variable in program.gradients
     ]
-    with generators_restored(device), original_forwards(module):
+    with generators_restored(device), original_forwards(module), left_as_it_was(module):
         try:
             yield lambda: original_forward(module)(*args, **kwargs), sources
         finally:

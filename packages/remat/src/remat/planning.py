@@ -16,7 +16,16 @@ from remat.errors import RematError
 from remat.plain import measure_outside_loss, measure_plain
 from remat_exec import BudgetExceeded, Executable, Loss
 from remat_graph import Graph, Schedule, Solution, Stage, Status, simulate
-from remat_graph.torch import Capture, Costs, LossCost, capture, read_call
+from remat_graph.torch import (
+    AllocationRecorder,
+    Capture,
+    CaptureError,
+    Costs,
+    DeviceSpec,
+    LossCost,
+    capture,
+    read_call,
+)
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
 from remat_solvers.store_all import store_all
 
@@ -30,6 +39,7 @@ __all__ = [
     "make_plan",
     "plan",
     "plan_module",
+    "refuse_other_profilers",
 ]
 
 logger = logging.getLogger(__name__)
@@ -63,6 +73,7 @@ class Settings:
 
         Raises:
             BudgetError: if the budget cannot be read.
+            CaptureError: if the costs are not known.
             SolverError: if the solver does not exist or cannot be loaded.
             RematError: if a loss is given that cannot be called, or could not be measured.
         """
@@ -75,6 +86,8 @@ class Settings:
                 "loss= is measured by running it, and estimated costs run nothing; leave it out, "
                 "or compute the loss in the model's forward"
             )
+        if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
+            raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
         settings = cls(parse_budget(budget), solver, costs, limit_seconds, progress, loss)
         if solver != "auto":
             get_solver(solver)
@@ -319,6 +332,21 @@ def make_plan(
         budget,
         measured,
     )
+
+
+def refuse_other_profilers(device: torch.device) -> None:
+    """Say early that nothing can be measured inside a profiled block.
+
+    Raises:
+        RematError: if a profiler is running, and memory is measured with torch's only one.
+    """
+    AllocationRecorder.end_other()
+    if device.type == "cpu" and torch._C._autograd._profiler_enabled():
+        raise RematError(
+            "a profiler is already running, and torch has only one: a plan cannot be measured "
+            "inside a profiled or measured block; make it before, by passing example inputs or "
+            "running a step, or plan with costs='estimate'"
+        )
 
 
 def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:

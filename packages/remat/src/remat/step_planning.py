@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from remat.planning import Settings
+from remat.planning import Settings, have_same_ops, refuse_other_profilers
 from remat.recording import Recorded, gradients_present, is_part, moments_of, peak_of
 from remat.step_plan import StepPlan
 from remat_exec import Executable
-from remat_graph.torch import AllocationRecorder, Capture, LossCost
+from remat_graph import Graph
+from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
@@ -49,14 +50,12 @@ _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step t
 
 
 class RegionPlan:
-    """A captured region: its options, and the code of those that were used."""
+    """A captured region: the number of its kind, and the code of the options that were used."""
 
-    def __init__(self, name: str, number: int, capture: Capture, front: RegionFront) -> None:
-        self.name = name
-        self.number = number
+    def __init__(self, kind: int, capture: Capture, least: RegionOption) -> None:
+        self.kind = kind
         self.capture = capture
-        self.front = front
-        self.least = front.options[0]  # of what is kept
+        self.least = least
         self._executables: dict[RegionOption, Executable] = {}
 
     def executable(self, option: RegionOption) -> Executable:
@@ -68,11 +67,21 @@ class RegionPlan:
             self._executables[option] = made
         return made
 
+
+@dataclass(eq=False)
+class _Kind:
+    """Regions of the same operations and sizes, which have the same options."""
+
+    name: str
+    front: RegionFront
+
+    def has(self, graph: Graph) -> bool:
+        return self.front.graph.values == graph.values and have_same_ops(self.front.graph, graph)
+
     @property
     def everything(self) -> RegionOption:
         """What it costs to store everything."""
-        graph = self.front.graph
-        return measure_option(graph, store_all(graph))
+        return measure_option(self.front.graph, store_all(self.front.graph))
 
 
 @dataclass(eq=False)
@@ -135,8 +144,8 @@ class StepPlanner:
     breaks: list[str] = field(default_factory=list)
     within_forward: bool = False
     live: weakref.WeakSet[_Call] = field(default_factory=weakref.WeakSet)
-    _plans: list[RegionPlan] = field(default_factory=list)
-    _fronts: list[RegionFront] = field(default_factory=list)
+    _kinds: list[_Kind] = field(default_factory=list)
+    _device: torch.device | None = None
     _known: list[_Known] = field(default_factory=list)
     _followed: _Known | None = None
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
@@ -151,20 +160,28 @@ class StepPlanner:
     _off_plan: bool = False
     _room: int | None = None
 
-    def add(self, name: str, capture: Capture) -> RegionPlan:
-        """Find the options of a captured region."""
+    def add(self, name: str, capture: Capture, costs: dict[str, Cost]) -> RegionPlan:
+        """Find the options of a region, captured with estimated costs.
+
+        What has been measured is in `costs`, and is added to. Nothing is measured or solved for a
+        region of a known kind.
+        """
         capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
-        front = next((f for f in self._fronts if f.graph == capture.graph), None)
-        if front is None:
+        numbers = range(len(self._kinds))
+        number = next((n for n in numbers if self._kinds[n].has(capture.graph)), len(self._kinds))
+        if number == len(self._kinds):
+            if self.settings.costs == "measure":
+                self.stop_recording()
+                refuse_other_profilers(capture.program.device)
+                capture = capture.costed("measure", costs)
             limit = _SECONDS + _SECONDS_PER_OP * len(capture.graph.ops)
             if self.settings.limit_seconds is not None:
                 limit = min(limit, self.settings.limit_seconds)
             solver = "refine" if self.settings.solver == "auto" else self.settings.solver
             front = region_front(capture.graph, solver=solver, limit_seconds=limit)
-            self._fronts.append(front)
-        plan = RegionPlan(name, len(self._plans), capture, front)
-        self._plans.append(plan)
-        return plan
+            self._kinds.append(_Kind(name, front))
+        self._device = capture.program.device
+        return RegionPlan(number, capture, self._kinds[number].front.options[0])
 
     def enter(self, device: torch.device | None) -> None:
         """Begin a step, unless one is under way: plan by what was recorded, record if need be.
@@ -174,8 +191,7 @@ class StepPlanner:
         """
         if self.live:
             return
-        if device is None and self._plans:
-            device = self._plans[0].capture.program.device
+        device = device or self._device
         recorded = self._read() if self._ended else None
         self.stop_recording()
         self._calls, self._present = [], []
@@ -221,11 +237,11 @@ class StepPlanner:
 
     def _option_for(self, plan: RegionPlan) -> RegionOption:
         """Find the option for the next call, in a pattern that is known or part of one that is."""
-        so_far = tuple(p.number for p, _ in self._calls)
+        so_far = tuple(p.kind for p, _ in self._calls)
         candidates = [self._followed] if self._followed is not None else []
         candidates += [known for known in reversed(self._known) if known is not self._followed]
         for known in candidates:
-            at = _position(known.record.pattern, so_far, plan.number)
+            at = _position(known.record.pattern, so_far, plan.kind)
             if at is not None:
                 if known is not self._followed and so_far:
                     self._off_plan = True  # earlier calls ran by the options of another
@@ -235,6 +251,10 @@ class StepPlanner:
             self._off_plan = True
             self._wanted = self._wanted or len(self._known) < _MOST_KNOWN
         return plan.least
+
+    def live_regions(self) -> list[Any]:
+        """Give the regions of the calls that are between their halves."""
+        return list(dict.fromkeys(getattr(call.learn, "__self__", None) for call in self.live))
 
     def live_backward(self, call: _Call) -> None:
         """See, in a step that was not planned for, that there is room for a backward."""
@@ -285,8 +305,8 @@ class StepPlanner:
         if not ends:
             return None
         return Recorded(
-            tuple(plan.number for plan, _ in self._calls),
-            tuple(plan.front.graph for plan, _ in self._calls),
+            tuple(plan.kind for plan, _ in self._calls),
+            tuple(self._kinds[plan.kind].front.graph for plan, _ in self._calls),
             tuple(option for _, option in self._calls),
             tuple(self._present),
             marks[: 1 + ends[0]],
@@ -340,9 +360,9 @@ class StepPlanner:
 
     def _plan(self, record: Recorded) -> _Known:
         moments = list(moments_of(record))
-        plans = [self._plans[number] for number in record.pattern]
+        plans = [self._kinds[number] for number in record.pattern]
         stored = peak_of(moments, [plan.everything for plan in plans])
-        device = plans[0].capture.program.device
+        device = self._device or torch.device("cpu")
         budget = self.settings.budget.resolve(device, lambda: stored)
         self._room = room = max(1, int((budget - self._set_aside) / _TOLERANCE))
         try:
@@ -383,7 +403,7 @@ class StepPlanner:
         """Give the budget whose room is just this much."""
         return int(size * _TOLERANCE) + 1 + self._set_aside
 
-    def _choose(self, plans: list[RegionPlan], moments: list[Moment], room: int) -> StepChoice:
+    def _choose(self, plans: list[_Kind], moments: list[Moment], room: int) -> StepChoice:
         """Choose; then solve each kind of region again for what is left over, and choose again."""
         calls = [1] * len(plans)
         seconds = _CHOICE_SECONDS

@@ -19,9 +19,17 @@ import torch
 
 from remat.dynamo import Found
 from remat.errors import RematError
-from remat.planning import Plan, Planned, Settings, for_missing, have_same_ops, make_plan
+from remat.planning import (
+    Plan,
+    Planned,
+    Settings,
+    for_missing,
+    have_same_ops,
+    make_plan,
+    refuse_other_profilers,
+)
 from remat.step_planning import RegionPlan, StepPlanner
-from remat_exec import Executable
+from remat_exec import Executable, SecondDerivative
 from remat_graph import Graph
 from remat_graph.torch import (
     Capture,
@@ -57,6 +65,7 @@ class Region:
         self.graph = found.graph
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
         self.plans: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
         self._before: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
@@ -70,6 +79,8 @@ class Region:
         stepper = self.stepper
         if stepper.answer is not None:
             return stepper.answer
+        if self.runs_as_it_is:
+            return self._as_it_is(inputs)
         if stepper.preparing and not any(map(_requires_grad, inputs)):
             raise _Prepared
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
@@ -203,7 +214,6 @@ class Stepper:
                 "loss= is measured by running the forward again, and this one differs then; leave "
                 "it out, or compute the loss in the model's forward"
             )
-        self.together.stop_recording()
         if found.break_reason is not None:
             self.together.breaks.append(found.break_reason)
         if self._alone and not found.whole:
@@ -226,7 +236,7 @@ class Stepper:
         self.together.within_forward = True
         self._met = self._met and not outermost
         try:
-            returned = forward()
+            returned = self._tried(forward)
         except BaseException:
             self.together.stop_recording()
             raise
@@ -241,6 +251,23 @@ class Stepper:
                 f"that could be planned ({reason})"
             )
         return returned
+
+    def _tried(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward; what it differentiates twice itself runs as it is from then on."""
+        generator = torch.get_rng_state() if not self._alone else None
+        try:
+            return forward()
+        except SecondDerivative:
+            regions = self.together.live_regions()
+            if generator is None or not regions:
+                raise
+            for region in regions:
+                region.runs_as_it_is = True
+                self.together.breaks.append(
+                    f"{region.name} runs as it is: the forward takes a gradient of a gradient"
+                )
+            torch.set_rng_state(generator)
+        return self._tried(forward)
 
     def prepare(self, forward: Callable[[], Any]) -> None:
         """Plan for a call, and change nothing."""
@@ -265,25 +292,28 @@ class Stepper:
     def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         """Plan for a call of a region; `None` if it is to run as it is."""
         logger.info("planning for %s", region.name)
-        if self._settings.costs == "measure":
-            self.together.stop_recording()
-            refuse_other_profilers(inputs)
         if self._alone:
+            if self._settings.costs == "measure":
+                refuse_other_profilers(_device(inputs))
             try:
                 return self._plan_alone(region, inputs)
             except NoBackward:
                 return None
         try:
-            captured = region.captured(inputs, self._settings.costs, loss_alone=False)
+            captured = region.captured(
+                inputs,
+                "estimate" if self._settings.costs == "measure" else self._settings.costs,
+                loss_alone=False,
+            )
+            if region.expected is not None:
+                captured = for_missing(captured, region.expected)
+            return self.together.add(region.name, captured, self._costs)
         except NoBackward:
             return None
         except CaptureError as error:
             logger.warning("%s runs as it is, its memory is not planned: %s", region.name, error)
             self.together.breaks.append(f"{region.name} runs as it is: {error}")
             return None
-        if region.expected is not None:
-            captured = for_missing(captured, region.expected)
-        return self.together.add(region.name, captured)
 
     def _plan_alone(self, region: Region, inputs: Sequence[Any]) -> Planned:
         """Plan for a region that is all of the function.
@@ -342,19 +372,9 @@ class Stepper:
             self.answer = before
 
 
-def refuse_other_profilers(inputs: Sequence[Any]) -> None:
-    """Say early that nothing can be measured inside a profiled block.
-
-    Raises:
-        RematError: if a profiler is running, and memory is measured with torch's only one.
-    """
-    on_cpu = all(item.device.type == "cpu" for item in inputs if isinstance(item, torch.Tensor))
-    if on_cpu and torch._C._autograd._profiler_enabled():
-        raise RematError(
-            "a profiler is already running, and torch has only one: a plan cannot be measured "
-            "inside a profiled or measured block; make it before, by passing example inputs or "
-            "running a step, or plan with costs='estimate'"
-        )
+def _device(inputs: Sequence[Any]) -> torch.device:
+    devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def _no_rebuilding(returned: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.modules import module as torch_module
 
+from remat.classes import Classes
 from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.planning import Settings, as_args
@@ -136,6 +137,7 @@ class RematForward:
         self._instance_forward = instance_forward
         self._by_regions = by_regions
         self.original: torch.nn.Module | None = None
+        self._classes: Classes | None = None
         self._dress()
 
     def _dress(self) -> None:
@@ -219,6 +221,9 @@ class RematForward:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = _global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
+        if self._classes is None or not self._classes.are_as_they_were():
+            machines.clear()
+            self._classes = Classes(self._module)
         if hooks not in machines:
             machines[hooks] = self._new_machine()
         made: tuple[Stepper, Callable[[Any], Callable[..., Any]]] = machines[hooks]
@@ -265,6 +270,7 @@ class RematForward:
         self._settings = state["settings"]
         self._instance_forward = state["instance_forward"]
         self.original = None
+        self._classes = None
         self._dress()
 
 

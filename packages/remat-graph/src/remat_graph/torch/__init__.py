@@ -1,17 +1,8 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.capturing import (
-    Capture,
-    Costs,
-    FlatCall,
-    capture,
-    capture_region,
-    read_call,
-    tensor_at,
-)
+from remat_graph.torch.capturing import Capture, Costs, capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
-from remat_graph.torch.errors import CaptureError, GuardMiss, NoBackward
-from remat_graph.torch.guards import ModuleState, Signature
+from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
@@ -24,8 +15,9 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
+from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.strides import RealStrides
-from remat_graph.torch.structure import Structure, flatten
+from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing import original_forward, original_forwards
 
 __all__ = [
@@ -38,16 +30,13 @@ __all__ = [
     "Costs",
     "DeviceSpec",
     "FlatCall",
-    "GuardMiss",
     "Input",
     "LossCost",
     "Mark",
-    "ModuleState",
     "NoBackward",
     "Output",
     "Program",
     "RealStrides",
-    "Signature",
     "Structure",
     "TensorFacts",
     "Variable",
@@ -55,6 +44,7 @@ __all__ = [
     "capture",
     "capture_region",
     "flatten",
+    "left_as_it_was",
     "original_forward",
     "original_forwards",
     "read_call",

@@ -30,7 +30,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.paths import OWN_PACKAGES
 
 __all__ = ["Joint", "OutputRole", "fake_mode_of", "is_traced_tensor", "trace_joint"]
 
@@ -39,6 +38,7 @@ _DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
+_OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Joint:
     `inputs` maps each primal placeholder to `("parameter", name)`, `("buffer", name)` or
     `("input", index)`. `tangents` maps each tangent placeholder to the forward graph output whose
     gradient it is. `mutations` pairs a placeholder with the node of its new data. `gradients` maps
-    placeholders to the node of their gradient.
+    placeholders to the node of their gradient. `leaves` are the inputs that keep their gradient in
+    `.grad`, besides all parameters.
     """
 
     module: torch.fx.GraphModule
@@ -71,6 +72,7 @@ class Joint:
     outputs: tuple[OutputRole, ...]
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: dict[torch.fx.Node, torch.fx.Node]
+    leaves: frozenset[tuple[str, str | int]] = frozenset()
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -151,7 +153,7 @@ def _data_dependent_cause(error: BaseException) -> Exception | None:
 
 
 def _user_line(error: BaseException) -> str:
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in OWN_PACKAGES]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OWN_PACKAGES]
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(folders):

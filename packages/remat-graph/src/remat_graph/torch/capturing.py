@@ -1,4 +1,4 @@
-"""Capture: from a module and one example call to a training graph, its program and its guards.
+"""Capture: from a module and one example call to a training graph, and its program.
 
 The joint graph of AOTAutograd is functional, holds forward and backward, and names the role of each
 input and output. It is rewritten (see `rewrite`), read into a `Program`, and costed into a `Graph`.
@@ -21,7 +21,6 @@ from remat_graph.torch._aot import Joint
 from remat_graph.torch.attention import name_causal_masks
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError, NoBackward
-from remat_graph.torch.guards import ModuleState, Signature, shares_with_module
 from remat_graph.torch.program import LOSS, LossCost, Program
 from remat_graph.torch.reading import build_program, returned_nodes
 from remat_graph.torch.rewrite import (
@@ -37,17 +36,15 @@ from remat_graph.torch.rewrite import (
 )
 from remat_graph.torch.simplify import drop_copies, merge_equal
 from remat_graph.torch.strides import RealStrides
-from remat_graph.torch.structure import Structure, flatten
+from remat_graph.torch.structure import FlatCall, Structure, distinct, read_call
 from remat_graph.torch.tangents import drop_tangents, merge_tangents
-from remat_graph.torch.tracing import FlatRegion, distinct, trace, trace_region
+from remat_graph.torch.tracing import FlatRegion, trace, trace_region
 
 __all__ = [
     "Capture",
     "Costs",
-    "FlatCall",
     "capture",
     "capture_region",
-    "read_call",
     "tensor_at",
 ]
 
@@ -58,41 +55,19 @@ _LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
 Costs = Literal["measure", "estimate"] | DeviceSpec
 
 
-@dataclass(frozen=True, slots=True)
-class FlatCall:
-    """The arguments of one call, taken apart: its distinct tensors and what is left."""
-
-    tensors: list[torch.Tensor]
-    signature: Signature
-
-
-def read_call(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], module: torch.nn.Module | None = None
-) -> FlatCall:
-    """Take the arguments of a call apart; with `module`, note what they share memory with."""
-    leaves, structure = flatten((args, dict(kwargs)))
-    tensors, slots = distinct(leaves)
-    signature = Signature.of(tensors, slots, structure)
-    if module is not None:
-        signature = replace(signature, shared=shares_with_module(tensors, module))
-    return FlatCall(tensors, signature)
-
-
 @dataclass(frozen=True)
 class Capture:
-    """One training graph of a module, for one signature of its inputs.
+    """One training graph of a module, for one call of it.
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
     what the forward returns, whose gradients the graph takes to be absent; `let_go` those that it
-    takes the user to hold no more when the backward starts. `signature` and `state`
-    are the guards: what the graph specialised on; the state is `None` for a region. `loss` is what
-    a loss outside the module takes: an allowance, unless it was measured and set by `with_loss`.
+    takes the user to hold no more when the backward starts. `loss` is what a loss outside the
+    module takes: an allowance, unless it was measured and set by `with_loss`. Nothing says whether
+    another call would give the same graph.
     """
 
     graph: Graph
     program: Program
-    signature: Signature
-    state: ModuleState | None
     output_structure: Structure
     missing: frozenset[int]
     loss: LossCost
@@ -122,8 +97,6 @@ class Capture:
                 missing,
                 self._costs,
                 self._known,
-                self.signature,
-                self.state,
                 self.output_structure,
                 self._real,
             )
@@ -207,15 +180,15 @@ def capture(
     keywords = dict(kwargs or {})
     if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
         raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
-    _check_differentiable(module, args, keywords)
-    flat = read_call(args, keywords, module)
-    _check_devices(module, flat)
+    call = read_call(args, keywords)
+    _check_differentiable(module, call)
+    _check_devices(module, call)
     if costs == "measure":
-        _check_measurable(module, flat)
+        _check_measurable(module, call)
     with torch.enable_grad():
-        traced = trace(module, args, keywords)
+        traced, structure = trace(module, call)
     joint = merge_tied(
-        copy_joint(traced.joint), lambda kind, key: tensor_at(module, traced.tensors, kind, key)
+        copy_joint(traced), lambda kind, key: tensor_at(module, call.tensors, kind, key)
     )
     joint = merge_tangents(joint)
     if not joint.gradients:
@@ -223,16 +196,13 @@ def capture(
             "nothing that the forward returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    signature = replace(flat.signature, structure=flat.signature.structure.without_templates())
     with _own_casts():
         return _finish(
             joint,
-            _all_but_loss(joint, traced.output_structure),
+            _all_but_loss(joint, structure),
             costs,
             {},
-            signature,
-            ModuleState(module, traced.outside),
-            traced.output_structure,
+            structure,
             RealStrides() if costs == "measure" else None,
         )
 
@@ -268,11 +238,11 @@ def capture_region(
             "nothing that the region returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    structure = flat.output_structure
-    signature = Signature.of(tensors, (), structure)
+    leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
+    joint = replace(joint, leaves=frozenset(leaves))
     missing = _all_but_scalar(joint) if loss_alone else frozenset()
     with _own_casts():
-        return _finish(joint, missing, costs, {}, signature, None, structure, real)
+        return _finish(joint, missing, costs, {}, flat.output_structure, real)
 
 
 @contextmanager
@@ -305,8 +275,6 @@ def _finish(
     missing: frozenset[int],
     costs: Costs,
     known: dict[str, Cost],
-    signature: Signature,
-    state: ModuleState | None,
     output_structure: Structure,
     real: RealStrides | None,
 ) -> Capture:
@@ -338,8 +306,6 @@ def _finish(
     return Capture(
         graph,
         program,
-        signature,
-        state,
         output_structure,
         missing,
         loss,
@@ -386,20 +352,17 @@ def _all_but_scalar(joint: Joint) -> frozenset[int]:
     return frozenset(returned.index(node) for node in made if node is not scalars[0])
 
 
-def _check_differentiable(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    tensors, _ = flatten((args, kwargs))
-    if not any(t.requires_grad for t in (*module.parameters(), *tensors)):
+def _check_differentiable(module: torch.nn.Module, call: FlatCall) -> None:
+    if not any(t.requires_grad for t in (*module.parameters(), *call.tensors)):
         raise CaptureError(
             "no parameter of the module requires a gradient, and no input does; "
             "call requires_grad_() on what is to be trained"
         )
 
 
-def _check_devices(module: torch.nn.Module, flat: FlatCall) -> None:
+def _check_devices(module: torch.nn.Module, call: FlatCall) -> None:
     own = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    for position, tensor in enumerate(flat.tensors):
+    for position, tensor in enumerate(call.tensors):
         if tensor.ndim > 0 and own and tensor.device not in own:
             raise CaptureError(
                 f"example input {position} is on {tensor.device}, the module on "
@@ -407,8 +370,8 @@ def _check_devices(module: torch.nn.Module, flat: FlatCall) -> None:
             )
 
 
-def _check_measurable(module: torch.nn.Module, flat: FlatCall) -> None:
-    if any(t.is_meta for t in (*module.parameters(), *module.buffers(), *flat.tensors)):
+def _check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
+    if any(t.is_meta for t in (*module.parameters(), *module.buffers(), *call.tensors)):
         raise CaptureError(
             "nothing can be measured on the meta device; give costs='estimate' or a DeviceSpec, "
             "or move the module and its example inputs to a device that computes"

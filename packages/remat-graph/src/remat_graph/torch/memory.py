@@ -61,9 +61,7 @@ class AllocationRecorder:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         else:
-            other = AllocationRecorder._giving_way
-            if other is not None:
-                other.__exit__(None, None, None)
+            self.end_other()
             if torch._C._autograd._profiler_enabled():
                 raise RuntimeError(
                     "a profiler is already running, and torch has only one: memory cannot be "
@@ -110,6 +108,13 @@ class AllocationRecorder:
             with _quiet_kineto():
                 self._profiler.__exit__(kind, error, trace)
             self._read_events()
+
+    @staticmethod
+    def end_other() -> None:
+        """End the recording that was told to give way, if there is one."""
+        other = AllocationRecorder._giving_way
+        if other is not None:
+            other.__exit__(None, None, None)
 
     def give_way(self) -> None:
         """Let this recording be ended by whoever records next."""

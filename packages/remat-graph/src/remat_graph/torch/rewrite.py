@@ -243,18 +243,22 @@ def view_closure(node: Node) -> set[Node]:
 
 
 def forward_first(joint: Joint) -> None:
-    """Move any forward node that was traced after a backward one in front of the backward half."""
+    """Move any forward node that was traced after a backward one in front of the backward half.
+
+    What reads a gradient is backward, also where torch does not say so: the backward of an
+    `autograd.Function` that TorchDynamo traced is of its graph.
+    """
     first: Node | None = None
     for node in list(joint.graph.nodes):
         if node.op != "call_function":
             continue
+        sources = node.all_input_nodes
+        if any(is_backward(source) or source in joint.tangents for source in sources):
+            node.meta["partitioner_tag"] = "is_backward"
         if is_backward(node):
             first = first or node
         elif first is not None:
-            if any(is_backward(source) for source in node.all_input_nodes):
-                node.meta["partitioner_tag"] = "is_backward"
-            else:
-                first.prepend(node)
+            first.prepend(node)
 
 
 def drop_dead(joint: Joint) -> None:
@@ -273,16 +277,19 @@ def drop_dead(joint: Joint) -> None:
 def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
     """Give each gradient a storage of its own, so that no two `.grad` share their memory.
 
-    The second result says whether there was anything to separate.
+    And the layout of the leaf that it is of: autograd would copy it into that, and hold both. The
+    second result says whether there was anything to copy.
     """
     given = (*joint.tangents, *joint.inputs, *(output.node for output in joint.outputs))
     taken = {storage_key(node.meta["fake"]) for node in given}
     gradients = {}
     for node, gradient in joint.gradients.items():
         storage = storage_key(gradient.meta["fake"])
-        if storage in taken:
+        layout = _other_layout(joint, node, gradient)
+        if storage in taken or layout is not None:
+            kept: dict[str, Any] = {} if layout is None else {"memory_format": layout}
             with joint.graph.inserting_before(joint.graph.output_node()):
-                copy = joint.graph.call_function(aten.clone.default, (gradient,))
+                copy = joint.graph.call_function(aten.clone.default, (gradient,), kept)
             copy.meta = {"partitioner_tag": "is_backward", "val": gradient.meta["val"]}
             gradients[node] = copy
         else:
@@ -290,3 +297,18 @@ def separate_gradients(joint: Joint) -> tuple[Joint, bool]:
             gradients[node] = gradient
     separate = dataclasses.replace(joint, gradients=gradients)
     return separate, gradients != joint.gradients
+
+
+def _other_layout(joint: Joint, node: Node, gradient: Node) -> torch.memory_format | None:
+    """Find the layout of a leaf, where its gradient comes in another."""
+    role = joint.inputs[node]
+    leaf, made = node.meta["fake"], gradient.meta["fake"]
+    if (role[0] != "parameter" and role not in joint.leaves) or leaf.stride() == made.stride():
+        return None
+    if leaf.is_contiguous():
+        return None if made.is_contiguous() else torch.contiguous_format
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        rank = 4 if layout is torch.channels_last else 5
+        if leaf.ndim == rank and leaf.is_contiguous(memory_format=layout):
+            return layout
+    return None

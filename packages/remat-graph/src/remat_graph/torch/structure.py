@@ -1,4 +1,4 @@
-"""Python structures as a flat list of tensors and a comparable description of the rest.
+"""Python structures as a flat list of tensors and a description of the rest.
 
 Tuples, lists, dicts, dataclasses, Hugging Face `ModelOutput`s and plain objects that hold tensors
 (a key/value cache, say) are taken apart and put together again as the type they were. Nothing is
@@ -10,33 +10,31 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.snapshot import snapshot
 
-__all__ = ["Structure", "flatten"]
+__all__ = ["FlatCall", "Structure", "distinct", "flatten", "read_call"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """How to put `leaves` tensors together again: two are equal if all but the tensors is equal.
+    """How to put `leaves` tensors together again.
 
-    A leaf is a tensor; `constant` is what is neither a tensor nor holds one, and `content` is what
-    was in it, for it may be changed in place.
+    A leaf is a tensor; `constant` is what is neither a tensor nor holds one. `template` is the
+    object that was taken apart, where another is made as a copy of it.
     """
 
     kind: str
     type: type
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
-    constant: Any = field(default=None, compare=False)
-    content: Hashable = field(default=None, repr=False)
-    template: Any = field(default=None, compare=False, repr=False)
+    constant: Any = None
+    template: Any = None
 
     @property
     def leaves(self) -> int:
@@ -52,11 +50,6 @@ class Structure:
                 self.kind == "dict" and self.type is not dict and isinstance(key, str)
             )
             yield from child.paths(prefix + (f".{key}" if dotted else f"[{key!r}]"))
-
-    def without_templates(self) -> Structure:
-        """Drop the example objects, and with them the tensors they keep alive; for comparison."""
-        children = tuple(child.without_templates() for child in self.children)
-        return dataclasses.replace(self, children=children, template=None)
 
     def rebuild(self, tensors: Iterator[torch.Tensor]) -> Any:
         """Put the structure together from its tensors, in the order of `flatten`."""
@@ -76,6 +69,40 @@ def flatten(item: Any) -> tuple[list[torch.Tensor], Structure]:
     """
     tensors: list[torch.Tensor] = []
     return tensors, _flatten(item, tensors, ())
+
+
+@dataclass(frozen=True, slots=True)
+class FlatCall:
+    """The arguments of one call, taken apart: `structure` takes its leaves from `tensors[slot]`."""
+
+    tensors: list[torch.Tensor]
+    slots: tuple[int, ...]
+    structure: Structure
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make the arguments of a call with other tensors."""
+        args, kwargs = self.structure.rebuild(iter([tensors[slot] for slot in self.slots]))
+        return args, kwargs
+
+
+def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
+    """Take the arguments of a call apart; a tensor given twice is there once."""
+    leaves, structure = flatten((args, dict(kwargs)))
+    tensors, slots = distinct(leaves)
+    return FlatCall(tensors, slots, structure)
+
+
+def distinct(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    """Drop repeated tensors; the second result gives each leaf's position in the first."""
+    position: dict[int, int] = {}
+    tensors: list[torch.Tensor] = []
+    slots = []
+    for leaf in leaves:
+        if id(leaf) not in position:
+            position[id(leaf)] = len(tensors)
+            tensors.append(leaf)
+        slots.append(position[id(leaf)])
+    return tensors, tuple(slots)
 
 
 def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> Structure:
@@ -101,7 +128,7 @@ def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> 
 
 
 def _constant(item: Any) -> Structure:
-    return Structure("constant", type(item), constant=item, content=snapshot(item))
+    return Structure("constant", type(item), constant=item)
 
 
 def _take_apart(item: Any) -> tuple[str, tuple[Any, ...], list[Any]]:

@@ -1,0 +1,108 @@
+"""What a forward leaves behind while it is traced, put back.
+
+That is what it stores on its modules, in containers and objects that hang on them, and in what
+their hooks keep, tensors that exist only while tracing among it; and what it takes from Python's
+and numpy's random numbers. Known limits: what hangs deeper than `_DEEPEST`, containers of more
+than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+__all__ = ["left_as_it_was"]
+
+_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
+_CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
+_DEEPEST = 6
+_MOST_ENTRIES = 10_000
+
+
+@contextmanager
+def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what is stored on a module, and the random generators, on every path."""
+    found = list(_reachable(module))
+    before = [(holder, copy.copy(holder)) for holder in found if type(holder) in _CONTAINERS]
+    states = [(drawn, drawn.getstate()) for drawn in found if type(drawn) is random.Random]
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
+    own = () if numpy is None else [g for g in found if type(g) is numpy.random.Generator]
+    numpy_states = [(drawn.bit_generator, drawn.bit_generator.state) for drawn in own]
+    try:
+        yield
+    finally:
+        for holder, then in before:
+            if _entries(holder) != _entries(then):
+                holder.clear()
+                (holder.extend if isinstance(then, (list, deque)) else holder.update)(then)
+        for drawn, state in states:
+            drawn.setstate(state)
+        random.setstate(python_state)
+        for generator, state in numpy_states:
+            generator.state = state
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _entries(holder: Any) -> Any:
+    """Identify what is in a container."""
+    if isinstance(holder, dict):
+        return [(id(key), id(value)) for key, value in holder.items()]
+    return set(map(id, holder)) if isinstance(holder, set) else list(map(id, holder))
+
+
+def _reachable(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield what hangs on a module and its submodules, each once."""
+    pending = deque((part.__dict__, 0) for part in module.modules())
+    seen: set[int] = set()
+    while pending:
+        value, depth = pending.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) in _CONTAINERS and len(value) > _MOST_ENTRIES:
+            continue
+        yield value
+        if depth < _DEEPEST:
+            pending.extend((item, depth + 1) for item in _held(value))
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """List what a value holds, without running code of its class."""
+    kind = type(value)  # isinstance asks the value
+    if issubclass(kind, dict):
+        return dict.values(value)
+    if kind in _CONTAINERS or kind is tuple:
+        return cast("Iterable[Any]", value)
+    if kind is functools.partial:
+        return value.func, value.args, value.keywords
+    if kind is types.MethodType:
+        return value.__self__, value.__func__
+    if kind is types.FunctionType:
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+    if issubclass(kind, _CLOSED):
+        return ()
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return ()
+    return (attributes,) if type(attributes) is dict else ()
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""What the classes of a model define, to notice a method that is replaced.
+
+TorchDynamo guards attributes of modules, but takes the methods of their classes as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+__all__ = ["Classes"]
+
+_OF_OTHERS = ("torch.nn.", "builtins", "abc", "typing")
+
+
+class Classes:
+    """The classes of a module and its submodules, and what they defined when this was made."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        found = dict.fromkeys(base for part in module.modules() for base in type(part).__mro__)
+        self._contents: list[tuple[Any, list[Any]]] = [
+            (vars(cls), list(vars(cls).values()))
+            for cls in found
+            if not f"{cls.__module__}.".startswith(_OF_OTHERS)
+        ]
+
+    def are_as_they_were(self) -> bool:
+        """Whether nothing was replaced, added or taken away."""
+        return all(
+            len(now) == len(then) and all(map(operator.is_, now.values(), then))
+            for now, then in self._contents
+        )
