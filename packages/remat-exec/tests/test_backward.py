@@ -7,7 +7,7 @@ import torch
 from exec_cases.models import HEADS, MLP, NORMED, SHARED, Case, Scheduled
 from torch import nn
 
-from remat_exec import BackwardError, BudgetExceeded
+from remat_exec import BackwardError, BudgetExceeded, Executable
 from remat_graph.torch import capture
 from remat_solvers.store_all import store_all
 
@@ -467,3 +467,36 @@ def test_a_parameter_may_be_stepped_as_soon_as_its_gradient_is_there():
     assert seen[0].keys() == seen[1].keys()
     for name, gradient in seen[0].items():
         assert torch.equal(seen[1][name], gradient), name
+
+
+@pytest.mark.parametrize("save_all", [False, True])
+def test_an_output_that_is_let_go_of_is_not_counted_after_the_loss(save_all):
+    missing = frozenset({1}) if save_all else frozenset()
+    whole = HEADS.captured.variant(missing) if save_all else HEADS.captured
+    captured = whole.letting_go(frozenset({0, 1}))
+    schedule = store_all(captured.graph)
+    assert captured.graph.results < whole.graph.results
+    before = Executable(whole, store_all(whole.graph))
+    executable = Executable(captured, schedule, budget_bytes=before.code.peak_bytes)
+    assert executable.code.peak_bytes <= before.code.peak_bytes
+    model, plain = HEADS.model(), HEADS.model()
+    for holding in (False, True):
+        model.zero_grad()
+        outputs = executable(model, list(HEADS.args()), lambda *told: None)
+        held = list(outputs) if holding else []
+        loss = outputs.pop(0).square().sum()
+        outputs.clear()
+        loss.backward()
+        del held
+    plain(*HEADS.args())["left"].square().sum().backward()
+    assert_same_gradients(model, plain)
+
+
+def test_an_output_that_is_held_against_the_plan_is_refused_if_there_is_no_room():
+    captured = HEADS.captured.letting_go(frozenset({0, 1}))
+    executable = Executable(captured, store_all(captured.graph), budget_bytes=1)
+    model = HEADS.model()
+    outputs = executable(model, list(HEADS.args()), lambda *told: None)
+    loss = sum(output.sum() for output in outputs)
+    with pytest.raises(BudgetExceeded, match="held now"):
+        loss.backward()

@@ -3,12 +3,16 @@
 from remat_exec.__about__ import __version__
 from remat_exec.errors import (
     BackwardError,
+    BrokenExecutor,
     BudgetExceeded,
+    DuplicateExecutor,
     ExecutionError,
     LossError,
     SecondDerivative,
+    UnknownExecutor,
 )
 from remat_exec.executable import Executable
+from remat_exec.interface import Executor, Runnable
 from remat_exec.loss import Loss, as_handed, loss_gradients, measure_loss, stand_in_loss
 from remat_exec.measure import (
     Peak,
@@ -17,20 +21,28 @@ from remat_exec.measure import (
     measure_peak,
     profile_step,
 )
+from remat_exec.registry import get_executor, list_executors
 
 __all__ = [
     "BackwardError",
+    "BrokenExecutor",
     "BudgetExceeded",
+    "DuplicateExecutor",
     "Executable",
     "ExecutionError",
+    "Executor",
     "Loss",
     "LossError",
     "Peak",
+    "Runnable",
     "SecondDerivative",
     "StepProfile",
+    "UnknownExecutor",
     "__version__",
     "as_handed",
     "generators_restored",
+    "get_executor",
+    "list_executors",
     "loss_gradients",
     "measure_loss",
     "measure_peak",

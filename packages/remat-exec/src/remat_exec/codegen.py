@@ -80,14 +80,14 @@ def generate(
 
     backward = Writer(program, replayed, forward.bindings, forward.computed)
     backward.available((*forward.inputs, *kept))
+    handed = {program.storage[name] for name in program.handed}
     if save_all:
-        backward.receive(kept)
+        backward.receive(name for name in kept if program.storage[name] not in handed)
     tangents = tuple(t for t, position in program.tangents.items() if position not in missing)
     backward.receive(tangents)
     backward.zero = zero_values(program, missing)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
-    handed = {program.storage[name] for name in program.handed}
     saved += [
         name
         for name in kept

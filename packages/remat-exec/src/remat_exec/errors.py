@@ -4,10 +4,13 @@ from __future__ import annotations
 
 __all__ = [
     "BackwardError",
+    "BrokenExecutor",
     "BudgetExceeded",
+    "DuplicateExecutor",
     "ExecutionError",
     "LossError",
     "SecondDerivative",
+    "UnknownExecutor",
 ]
 
 
@@ -37,3 +40,15 @@ class BudgetExceeded(ExecutionError):
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.peak_bytes = peak_bytes
+
+
+class UnknownExecutor(ExecutionError):
+    """No installed distribution offers an executor of this name."""
+
+
+class DuplicateExecutor(ExecutionError):
+    """Two distributions offer an executor of the same name."""
+
+
+class BrokenExecutor(ExecutionError):
+    """An executor that cannot be loaded, or takes other arguments than an `Executor`."""

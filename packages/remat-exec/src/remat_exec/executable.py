@@ -98,6 +98,11 @@ class Executable:
         return self
 
     @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of the generated code, with what a loss may keep."""
+        return self.code.peak_bytes
+
+    @property
     def source(self) -> str:
         """The generated code."""
         return self.code.source

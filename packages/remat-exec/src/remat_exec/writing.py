@@ -93,6 +93,7 @@ class Writer:
 
     def receive(self, names: Iterable[str]) -> None:
         """Declare what the function unpacks first."""
+        names = tuple(names)
         self.live.update(dict.fromkeys(names))
         self._bound.update(names)
 

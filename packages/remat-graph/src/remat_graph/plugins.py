@@ -1,13 +1,16 @@
 """Plugins of other distributions, found through entry points without importing any.
 
-The solvers and the partitioners are both registries over this. A plugin carries the distribution it
-comes from, so that every error can name who must mend it.
+The registries of all four layers (captures, partitioners, solvers, executors) are made of this. A
+plugin carries the distribution it comes from, so that every error can name who must mend it.
+`Registry` is for plugins that are functions or classes, taken as they are.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.metadata
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["Plugin", "find_plugins"]
+__all__ = ["Plugin", "Registry", "find_plugins"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,81 @@ class Plugin:
             Exception: whatever the import raises.
         """
         return _load(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """What is installed in a group, by name, with the errors of the package that asks.
+
+    `kind` is what messages call it, `example` a name that is always there. Listing imports nothing,
+    so a broken plugin never breaks it.
+    """
+
+    group: str
+    kind: str
+    example: str
+    unknown: type[Exception]
+    duplicate: type[Exception]
+    broken: type[Exception]
+
+    def listed(self) -> dict[str, Plugin]:
+        """List the installed plugins by name, without importing any.
+
+        Raises:
+            Exception: of the type `duplicate`, if a name is offered more than once.
+        """
+        return {name: self._only(name, found) for name, found in find_plugins(self.group).items()}
+
+    def find(self, name: str) -> Plugin:
+        """Find the one plugin of a name, without importing it; errors as `load`."""
+        if not isinstance(name, str):
+            raise self.unknown(f"{self.kind}={name!r}; give a name, such as {self.example!r}")
+        plugins = find_plugins(self.group)
+        if name not in plugins:
+            close = difflib.get_close_matches(name, plugins, n=3)
+            hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+            raise self.unknown(
+                f"no {self.kind} is called {name!r}; {hint}"
+                f"installed are: {', '.join(plugins) or 'none'}"
+            )
+        return self._only(name, plugins[name])
+
+    def load(self, name: str, *args: object, **kwargs: object) -> object:
+        """Load what a name stands for: the same object every time, which takes such arguments.
+
+        Raises:
+            Exception: of the type `unknown` if none has this name, `duplicate` if it is offered
+                more than once, `broken` if it does not load or cannot be called like this.
+        """
+        plugin = self.find(name)
+        try:
+            loaded = plugin.load()
+        except (Exception, SystemExit) as error:
+            cause = f"it does not load ({type(error).__name__}: {error})"
+            raise self._broken(plugin, cause) from error
+        if not callable(loaded):
+            raise self._broken(plugin, f"a {type(loaded).__name__} cannot be called")
+        try:
+            inspect.signature(loaded).bind(*args, **kwargs)
+        except TypeError as error:
+            raise self._broken(plugin, f"it does not take what it is given: {error}") from error
+        except ValueError:
+            pass  # written in C, and says nothing of its arguments
+        return loaded
+
+    def _broken(self, plugin: Plugin, cause: str) -> Exception:
+        return self.broken(
+            f"{self.kind} {plugin.name!r} of {plugin.origin} is broken: {cause}; "
+            f"report it there, or use another {self.kind}"
+        )
+
+    def _only(self, name: str, plugins: tuple[Plugin, ...]) -> Plugin:
+        if len(plugins) > 1:
+            origins = " and by ".join(plugin.origin for plugin in plugins)
+            raise self.duplicate(
+                f"{self.kind} {name!r} is offered by {origins}; uninstall all but one"
+            )
+        return plugins[0]
 
 
 def find_plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:

@@ -6,8 +6,15 @@ from remat.errors import BudgetError, RematError
 from remat.planning import Plan, plan
 from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
 from remat.wrapping import rematerialize
-from remat_exec import BackwardError, BudgetExceeded, LossError, measure_peak
-from remat_graph.torch import CaptureError, DeviceSpec
+from remat_exec import (
+    BackwardError,
+    BudgetExceeded,
+    ExecutionError,
+    LossError,
+    list_executors,
+    measure_peak,
+)
+from remat_graph.torch import CaptureError, DeviceSpec, list_captures
 from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "BudgetTooSmall",
     "CaptureError",
     "DeviceSpec",
+    "ExecutionError",
     "LossError",
     "Plan",
     "RematError",
@@ -25,6 +33,8 @@ __all__ = [
     "Tradeoff",
     "TradeoffPoint",
     "__version__",
+    "list_captures",
+    "list_executors",
     "list_solvers",
     "measure_peak",
     "plan",

@@ -1,9 +1,9 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
-The options are `budget`, `solver`, `costs`, `limit_seconds` and `progress`, as of `rematerialize`;
-without a budget it is `"auto"`. All that one `torch.compile` compiles is of one step, under one
-budget. Settings of TorchDynamo are the user's here: past its recompile limit it runs code as it is,
-so the last compilation before it raises, and names the setting.
+The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture` and `executor`,
+as of `rematerialize`; without a budget it is `"auto"`. All that one `torch.compile` compiles is of
+one step, under one budget. Settings of TorchDynamo are the user's here: past its recompile limit it
+runs code as it is, so the last compilation before it raises, and names the setting.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _DEFAULTS = {
     "costs": "measure",
     "limit_seconds": None,
     "progress": None,
+    "capture": "aot",
+    "executor": "generated",
 }
 _steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
 
@@ -46,6 +48,7 @@ def remat_backend(
         RematError: if an option or mode is unknown, or the recompile limit is reached.
         BudgetError: if the budget cannot be read.
         SolverError: if the solver does not exist or cannot be loaded.
+        CaptureError, ExecutionError: if the capture or the executor does not.
     """
     if mode is not None:
         raise RematError(f"mode={mode!r}: the back end 'remat' has no modes; leave it out")
@@ -85,6 +88,8 @@ def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
             taken["limit_seconds"],
             taken["progress"],
             None,
+            taken["capture"],
+            taken["executor"],
         )
         told: Callable[[Any], None] = lambda plan: logger.info("%s", plan)  # noqa: E731
         known = _steppers[id(options)] = (options, Stepper(settings, told), set())

@@ -14,7 +14,7 @@ from remat.budget import Budget, parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.plain import measure_outside_loss, measure_plain
-from remat_exec import BudgetExceeded, Executable, Loss
+from remat_exec import BudgetExceeded, Loss, Runnable, get_executor
 from remat_graph import Graph, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
@@ -24,6 +24,7 @@ from remat_graph.torch import (
     DeviceSpec,
     LossCost,
     capture,
+    get_capture,
     read_call,
 )
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
@@ -58,6 +59,8 @@ class Settings:
     limit_seconds: float | None
     progress: Callable[[Progress], None] | None
     loss: Loss | None = None
+    capture: str = "aot"
+    executor: str = "generated"
 
     @classmethod
     def read(
@@ -68,13 +71,16 @@ class Settings:
         limit_seconds: float | None,
         progress: Callable[[Progress], None] | None,
         loss: Loss | None,
+        capture: str = "aot",
+        executor: str = "generated",
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
         Raises:
             BudgetError: if the budget cannot be read.
-            CaptureError: if the costs are not known.
+            CaptureError: if the costs are not known, or the capture does not exist or load.
             SolverError: if the solver does not exist or cannot be loaded.
+            ExecutionError: if the executor does not exist or cannot be loaded.
             RematError: if a loss is given that cannot be called, or could not be measured.
         """
         if loss is not None and not callable(loss):
@@ -88,10 +94,12 @@ class Settings:
             )
         if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
-        settings = cls(parse_budget(budget), solver, costs, limit_seconds, progress, loss)
+        read = parse_budget(budget)
         if solver != "auto":
             get_solver(solver)
-        return settings
+        get_capture(capture)
+        get_executor(executor)
+        return cls(read, solver, costs, limit_seconds, progress, loss, capture, executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +187,7 @@ class Planned:
 
     plan: Plan
     capture: Capture
-    executable: Executable
+    executable: Runnable
 
 
 def plan(
@@ -194,7 +202,7 @@ def plan(
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
 ) -> Plan:
-    """Plan without running the plan: the same arguments as `rematerialize`.
+    """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, the model and its inputs may be
     on the meta device, and a fractional budget is of the predicted peak of storing everything.
@@ -299,7 +307,7 @@ def make_plan(
         if attempt:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
-        executable = Executable(captured, schedule, budget)
+        executable = get_executor(settings.executor)(captured, schedule, budget_bytes=budget)
         plan = Plan(
             captured.graph,
             solution,
@@ -308,7 +316,7 @@ def make_plan(
             everything,
             None,
             seconds,
-            executable.code.peak_bytes,
+            executable.peak_bytes,
             executable.source,
         )
         if not run:

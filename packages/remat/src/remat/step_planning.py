@@ -21,7 +21,7 @@ import torch
 from remat.planning import Settings, have_same_ops, refuse_other_profilers
 from remat.recording import Recorded, gradients_present, is_part, moments_of, peak_of
 from remat.step_plan import StepPlan
-from remat_exec import Executable
+from remat_exec import Executor, Runnable, get_executor
 from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
 from remat_solvers import BudgetTooSmall
@@ -46,24 +46,28 @@ _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
 _CHOICE_SECONDS = 5.0
 _MOST_KNOWN = 8
 _WORTH_REFINING = 0.01  # of the budget, left over
+_NAMED = 1.02  # times what a step needs: a budget that is said to be enough
 _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
 
 
 class RegionPlan:
     """A captured region: the number of its kind, and the code of the options that were used."""
 
-    def __init__(self, kind: int, capture: Capture, least: RegionOption) -> None:
+    def __init__(
+        self, kind: int, capture: Capture, least: RegionOption, executor: Executor
+    ) -> None:
         self.kind = kind
+        self.executor = executor
         self.capture = capture
         self.least = least
-        self._executables: dict[RegionOption, Executable] = {}
+        self._executables: dict[RegionOption, Runnable] = {}
 
-    def executable(self, option: RegionOption) -> Executable:
+    def executable(self, option: RegionOption) -> Runnable:
         """Give the code of an option."""
         made = self._executables.get(option)
         if made is None:
             leaner = None if option is self.least else self.executable(self.least)
-            made = Executable(self.capture, option.schedule, leaner=leaner)
+            made = self.executor(self.capture, option.schedule, leaner=leaner)
             self._executables[option] = made
         return made
 
@@ -90,8 +94,8 @@ class _Call:
 
     planner: StepPlanner
     position: int
-    learn: Callable[[Executable, frozenset[int], frozenset[int]], None]
-    executable: Executable
+    learn: Callable[[Runnable, frozenset[int], frozenset[int]], None]
+    executable: Runnable
     plan: RegionPlan
     option: RegionOption
     drop: Callable[[], None] | None = None
@@ -181,7 +185,8 @@ class StepPlanner:
             front = region_front(capture.graph, solver=solver, limit_seconds=limit)
             self._kinds.append(_Kind(name, front))
         self._device = capture.program.device
-        return RegionPlan(number, capture, self._kinds[number].front.options[0])
+        least = self._kinds[number].front.options[0]
+        return RegionPlan(number, capture, least, get_executor(self.settings.executor))
 
     def enter(self, device: torch.device | None) -> None:
         """Begin a step, unless one is under way: plan by what was recorded, record if need be.
@@ -209,7 +214,7 @@ class StepPlanner:
         plan: RegionPlan,
         graph: Any,
         tensors: list[torch.Tensor],
-        learn: Callable[[Executable, frozenset[int], frozenset[int]], None],
+        learn: Callable[[Runnable, frozenset[int], frozenset[int]], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region by its plan."""
         if not self.within_forward:
@@ -371,7 +376,7 @@ class StepPlanner:
             raise BudgetTooSmall(
                 budget,
                 self._with_margin(error.smallest_bytes),
-                self._with_margin(error.least_bytes),
+                error.least_bytes,
                 error.least_at,
                 error.status,
             ) from None
@@ -400,8 +405,8 @@ class StepPlanner:
         return _Known(record, made, options, held)
 
     def _with_margin(self, size: int) -> int:
-        """Give the budget whose room is just this much."""
-        return int(size * _TOLERANCE) + 1 + self._set_aside
+        """Give a budget with room for this much, also where other steps need a little more."""
+        return int(size * _NAMED) + 1 + self._set_aside
 
     def _choose(self, plans: list[_Kind], moments: list[Moment], room: int) -> StepChoice:
         """Choose; then solve each kind of region again for what is left over, and choose again."""

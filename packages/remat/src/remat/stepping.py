@@ -29,7 +29,7 @@ from remat.planning import (
     refuse_other_profilers,
 )
 from remat.step_planning import RegionPlan, StepPlanner
-from remat_exec import Executable, SecondDerivative
+from remat_exec import Runnable, SecondDerivative, get_executor
 from remat_graph import Graph
 from remat_graph.torch import (
     Capture,
@@ -38,8 +38,8 @@ from remat_graph.torch import (
     Costs,
     NoBackward,
     RealStrides,
-    capture_region,
     flatten,
+    get_capture,
 )
 
 __all__ = ["Region", "Stepper"]
@@ -118,7 +118,7 @@ class Region:
         if known is None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what the original has warned of, too
-                known = capture_region(
+                known = self.stepper.capture_region(
                     self.graph,
                     inputs,
                     costs=costs,
@@ -128,9 +128,7 @@ class Region:
             self._captures[key] = known
         return known
 
-    def learn(
-        self, executable: Executable, missing: frozenset[int], let_go: frozenset[int]
-    ) -> None:
+    def learn(self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """Plan from now on for the gradients that came, and for what the user still held.
 
         Not at once where the plan for fewer gradients could not be followed by a backward with all
@@ -192,6 +190,7 @@ class Stepper:
         self.answer: Any = None
         self.preparing = False
         self.rebuild: Callable[[Any], Any] = _no_rebuilding
+        self.capture_region = get_capture(settings.capture)
         self._settings = settings
         self._told = told
         self._last: Plan | None = None
@@ -221,6 +220,10 @@ class Stepper:
             for region in self._regions:
                 region.plans.clear()  # they had the whole budget
         region = Region(self, found)
+        for other in self._regions:  # of other sizes, say, whose backwards were seen
+            if other.name == region.name:
+                region.came, region.expected = other.came, other.expected
+                region.let_go = other.let_go
         self._regions.add(region)
         return region
 
@@ -339,7 +342,9 @@ class Stepper:
         for known in kin:
             if _is_equal(known.capture.graph, captured.graph):
                 same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
-                executable = Executable(same, known.plan.schedule, known.plan.budget_bytes)
+                executable = get_executor(settings.executor)(
+                    same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
+                )
                 return Planned(known.plan, same, executable)
         if measured and not kin:
             captured = captured.costed("measure", self._costs)

@@ -50,6 +50,8 @@ def rematerialize(
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
     regions: Regions | None = None,
+    capture: str = "aot",
+    executor: str = "generated",
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -73,6 +75,8 @@ def rematerialize(
     keep as little as possible and are recorded; then one plan for all is made. `regions` names
     submodules that are to be one region each, such as blocks that FSDP2 shards: dotted names, with
     wildcards (`"layers.*"`), or classes, or a list of these. The rest is not planned then.
+    `capture` and `executor` are names from `list_captures()` and `list_executors()`: what makes the
+    training graph of a region, and what runs its schedule.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
@@ -80,7 +84,9 @@ def rematerialize(
 
     Raises:
         BudgetError: if the budget cannot be read.
-        CaptureError: if a graph of the model cannot be captured.
+        CaptureError: if a graph of the model cannot be captured, or the capture is unknown or
+            broken.
+        ExecutionError: if the executor is unknown or broken.
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         SolverError: if the solver is unknown, broken or unsuitable.
@@ -92,7 +98,9 @@ def rematerialize(
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
-    settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
+    settings = Settings.read(
+        budget, solver, costs, limit_seconds, progress, loss, capture, executor
+    )
     made = shallow_copy(model)
     chosen = choose_regions(made, regions)
     unwrap_units(made)

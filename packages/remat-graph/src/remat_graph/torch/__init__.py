@@ -2,7 +2,13 @@
 
 from remat_graph.torch.capturing import Capture, Costs, capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
-from remat_graph.torch.errors import CaptureError, NoBackward
+from remat_graph.torch.errors import (
+    BrokenCapture,
+    CaptureError,
+    DuplicateCapture,
+    NoBackward,
+    UnknownCapture,
+)
 from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
@@ -15,6 +21,7 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
+from remat_graph.torch.registry import Capturer, get_capture, list_captures
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
@@ -23,12 +30,15 @@ from remat_graph.torch.tracing import original_forward, original_forwards
 __all__ = [
     "GENERATOR_STATE_BYTES",
     "AllocationRecorder",
+    "BrokenCapture",
     "Call",
     "Capture",
     "CaptureError",
+    "Capturer",
     "Cost",
     "Costs",
     "DeviceSpec",
+    "DuplicateCapture",
     "FlatCall",
     "Input",
     "LossCost",
@@ -39,12 +49,15 @@ __all__ = [
     "RealStrides",
     "Structure",
     "TensorFacts",
+    "UnknownCapture",
     "Variable",
     "Write",
     "capture",
     "capture_region",
     "flatten",
+    "get_capture",
     "left_as_it_was",
+    "list_captures",
     "original_forward",
     "original_forwards",
     "read_call",

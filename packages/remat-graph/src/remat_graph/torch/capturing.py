@@ -110,7 +110,8 @@ class Capture:
         known = self._known if known is None else known
         with _own_casts():
             graph = _costed(self.program, costs, known, self.loss)
-        return replace(self, graph=graph, _costs=costs, _known=known)
+        made = replace(self, graph=graph, _costs=costs, _known=known, let_go=frozenset())
+        return made.letting_go(self.let_go)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat_graph.errors import GraphError
 
-__all__ = ["CaptureError", "NoBackward"]
+__all__ = ["BrokenCapture", "CaptureError", "DuplicateCapture", "NoBackward", "UnknownCapture"]
 
 
 class CaptureError(GraphError):
@@ -13,3 +13,15 @@ class CaptureError(GraphError):
 
 class NoBackward(CaptureError):
     """Nothing that is returned depends on a tensor that requires a gradient."""
+
+
+class UnknownCapture(CaptureError):
+    """No installed distribution offers a capture of this name."""
+
+
+class DuplicateCapture(CaptureError):
+    """Two distributions offer a capture of the same name."""
+
+
+class BrokenCapture(CaptureError):
+    """A capture that cannot be loaded, or takes other arguments than a `Capturer`."""

@@ -1,0 +1,214 @@
+"""What splitting a model into regions costs, and what the front door takes.
+
+Each model of the zoo trains as one region and by blocks, at the same budgets: the overhead that
+each plan predicts and its bound, and the time of a step of one as a ratio to the other, measured
+in turns in one process. Beside it: seconds to plan, the time that checking a call takes, and steps
+of changing lengths, with how many plans they make and what stays in memory.
+
+    python benchmarks/regions.py [--models gpt2 ...] [--shares 0.7 0.5] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import remat
+from remat.stepping import Region
+from remat_exec import measure_peak
+from remat_graph.files import write_atomically
+from zoo import Example, build
+
+RESULTS = Path(__file__).parent / "results" / "regions.json"
+BLOCKS = {
+    "gpt2": "transformer.h.*",
+    "gpt2-no-dropout": "transformer.h.*",
+    "resnet": ["[2-7]"],
+    "unet": ["down.*", "up.*"],
+    "transformer": ["encoder.layers.*", "decoder.layers.*"],
+    "transformer-no-dropout": ["encoder.layers.*", "decoder.layers.*"],
+    "t5": ["encoder.block.*", "decoder.block.*"],
+    "inplace": "blocks.*",
+}
+ROUNDS = 7
+
+
+def main() -> int:
+    """Run what was asked for, print it as tables and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(BLOCKS), choices=list(BLOCKS))
+    parser.add_argument("--shares", nargs="*", type=float, default=[0.7, 0.5])
+    parser.add_argument("--quick", action="store_true", help="few lengths, one share")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    shares = args.shares[:1] if args.quick else args.shares
+    rows = [row for name in args.models for row in _compare(name, shares)]
+    _print(rows)
+    check = _check_of_a_call()
+    print(f"checking a call of a 12-layer GPT-2: {1e3 * check:.3f} ms")
+    lengths = _lengths(10 if args.quick else 50, 100 if args.quick else 2000)
+    print(
+        f"{lengths['steps']} steps of {lengths['lengths']} lengths: {lengths['solved']} solved, "
+        f"{lengths['plans']} plans, {lengths['later_plans']} after the first pass; resident memory "
+        f"grew by {lengths['grown_mib']:.1f} MiB after it"
+    )
+    found = {
+        "regions": rows,
+        "check_seconds": check,
+        "lengths": lengths,
+        "torch": torch.__version__,
+    }
+    write_atomically(RESULTS, json.dumps(found, indent=1).encode())
+    return 0
+
+
+def _compare(name: str, shares: list[float]) -> list[dict[str, Any]]:
+    example = build(name, "medium")
+    model = example.model
+    plain = _peak(example, copy.deepcopy(model))
+    rows = []
+    for share in shares:
+        budget = int(share * plain)
+        steps, row = {}, {"model": name, "share": share, "budget_bytes": budget}
+        for kind, regions in (("whole", None), ("blocks", BLOCKS[name])):
+            start = time.perf_counter()
+            made = remat.rematerialize(
+                copy.deepcopy(model), budget=budget, regions=regions, limit_seconds=10
+            )
+            spent = 0.0
+            for _ in range(5):
+                step = time.perf_counter()
+                _step(example, made)
+                spent = time.perf_counter() - step
+            plan: Any = made.plan
+            row[kind] = {
+                "planning_seconds": time.perf_counter() - start - 5 * spent,
+                "predicted_overhead": plan.predicted_overhead,
+                "bound_overhead": plan.bound_overhead,
+                "peak_bytes": _peak(example, made),
+            }
+            steps[kind] = made
+        row["ratio"] = _ratio(example, steps["blocks"], steps["whole"])
+        rows.append(row)
+    return rows
+
+
+def _step(example: Example, model: torch.nn.Module) -> None:
+    model.zero_grad()
+    example.step(model)
+
+
+def _peak(example: Example, model: torch.nn.Module) -> int:
+    _step(example, model)
+    model.zero_grad()
+    with measure_peak() as peak:
+        _step(example, model)
+    return peak.peak_bytes
+
+
+def _ratio(example: Example, one: torch.nn.Module, other: torch.nn.Module) -> float:
+    ratios = []
+    for _ in range(ROUNDS):
+        taken = []
+        for model in (one, other):
+            start = time.perf_counter()
+            _step(example, model)
+            taken.append(time.perf_counter() - start)
+        ratios.append(taken[0] / taken[1])
+    return statistics.median(ratios)
+
+
+def _gpt2(layers: int, **sizes: int) -> Any:
+    config = transformers.GPT2Config(
+        n_layer=layers, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes,
+    )  # fmt: skip
+    model: Any = transformers.GPT2LMHeadModel(config).train()
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+def _check_of_a_call() -> float:
+    """Time a forward whose only region gives what it gave before: what is left is the check."""
+    model = remat.rematerialize(_gpt2(12, n_embd=8, n_head=1), budget="1GiB", solver="store-all")
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    for _ in range(3):
+        model(tokens, labels=tokens).loss.backward()
+    run, given = Region.__call__, []
+
+    def noted(region: Region, *inputs: Any) -> Any:
+        given.append(run(region, *inputs))
+        return given[-1]
+
+    def again(region: Region, *inputs: Any) -> Any:
+        region.stepper.met()
+        return given[-1]
+
+    times = []
+    try:
+        setattr(Region, "__call__", noted)  # noqa: B010
+        model(tokens, labels=tokens)
+        setattr(Region, "__call__", again)  # noqa: B010
+        for _ in range(300):
+            start = time.perf_counter()
+            model(tokens, labels=tokens)
+            times.append(time.perf_counter() - start)
+    finally:
+        setattr(Region, "__call__", run)  # noqa: B010
+    return statistics.median(times)
+
+
+def _lengths(lengths: int, steps: int) -> dict[str, Any]:
+    """Train on changing lengths; the first pass sees each once."""
+    model = remat.rematerialize(_gpt2(2, n_embd=16, n_head=2), budget="64MiB", limit_seconds=1)
+    plans: dict[int, Any] = {}
+    later, after_first = 0, 0.0
+    for step in range(steps):
+        tokens = torch.zeros(2, 8 + step % lengths, dtype=torch.long)
+        model(tokens, labels=tokens).loss.backward()
+        model.zero_grad()
+        if id(model.plan) not in plans:
+            plans[id(model.plan)] = model.plan
+            later += step >= 2 * lengths
+        if step == 2 * lengths:
+            after_first = _resident()
+    solved = sum(plan.solution.solver != "known schedule" for plan in plans.values())
+    grown = _resident() - after_first
+    return {
+        "lengths": lengths, "steps": steps, "plans": len(plans), "solved": solved,
+        "later_plans": later, "grown_mib": grown,
+    }  # fmt: skip
+
+
+def _resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    print(f"{'model':<12} {'share':>5} {'whole':>16} {'blocks':>16} {'time':>6} {'planning':>14}")
+    for row in rows:
+        shown = [
+            f"{100 * row[kind]['predicted_overhead']:6.2f} "
+            f"({100 * (row[kind]['bound_overhead'] or 0):.2f})"
+            for kind in ("whole", "blocks")
+        ]
+        seconds = "/".join(f"{row[k]['planning_seconds']:.0f}" for k in ("whole", "blocks"))
+        over = [row[k]["peak_bytes"] > row["budget_bytes"] for k in ("whole", "blocks")]
+        print(
+            f"{row['model']:<12} {row['share']:>5} {shown[0]:>16} {shown[1]:>16} "
+            f"{row['ratio']:>6.3f} {seconds:>14} s{' OVER' if any(over) else ''}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

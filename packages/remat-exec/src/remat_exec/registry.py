@@ -1,0 +1,39 @@
+"""Executors by name, found through the entry-point group `remat.executors`.
+
+Listing imports nothing, so a broken plugin never breaks it; an executor is loaded when first asked
+for and kept. A name offered twice is an error that names both distributions.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from remat_exec.errors import BrokenExecutor, DuplicateExecutor, UnknownExecutor
+from remat_exec.interface import Executor
+from remat_graph.plugins import Plugin, Registry
+
+__all__ = ["get_executor", "list_executors"]
+
+_REGISTRY = Registry(
+    "remat.executors", "executor", "generated", UnknownExecutor, DuplicateExecutor, BrokenExecutor
+)
+
+
+def list_executors() -> dict[str, Plugin]:
+    """List the installed executors by name, without importing any.
+
+    Raises:
+        DuplicateExecutor: if two distributions offer the same name.
+    """
+    return _REGISTRY.listed()
+
+
+def get_executor(name: str) -> Executor:
+    """Load an executor; the same object every time.
+
+    Raises:
+        UnknownExecutor: if none has this name.
+        DuplicateExecutor: if two distributions offer it.
+        BrokenExecutor: if it cannot be imported, or does not take the arguments of an `Executor`.
+    """
+    return cast(Executor, _REGISTRY.load(name, None, None, budget_bytes=None, leaner=None))
