@@ -11,6 +11,7 @@ what plain eager computes, and the bits of storing everything, within the budget
 | right, rounding | within 1e-5, or 1e-3, of eager's losses, gradients and buffers; those bits |
 | WRONG | no exception, and further from eager |
 | not bitwise | close to eager, but not the bits of storing everything |
+| as compiled | eager differs, and `torch.compile(backend="eager")` gives what remat gives |
 | OVER | no exception, and a step took more than the budget |
 | refused | an exception of remat's own |
 | not measured | it plans anew at every step, so that no step's peak can be measured |
@@ -202,7 +203,16 @@ def table(records: Sequence[Record]) -> list[list[str]]:
     """Make the table of counts, with a heading and a row of sums."""
     counts = summary(records)
     present = {category for kind in counts.values() for category in kind}
-    order = [*RIGHT, *NEVER, "refused", "not measured", "timeout", "crash", *NOT_COUNTED]
+    order = [
+        *RIGHT,
+        "as compiled",
+        *NEVER,
+        "refused",
+        "not measured",
+        "timeout",
+        "crash",
+        *NOT_COUNTED,
+    ]
     columns = [category for category in order if category in present]
     rows = [["", "counted", "right", *columns]]
     for kind in [*counts, "all"]:

@@ -166,6 +166,15 @@ def test_an_unknown_solver(original):
         rematerialize(original, solver="refin")
 
 
+def test_an_unknown_capture_or_executor(original):
+    with pytest.raises(remat.CaptureError, match=r"no capture is called 'aott'; did you mean 'aot"):
+        rematerialize(original, capture="aott")
+    with pytest.raises(
+        remat.ExecutionError, match=r"no executor is called 'eager'; installed are:"
+    ):
+        rematerialize(original, executor="eager")
+
+
 class OverBudget(plugin_module.StoreAll):
     """A third party's solver that stores everything, whatever the budget."""
 

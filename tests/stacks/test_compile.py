@@ -63,9 +63,12 @@ def test_the_backend_takes_a_budget_with_a_unit():
     assert_bitwise_equal(record(model), record(made(Blocks)))
 
 
-@pytest.mark.parametrize("options", [{"budget": "8 loaves"}, {"bugdet": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{"budget": "8 loaves"}, {"bugdet": 0.5}, {"capture": "none such"}, {"executor": "none such"}],
+)
 def test_options_that_cannot_be_read_are_refused(options):
-    with pytest.raises(Exception, match=r"8 loaves|bugdet"):
+    with pytest.raises(Exception, match=r"8 loaves|bugdet|installed are"):
         torch.compile(made(Blocks), backend="remat", options=options)(batch())
 
 

@@ -6,6 +6,7 @@ allocator, with its size. On CUDA the caching allocator keeps the maximum itself
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,9 +118,11 @@ class AllocationRecorder:
             other.__exit__(None, None, None)
 
     def give_way(self) -> None:
-        """Let this recording be ended by whoever records next."""
+        """Let this recording be ended by whoever records next, or with the process."""
         if self.device.type != "cuda":
             AllocationRecorder._giving_way = self
+            atexit.unregister(AllocationRecorder.end_other)
+            atexit.register(AllocationRecorder.end_other)  # torch's profiler crashes there else
 
     def _read_events(self) -> None:
         marks: list[tuple[int, str]] = []

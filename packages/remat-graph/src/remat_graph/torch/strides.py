@@ -68,16 +68,18 @@ def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _may_differ(target: torch._ops.OpOverload) -> bool:
-    schema = target._schema
-    is_view = any(argument.alias_info is not None for argument in schema.arguments)
-    return not is_view and torch.Tag.nondeterministic_seeded not in target.tags
+    return not any(argument.alias_info is not None for argument in target._schema.arguments)
 
 
 def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides | None:
     """Run an operator on made-up inputs; `None` if it cannot be run so."""
     try:
         real_args, real_kwargs = pytree.tree_map(_made_up, (args, kwargs))
-        with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
+        with (
+            torch._subclasses.fake_tensor.unset_fake_temporarily(),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),  # some draw random numbers
+        ):
             real_args, real_kwargs = pytree.tree_map(_fill, (real_args, real_kwargs))
             made = target(*real_args, **real_kwargs)
     except Exception:
