@@ -52,11 +52,8 @@ class RealStrides:
 def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the operator of a node; a view that the real layout does not allow becomes a copy."""
     target: Any = node.target
-    try:
+    if target not in (aten.view.default, aten._unsafe_view.default) or _can_view(*args[:2]):
         return target(*args, **kwargs)
-    except (RuntimeError, ValueError):
-        if target not in (aten.view.default, aten._unsafe_view.default):
-            raise
     with node.graph.inserting_before(node):
         dense = node.graph.call_function(
             aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
@@ -65,6 +62,17 @@ def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     dense.meta = {**node.meta, "fake": made}
     node.args = (dense, *node.args[1:])
     return target(made, *args[1:], **kwargs)
+
+
+def _can_view(tensor: torch.Tensor, size: list[int]) -> bool:
+    """Ask torch itself: its fake views allow what real ones do not."""
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+        try:
+            like.view(size)
+        except RuntimeError:
+            return False
+    return True
 
 
 def _may_differ(target: torch._ops.OpOverload) -> bool:
