@@ -138,7 +138,7 @@ def compile_frames(
         "skip_nnmodule_hook_guards": False,
         "specialize_float": True,
         "suppress_errors": False,
-        "trace_numpy": False,  # else its random numbers come from torch's generator
+        "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
     }
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
