@@ -625,7 +625,6 @@ OUTSIDE = torch.randn(16, generator=torch.Generator().manual_seed(3))
 
 # Those that run in several regions, and what was refused once: name: (model, x)
 IN_PARTS = {
-    "dropout inside an rnn": (lambda: nn.LSTM(16, 4, 2, dropout=0.5), rows(3, 2, 16)),
     "dropout inside an rnn of a model": (
         lambda: Made(
             lambda m, x: m.leave(m.rnn(m.layer(x))[0]),

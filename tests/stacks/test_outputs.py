@@ -126,7 +126,8 @@ def test_only_the_last_hidden_state_of_wav2vec2(monkeypatch):
     def call(each, step):
         return square(each(batch(step, 4, 400)).last_hidden_state)
 
-    train_both(rematerialized(wav2vec2()), wav2vec2(), call, monkeypatch)
+    # Its graph breaks: a step is recorded before the plan is made.
+    train_both(rematerialized(wav2vec2()), wav2vec2(), call, monkeypatch, steps=6)
 
 
 def test_only_the_pooled_output_of_convnext(monkeypatch):

@@ -136,7 +136,8 @@ def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
 def test_a_front_has_both_ends_and_true_bounds(graph):
     front = region_front(graph, points=4, limit_seconds=20)
     check(graph, front)
-    assert region_options(graph, points=4, limit_seconds=20) == front.options
+    again = region_options(graph, points=4, limit_seconds=20)  # bounds may take other seconds
+    assert [option.kept_bytes for option in again] == [o.kept_bytes for o in front.options]
     everything = measure_option(graph, store_all(graph))
     assert front.best().time == pytest.approx(everything.time)
     assert min(o.kept_bytes for o in front.options) == least_kept(graph)

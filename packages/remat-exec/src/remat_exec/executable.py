@@ -178,6 +178,9 @@ class Executable:
         with plain:
             handed, saved = self.code.forward(list(bound), states)
         _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
+        let_go = self.capture.let_go
+        _held_by_the_user = [t for position, t in enumerate(handed) if position not in let_go]
+        del handed
         _held_by_autograd = tuple(gradients)
         with plain:
             tangents = tangents_of(program, program.tangents, gradients)
