@@ -247,12 +247,14 @@ def write_docs(results: Results) -> None:
     """Write the page of documentation."""
     records = list(results.records.values())
     versions = ", ".join(f"{k} {v}" for k, v in results.about["versions"].items())
+    counts = Counter(record.get("commit", "unknown") for record in records)
+    ran_at = ", ".join(f"{commit} {count}" for commit, count in counts.most_common())
     lines = [
         "# Which architectures train",
         "",
         "Made by `python benchmarks/matrix.py --docs`, which says what the categories mean: tiny",
         "models, three steps beside plain eager at six tenths of its peak.",
-        f"At commit {results.about['commit']} with {versions}.",
+        f"With {versions}; cases by the commit that they ran at: {ran_at}.",
         "",
     ]
     rows = table(records)
