@@ -14,9 +14,9 @@ CASES = (
     "transformers/convnext",
     "transformers/mamba",
     "transformers/clip",
-    "modules/LSTM",
-    "modules/Conv2d",
-    "modules/TransformerEncoderLayer",
+    "transformers/mixtral",
+    "transformers/opt",
+    "transformers/distilbert",
 )
 
 

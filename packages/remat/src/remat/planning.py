@@ -15,7 +15,7 @@ from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.plain import measure_outside_loss, measure_plain
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor
-from remat_graph import Graph, Schedule, Solution, Stage, Status, simulate
+from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -385,7 +385,10 @@ def _adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Soluti
     start = time.perf_counter()
     best: Solution | None = None
     for schedule in (store_all(graph), *schedules):
-        timeline = simulate(graph, schedule)
+        try:
+            timeline = simulate(graph, schedule)
+        except InvalidSchedule:  # of a graph whose outputs were let go of
+            continue
         if timeline.peak_bytes <= target and (best is None or timeline.time < best.time):
             best = Solution(
                 schedule=schedule,

@@ -330,17 +330,18 @@ class Stepper:
         captured = region.captured(inputs, "estimate" if measured else settings.costs)
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
-        if region.let_go:
-            captured = captured.letting_go(region.let_go)
         kin = [
             known
             for known in self._known
             if known.capture.missing == captured.missing
-            and known.capture.let_go == captured.let_go
-            and have_same_ops(known.capture.graph, captured.graph)
+            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
         ]
+        if region.let_go:
+            captured = captured.letting_go(region.let_go)
         for known in kin:
-            if _is_equal(known.capture.graph, captured.graph):
+            if known.capture.let_go == captured.let_go and _is_equal(
+                known.capture.graph, captured.graph
+            ):
                 same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
                 executable = get_executor(settings.executor)(
                     same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
