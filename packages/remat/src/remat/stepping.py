@@ -144,9 +144,10 @@ class Region:
         if self.let_go is None or self.let_go - let_go:
             self.let_go = let_go if self.let_go is None else self.let_go & let_go
             changed = changed or executable.capture.with_other_results(self.let_go)
+        if changed or self.expected is not None:
+            self.expected = expected
         if changed:
             logger.info("the backward differs from what was planned for: planning anew")
-            self.expected = expected
             self._before, self.plans = self.plans, {}
 
     def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:

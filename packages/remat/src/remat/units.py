@@ -127,10 +127,9 @@ def unwrap_units(model: torch.nn.Module) -> None:
 class RegionForward:
     """Stands in for `forward` on a submodule that is a region of a rematerialized model."""
 
-    def __init__(self, module: torch.nn.Module, owner: RematForward, name: str) -> None:
+    def __init__(self, module: torch.nn.Module, owner: RematForward) -> None:
         self._module = module
         self._owner = owner
-        self._name = name
         self._dress()
 
     def _dress(self) -> None:
@@ -149,14 +148,13 @@ class RegionForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RegionForward:
         module = memo.get(id(self._module)) or copy.deepcopy(self._module, memo)
-        made = RegionForward(module, copy.deepcopy(self._owner, memo), self._name)
+        made = RegionForward(module, copy.deepcopy(self._owner, memo))
         memo[id(self)] = made
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self._module, "owner": self._owner, "name": self._name}
+        return {"module": self._module, "owner": self._owner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._module, self._owner = state["module"], state["owner"]
-        self._name = state["name"]
         self._dress()

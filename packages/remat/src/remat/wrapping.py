@@ -111,7 +111,7 @@ def rematerialize(
     made.register_forward_pre_hook(forward.check_owner)
     for name in chosen:
         block = copy_within(made, name)
-        block.__dict__["forward"] = RegionForward(block, forward, name)
+        block.__dict__["forward"] = RegionForward(block, forward)
     if args is not None or kwargs:
         with torch.enable_grad():
             forward.prepare(as_args(args), dict(kwargs or {}))
