@@ -99,7 +99,7 @@ def _torchvision_stood_in() -> Any:
 
 def _timm() -> Any:
     with _torchvision_stood_in():
-        import timm  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415
+        import timm  # noqa: PLC0415
     return timm
 
 
