@@ -9,6 +9,7 @@ from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 
 import remat
+from remat_exec import Executable
 from remat_graph import plugins
 from remat_solvers import store_all as plugin_module
 
@@ -321,3 +322,12 @@ def test_progress_that_fails_is_the_users_own_error(original):
 def test_a_negative_time_limit(original):
     with pytest.raises(remat.SolverError, match="limit_seconds=-1"):
         remat.rematerialize(original, batch(), budget=0.8, limit_seconds=-1)
+
+
+def test_a_device_with_less_memory_than_the_budget_says_so(monkeypatch):
+    def rehearse(*_):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB\nmore about it")
+
+    monkeypatch.setattr(Executable, "rehearse", rehearse)
+    with pytest.raises(remat.BudgetExceeded, match=r"ran out .* \(tried to allocate 2 GiB\)"):
+        remat.rematerialize(nn.Linear(4, 4), torch.randn(2, 4), budget="1GiB")

@@ -8,9 +8,9 @@ import torch
 from exec_cases.models import CASES, MLP, NORMED, Case
 from torch import nn
 
-from remat_exec import Executable, measure_peak, profile_step
+from remat_exec import Executable, measure, measure_peak, profile_step
 from remat_graph import simulate
-from remat_graph.torch import flatten
+from remat_graph.torch import AllocationRecorder, flatten
 from remat_solvers import region_options
 
 
@@ -197,3 +197,28 @@ def test_what_is_given_back_before_the_backward_is_made_again():
     case.loss(plain(*case.args())).backward()
     for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(got.grad, expected.grad)
+
+
+class Allocator(AllocationRecorder):
+    """The CPU's recorder; that of CUDA says that this much was allocated."""
+
+    allocated = 0
+
+    def __enter__(self):
+        return self if self.device.type == "cuda" else super().__enter__()
+
+    def __exit__(self, *raised):
+        if self.device.type == "cuda":
+            self.peak_bytes = Allocator.allocated
+        else:
+            super().__exit__(*raised)
+
+
+@pytest.mark.parametrize(("on_cuda", "expected"), [(0, 4096), (10**6, 10**6)])
+def test_a_machine_with_a_gpu_is_measured_where_the_block_allocates(monkeypatch, on_cuda, expected):
+    monkeypatch.setattr(measure, "AllocationRecorder", Allocator)
+    monkeypatch.setattr(Allocator, "allocated", on_cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with measure_peak() as peak:
+        _made = torch.empty(1024)
+    assert peak.peak_bytes == expected

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import distributed, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,8 +47,9 @@ def _run_rank(rank, path, cases):
 
 def assert_same_records(found):
     """Compare what the ranks have kept, bit by bit."""
+    raised = [rank for rank in found if isinstance(rank, str)]
+    assert not raised, "\n".join(raised)
     for rank in found:
-        assert not isinstance(rank, str), rank
         got, expected = rank
         assert got.keys() == expected.keys()
         for name, tensor in expected.items():
@@ -147,4 +149,34 @@ def fsdp_units(rematerialize, rank):
     record = _train_sharded(model, rank)
     if rematerialize:
         assert all("not made yet" not in str(layer.block.plan) for layer in model.layers)
+    return record
+
+
+class Gathered(nn.Module):
+    """Layers that read what the other ranks made, as sequence-parallel ones do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Tanh(), nn.Linear(64, 16))
+            for _ in range(4)
+        )
+
+    def forward(self, x):
+        group = distributed.group.WORLD
+        for layer in self.layers:
+            everywhere = all_gather_tensor_autograd(x, 1, group)
+            x = x + layer(everywhere)
+        return x
+
+
+def collectives(rematerialize, rank):
+    """Communicate within the forward; ranks that were given budgets of their own."""
+    model = made(Gathered)
+    if rematerialize:
+        budget = 0.75 if rank else 0.85
+        model = remat.rematerialize(model, budget=budget, limit_seconds=LIMIT_SECONDS)
+    record = _train_sharded(model, rank)
+    if rematerialize:
+        assert model.plan.predicted_overhead > 0
     return record

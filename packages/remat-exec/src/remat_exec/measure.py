@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -51,19 +51,19 @@ class StepProfile:
 def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
     """Measure the most memory held at once in the block beyond what was held before it.
 
-    `device` is CUDA's current device if there is one, else the CPU. Gradients that exist already
-    are part of what was held before; set them to `None` first to count them.
+    Without `device` it is CUDA's current one if anything is allocated there in the block, else the
+    CPU. Gradients that exist already are part of what was held before; set them to `None` first to
+    count them.
 
     Raises:
-        RuntimeError: from torch, if a profiler is already running in this process (CPU).
+        RuntimeError: if a profiler is already running in this process, and the CPU is measured.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     peak = Peak()
     gc.collect()
-    recorder = AllocationRecorder(torch.device(device))
-    with recorder:
+    with ExitStack() as stack:
+        recorders = [stack.enter_context(AllocationRecorder(each)) for each in _devices(device)]
         yield peak
+    recorder = next((each for each in recorders if each.peak_bytes), recorders[-1])
     peak.peak_bytes = recorder.peak_bytes
     peak.kept_bytes = recorder.kept_bytes
     peak.reserved_bytes = recorder.reserved_bytes
@@ -79,8 +79,11 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
 def profile_step(
     step: Callable[[], object], *, device: torch.device | str | None = None, repeats: int = 3
 ) -> StepProfile:
-    """Run `step` once to warm up, `repeats` times for its median time, and once for its peak."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Run `step` once to warm up, `repeats` times for its median time, and once for its peak.
+
+    `device` is that of `measure_peak`.
+    """
+    where = _devices(device)
     step()
     times = []
     for _ in range(repeats):
@@ -89,7 +92,7 @@ def profile_step(
         step()
         _synchronize(where)
         times.append(time.perf_counter() - start)
-    with measure_peak(where) as peak:
+    with measure_peak(device) as peak:
         step()
     return StepProfile(sorted(times)[len(times) // 2], peak)
 
@@ -108,6 +111,14 @@ def generators_restored(device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _devices(device: torch.device | str | None) -> list[torch.device]:
+    """Give the devices to look at, the CPU last."""
+    if device is not None:
+        return [torch.device(device)]
+    return [torch.device(kind) for kind in ("cuda",) * torch.cuda.is_available() + ("cpu",)]
+
+
+def _synchronize(devices: list[torch.device]) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

@@ -14,7 +14,7 @@ from remat_exec import (
     list_executors,
     measure_peak,
 )
-from remat_graph.torch import CaptureError, DeviceSpec, list_captures
+from remat_graph.torch import CaptureError, DeviceSpec, allow_recompute, list_captures
 from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Tradeoff",
     "TradeoffPoint",
     "__version__",
+    "allow_recompute",
     "list_captures",
     "list_executors",
     "list_solvers",

@@ -66,12 +66,17 @@ class _Frames:
     """What Dynamo calls for each frame: `compile_frame`, with settings of ours."""
 
     def __init__(
-        self, compile_frame: Any, settings: dict[str, Any], skipped: Callable[[str], None]
+        self,
+        compile_frame: Any,
+        settings: dict[str, Any],
+        skipped: Callable[[str], None],
+        watched: torch.nn.Module | None,
     ) -> None:
         functools.update_wrapper(self, compile_frame, updated=())
         self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
         self._settings = settings
         self._skipped = skipped
+        self._watched = watched
         self._failures: Counter[CodeType] = Counter()
         self.met = 0
         self.code: CodeType | None = None
@@ -81,7 +86,8 @@ class _Frames:
         code = frame.f_code
         if self._failures[code] >= _TRIES:
             return _AS_IT_IS
-        with compile_lock, config.patch(self._settings), _patched(), warnings.catch_warnings():
+        settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
+        with compile_lock, config.patch(settings), _patched(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about what it looks at
             before = self.code
             self.code = code
@@ -101,6 +107,10 @@ class _Frames:
             self._skipped(f"{where} runs as it is: {result.skip_reason}")
         return _AS_IT_IS
 
+    def _is_of_watched(self, frame: Any) -> bool:
+        """Whether a frame is the forward of the module whose hooks the caller watches."""
+        return self._watched is not None and frame.f_locals.get("self") is self._watched
+
     @staticmethod
     def _is_users(code: CodeType) -> bool:
         with _patched():
@@ -113,12 +123,15 @@ def compile_frames(
     skipped: Callable[[str], None],
     *,
     allow_rnn: bool = True,
+    watched: torch.nn.Module | None = None,
 ) -> Callable[..., Any]:
     """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
 
     Shapes are taken as they are: a call with others compiles anew, however often. What
     `compile_graph` raises comes out unchanged. `skipped` is told of functions that run as they are,
-    and why; those that they call have graphs of their own.
+    and why; those that they call have graphs of their own. `watched` is a module the only one of
+    its class, whose submodules have hooks, or none, where they had them in earlier calls: its
+    forward does not check that again.
 
     Raises:
         RematError: if Dynamo is switched off.
@@ -135,7 +148,6 @@ def compile_frames(
         "optimize_ddp": False,
         "recompile_limit": _NO_LIMIT,
         "reorderable_logging_functions": set(_WARN),
-        "skip_nnmodule_hook_guards": False,
         "specialize_float": True,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
@@ -157,7 +169,7 @@ def compile_frames(
             "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
             "graphs; switch it on"
         )
-    frames = _Frames(context.callback, settings, skipped)
+    frames = _Frames(context.callback, settings, skipped, watched)
     context.callback = frames  # type: ignore[assignment]
     compiled = context(function)
 

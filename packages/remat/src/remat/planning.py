@@ -321,7 +321,7 @@ def make_plan(
         )
         if not run:
             return Planned(plan, captured, executable)
-        measured = executable.rehearse(module, tensors, loss).peak_bytes
+        measured = _rehearsed(executable, module, tensors, loss, budget)
         plan = replace(plan, measured_peak_bytes=measured)
         if measured <= budget:
             logger.info("planned: %s", str(plan).replace("\n", "; "))
@@ -340,6 +340,30 @@ def make_plan(
         budget,
         measured,
     )
+
+
+def _rehearsed(
+    executable: Runnable,
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    loss: Loss | None,
+    budget: int,
+) -> int:
+    """Run a plan once for its peak.
+
+    Raises:
+        BudgetExceeded: if the device has less memory than the plan takes.
+    """
+    try:
+        return executable.rehearse(module, tensors, loss).peak_bytes
+    except torch.OutOfMemoryError as error:
+        raise BudgetExceeded(
+            f"the device ran out of memory in the first step by a plan of "
+            f"{executable.peak_bytes:,} bytes, within the budget of {budget:,}: it has not as much "
+            f"free as the budget says; give a smaller one ({str(error).splitlines()[0]})",
+            budget,
+            executable.peak_bytes,
+        ) from error
 
 
 def refuse_other_profilers(device: torch.device) -> None:

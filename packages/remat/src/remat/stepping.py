@@ -6,6 +6,7 @@ between regions runs in eager autograd.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -296,6 +297,8 @@ class Stepper:
     def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         """Plan for a call of a region; `None` if it is to run as it is."""
         logger.info("planning for %s", region.name)
+        if self._alone and self._communicates(region, inputs):
+            self._alone = False  # rehearsed, it would send what the other ranks do not wait for
         if self._alone:
             if self._settings.costs == "measure":
                 refuse_other_profilers(_device(inputs))
@@ -304,11 +307,7 @@ class Stepper:
             except NoBackward:
                 return None
         try:
-            captured = region.captured(
-                inputs,
-                "estimate" if self._settings.costs == "measure" else self._settings.costs,
-                loss_alone=False,
-            )
+            captured = region.captured(inputs, self._first_costs, loss_alone=False)
             if region.expected is not None:
                 captured = for_missing(captured, region.expected)
             return self.together.add(region.name, captured, self._costs)
@@ -319,6 +318,18 @@ class Stepper:
             self.together.breaks.append(f"{region.name} runs as it is: {error}")
             return None
 
+    def _communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return False
+        with contextlib.suppress(NoBackward):
+            return region.captured(inputs, self._first_costs).communicates
+        return False
+
+    @property
+    def _first_costs(self) -> Costs:
+        """With which a graph is captured, before it is known whether it must be measured."""
+        return "estimate" if self._settings.costs == "measure" else self._settings.costs
+
     def _plan_alone(self, region: Region, inputs: Sequence[Any]) -> Planned:
         """Plan for a region that is all of the function.
 
@@ -328,7 +339,7 @@ class Stepper:
         settings = self._settings
         measured = settings.costs == "measure"
         start = time.perf_counter()
-        captured = region.captured(inputs, "estimate" if measured else settings.costs)
+        captured = region.captured(inputs, self._first_costs)
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
         kin = [

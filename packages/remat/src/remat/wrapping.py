@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 from remat.classes import Classes
 from remat.dynamo import compile_frames
 from remat.errors import RematError
+from remat.hooks import Hooks
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
 from remat.undoing import attributes_restored, state_restored
@@ -119,6 +120,7 @@ def rematerialize(
 
 
 _FORWARD = "_remat_forward"
+_Machine = tuple[Stepper, Callable[[Any, Hashable], Callable[..., Any]]]
 
 
 class NotPlanned:
@@ -146,6 +148,7 @@ class RematForward:
         self._by_regions = by_regions
         self.original: torch.nn.Module | None = None
         self._classes: Classes | None = None
+        self._hooks = Hooks(module)
         self._dress()
 
     def _dress(self) -> None:
@@ -207,7 +210,9 @@ class RematForward:
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
         stepper, compiled = self._machine
-        run = self.original_forward if self._by_regions else compiled(self.original_forward)
+        run = self.original_forward
+        if not self._by_regions:
+            run = compiled(run, self._hooks.state())
         stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
         return stepper.run(lambda: run(*args, **kwargs))
 
@@ -221,11 +226,11 @@ class RematForward:
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
         stepper, compiled = self._machine
-        run = compiled(type(block).forward)
+        run = compiled(type(block).forward, None)
         return stepper.run(lambda: run(block, *args, **kwargs))
 
     @property
-    def _machine(self) -> tuple[Stepper, Callable[[Any], Callable[..., Any]]]:
+    def _machine(self) -> _Machine:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = _global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
@@ -234,10 +239,10 @@ class RematForward:
             self._classes = Classes(self._module)
         if hooks not in machines:
             machines[hooks] = self._new_machine()
-        made: tuple[Stepper, Callable[[Any], Callable[..., Any]]] = machines[hooks]
+        made: _Machine = machines[hooks]
         return made
 
-    def _new_machine(self) -> tuple[Stepper, Callable[[Any], Callable[..., Any]]]:
+    def _new_machine(self) -> _Machine:
         def told(plan: Any) -> None:
             self._module.__dict__["plan"] = plan
 
@@ -245,12 +250,13 @@ class RematForward:
         allow_rnn = not _has_dropout_between_layers(self._module)
 
         @functools.cache
-        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
             return compile_frames(
                 function,
                 lambda found, _: stepper.add(found),
                 stepper.together.breaks.append,
                 allow_rnn=allow_rnn,
+                watched=None if hooks is None else self._module,
             )
 
         return stepper, compiled
@@ -279,6 +285,7 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self.original = None
         self._classes = None
+        self._hooks = Hooks(self._module)
         self._dress()
 
 

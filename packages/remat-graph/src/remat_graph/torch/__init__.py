@@ -21,6 +21,7 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
+from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.registry import Capturer, get_capture, list_captures
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.strides import RealStrides
@@ -52,6 +53,7 @@ __all__ = [
     "UnknownCapture",
     "Variable",
     "Write",
+    "allow_recompute",
     "capture",
     "capture_region",
     "flatten",

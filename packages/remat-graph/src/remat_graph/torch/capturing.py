@@ -23,6 +23,7 @@ from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_co
 from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.program import LOSS, LossCost, Program
 from remat_graph.torch.reading import build_program, returned_nodes
+from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.rewrite import (
     copy_joint,
     drop_dead,
@@ -81,6 +82,11 @@ class Capture:
     def differentiable(self) -> tuple[str, ...]:
         """The inputs of the program that get a gradient if every output does."""
         return tuple(node.name for node in self._joint.gradients)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it has an operator that the ranks of a group run together."""
+        return any(is_collective(call.target) for call in self.program.calls.values())
 
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come.

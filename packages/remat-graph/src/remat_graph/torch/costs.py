@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.memory import AllocationRecorder
 from remat_graph.torch.program import Call, Program, TensorFacts, Variable
+from remat_graph.torch.recomputing import is_collective
 
 __all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
 
@@ -77,7 +78,8 @@ def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:
 def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dict[str, Cost]:
     """Measure every call of a program on the devices of its tensors; keys are op names.
 
-    `known` maps equivalence classes to what was measured before, and is added to.
+    `known` maps equivalence classes to what was measured before, and is added to. What the ranks of
+    a group run together is estimated: others would wait for it, or take part in it.
 
     Raises:
         CaptureError: if a call fails on made-up inputs, naming it.
@@ -159,8 +161,10 @@ def _with_tensors(
 
 
 def _measure(program: Program, call: Call) -> Cost:
-    args, kwargs = _with_tensors(program, call, _made_up)
     device = _device(program, call)
+    if is_collective(call.target):
+        return _estimate(program, call, DeviceSpec.of(device))
+    args, kwargs = _with_tensors(program, call, _made_up)
     call.target(*args, **kwargs)
     with AllocationRecorder(device) as recorder:
         kept = call.target(*args, **kwargs)

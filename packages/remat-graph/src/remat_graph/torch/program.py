@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
     "GENERATOR_STATE_BYTES",
@@ -236,7 +237,7 @@ class Program:
             call = self.calls.get(name)
             inputs, outputs = self._values_of(name)
             order_after: list[str] = []
-            replayable = call is not None and bool(outputs)
+            replayable = call is not None and bool(outputs) and may_run_again(call.target)
             if call is not None and call.random is not None:
                 if call.random in last_random:
                     order_after.append(last_random[call.random])

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from remat_graph.torch._aot import Joint
+from remat_graph.torch.recomputing import may_run_again
 from remat_graph.torch.rewrite import is_backward, is_random, storage_key, view_closure
 
 __all__ = ["drop_copies", "merge_equal"]
@@ -87,6 +88,8 @@ def merge_equal(joint: Joint) -> bool:
     merged = False
     for node in list(joint.graph.nodes):
         if node.op != "call_function" or is_backward(node) or is_random(node):
+            continue
+        if not may_run_again(node.target):
             continue
         if "empty" in str(node.target) or _storages(node) & handed:
             continue

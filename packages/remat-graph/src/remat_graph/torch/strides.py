@@ -14,6 +14,8 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from remat_graph.torch.recomputing import is_collective
+
 __all__ = ["RealStrides", "view_or_copy"]
 
 aten = torch.ops.aten
@@ -76,7 +78,9 @@ def _can_view(tensor: torch.Tensor, size: list[int]) -> bool:
 
 
 def _may_differ(target: torch._ops.OpOverload) -> bool:
-    return not any(argument.alias_info is not None for argument in target._schema.arguments)
+    return not is_collective(target) and not any(
+        argument.alias_info is not None for argument in target._schema.arguments
+    )
 
 
 def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides | None:

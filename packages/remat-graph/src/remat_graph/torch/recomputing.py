@@ -1,0 +1,76 @@
+"""Which operators may run a second time, and which decide something that must stay decided.
+
+Nothing says whether an operator that someone registered with torch gives the same twice: it may
+draw from a generator of its own, count, or send. It runs once, unless it is declared
+deterministic. Nor do these run twice: what draws a decision from numbers (which experts, which
+elements, in what order), for where a device sums in another order the second time a tie falls the
+other way and forward and backward disagree; and what the ranks of a group run together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from remat_graph.torch.errors import CaptureError
+
+__all__ = ["allow_recompute", "is_collective", "may_run_again"]
+
+_OF_TORCH = frozenset({"aten", "prims", "prim"})
+_COLLECTIVE = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+_DECIDING = frozenset(
+    {
+        "aten::_unique2", "aten::argmax", "aten::argmin", "aten::argsort", "aten::bincount",
+        "aten::bucketize", "aten::histc", "aten::kthvalue", "aten::max.dim", "aten::median.dim",
+        "aten::min.dim", "aten::mode", "aten::msort", "aten::multinomial", "aten::nanmedian.dim",
+        "aten::nonzero", "aten::nonzero_static", "aten::searchsorted", "aten::sort", "aten::topk",
+        "aten::unique_consecutive", "aten::unique_dim",
+    }
+)  # fmt: skip
+_allowed: set[str] = set()
+
+
+def allow_recompute(name: str) -> None:
+    """Declare an operator deterministic and without effects: plans made from now on may rerun it.
+
+    `name` is what it is registered by, such as `"mylib::scan"`; of one overload alone,
+    `"mylib::scan.out"`.
+
+    Raises:
+        CaptureError: if the name is not of this form, or of a collective, which never runs twice.
+    """
+    namespace, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
+    if not namespace or not operator:
+        raise CaptureError(f"allow_recompute({name!r}): give a name such as 'mylib::scan'")
+    if namespace in _COLLECTIVE:
+        raise CaptureError(f"{name} is a collective: ranks would wait for one another forever")
+    _allowed.add(name)
+
+
+def may_run_again(target: Any) -> bool:
+    """Whether a plan may run this operator twice, and take two equal calls of it for one."""
+    names = _names(target)
+    if not names or names & _allowed:  # without a name: a function of Python's or of this package
+        return True
+    return _namespace(target) in _OF_TORCH and not names & _DECIDING
+
+
+def is_collective(target: Any) -> bool:
+    """Whether the ranks of a group run this operator together."""
+    return _namespace(target) in _COLLECTIVE
+
+
+def _namespace(target: Any) -> str:
+    return next((name.partition("::")[0] for name in _names(target)), "")
+
+
+def _names(target: Any) -> frozenset[str]:
+    """Give what an operator may be called: with its overload, and without."""
+    if isinstance(target, torch._ops.OpOverload):
+        overload = target._overloadname
+        name = target._schema.name
+        return frozenset({name, name if overload == "default" else f"{name}.{overload}"})
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return frozenset({f"higher_order::{target.__name__}"})
+    return frozenset()
