@@ -18,7 +18,8 @@ from remat_solvers.milp import relaxed, solve_program
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, fullest, tightest
-from remat_solvers.refine.relaxation import Stagewise, relax
+from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, relax
+from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
 from remat_solvers.store_all import store_all
 from remat_solvers.trace import first_runs, trace
@@ -319,3 +320,27 @@ def test_an_interrupt_in_a_report_propagates():
     peak = simulate(graph, store_all(graph)).peak_bytes
     with pytest.raises(KeyboardInterrupt):
         refine(graph, peak // 2, report=interrupt)
+
+
+def test_without_a_limit_it_waits_the_less_the_less_can_be_gained():
+    graph = gpt2(2)
+    wiring = Wiring.of(graph)
+    everything = trace(wiring, np.arange(wiring.op_count))
+    last = math.inf
+
+    def state(seconds):
+        made = State(wiring, 2**60, last, Limit.starting_now(seconds), lambda progress: None)
+        assert made.deadline == last
+        made.offer(everything)
+        return made
+
+    assert state(30.0).deadline == last
+    patient = state(None)
+    patient.best_time = 1.5 * patient.once
+    wide = patient.deadline
+    patient.learn(0.4 * COST_OF_ONCE)
+    assert patient.deadline < wide < last
+    waited = patient.deadline
+    patient.offer(everything)
+    assert patient.closed(0.0)
+    assert patient.deadline < waited  # nothing is left to gain

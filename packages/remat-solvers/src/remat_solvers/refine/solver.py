@@ -58,11 +58,14 @@ class Refine:
         return None if problem.graph.ops else "the graph has no ops"
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Refine until the gap is closed or the limit is reached (30 s if none is set)."""
+        """Refine until the gap is closed or the limit is reached.
+
+        If none is set: 30 s at most, less where little can be gained and nothing was for a while.
+        """
         wiring = Wiring.of(problem.graph)
-        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         start = None if problem.start is None else in_order(wiring, problem.start)
-        state = State(wiring, problem.budget_bytes, deadline, limit, report)
+        state = State(wiring, problem.budget_bytes, last_moment, limit, report)
         Rounds(state, start).run()
         best = state.best
         if best is None:

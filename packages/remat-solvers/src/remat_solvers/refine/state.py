@@ -1,6 +1,7 @@
 """How a solve by `refine` stands: the fastest schedule, the bound on all, and the time left.
 
-A schedule faster than the bound refutes it, whichever comes last; the bound is then given up.
+A schedule faster than the bound refutes it, whichever comes last; the bound is then given up. Where
+nobody set a limit, the time left also depends on what may still be gained: the gap to the bound.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ __all__ = ["GAP", "TOLERANCE", "State"]
 
 GAP = 1e-3  # that is small enough to stop at
 TOLERANCE = 1e-6  # of a time, within which two are the same
+_PATIENCE_SECONDS = 4.0  # since the last gain
+_PATIENCE_SECONDS_PER_OP = 1e-3
+_PATIENCE_SECONDS_PER_POINT = 3.0  # of a hundred of the gap, relative to computing once
+_GAIN = 1e-4  # of computing once, that is worth waiting for more
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
 _ATTEMPT_SECONDS = 0.4
@@ -30,14 +35,16 @@ _log = logging.getLogger(__name__)
 
 
 class State:
-    """What is sought, known and reported; `once` is the time of computing everything once."""
+    """What is sought, known and reported; `once` is the time of computing everything once.
+
+    `last_moment`, of `time.perf_counter`, is when to stop in any case.
+    """
 
     def __init__(
-        self, wiring: Wiring, budget_bytes: int, deadline: float, limit: Limit, report: Report
+        self, wiring: Wiring, budget_bytes: int, last_moment: float, limit: Limit, report: Report
     ) -> None:
         self.wiring = wiring
         self.budget_bytes = budget_bytes
-        self.deadline = deadline
         self.best: Trace | None = None
         self.best_time = np.inf
         self.once = wiring.graph.time
@@ -46,13 +53,30 @@ class State:
         self.round = 0
         self._limit = limit
         self._report = report
-        self._started = time.perf_counter()
+        self._started = self._gained = time.perf_counter()
+        self._last_moment = last_moment
+
+    @property
+    def deadline(self) -> float:
+        """The moment by which to stop, of `time.perf_counter`.
+
+        Without a limit: sooner, the less may be gained and the longer nothing was.
+        """
+        if self._limit.seconds is not None or self.best is None:
+            return self._last_moment
+        patience = _PATIENCE_SECONDS + _PATIENCE_SECONDS_PER_OP * self.wiring.op_count
+        if self.once:
+            points = 100 * (self.best_time - self.bound) / self.once
+            patience += _PATIENCE_SECONDS_PER_POINT * points
+        return min(self._last_moment, self._gained + patience)
 
     def offer(self, found: Trace) -> None:
         """Keep a schedule if it fits and is faster."""
         if found.peak_bytes <= self.budget_bytes:
             found_time = sequence_time(self.wiring, found.sequence)
             if found_time < self.best_time:
+                if found_time < self.best_time - _GAIN * self.once:
+                    self._gained = time.perf_counter()
                 self.best, self.best_time = found, found_time
                 self._confront()
 
