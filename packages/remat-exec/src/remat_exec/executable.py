@@ -111,12 +111,13 @@ class Executable:
         """Collect the live tensors that the program reads, in its order.
 
         Raises:
-            ExecutionError: on the meta device, where there is nothing to run on; if one that the
-                forward writes to overlaps with another, which no captured program knows of.
+            ExecutionError: if the capture was dry, so that there is nothing to run on; if one that
+                the forward writes to overlaps with another, which no captured program knows of.
         """
-        if self.device.type == "meta":
+        if self.capture.dry:
             raise ExecutionError(
-                "a plan on meta can be read but not run; plan on the device that is to run it"
+                "a plan on meta, or of fake tensors, can be read but not run; plan with real ones, "
+                "on the device that is to run it"
             )
         program = self.capture.program
         bound: list[Any] = [tensor_at(module, tensors, i.kind, i.key) for i in program.inputs]

@@ -399,6 +399,18 @@ def test_halves_are_faster_where_the_device_is():
     assert time_of(torch.bfloat16) == pytest.approx(time_of(torch.float32) / 100, rel=1e-3)
 
 
+def test_attention_is_as_fast_as_its_multiplications():
+    def attend(module, x):
+        return nn.functional.scaled_dot_product_attention(module.layer(x), x, x)
+
+    spec = DeviceSpec("multiplies", 1.0, 1.0, bytes_per_second=1e30, launch_seconds=0.0)
+    x = torch.rand(2, 4, 32, 16)
+    graph = captured(attend, x, layer=nn.Linear(16, 16), costs=spec).graph
+    times = [op.time for op in graph.ops if "attention" in op.name]
+    product = 2 * 2 * 4 * 32 * 32 * 16
+    assert times == [2 * product, 5 * product]
+
+
 @pytest.mark.parametrize("rate", ["flops_per_second", "bytes_per_second"])
 def test_a_device_without_speed_is_refused(rate):
     rates = dict.fromkeys(("flops_per_second", "half_flops_per_second", "bytes_per_second"), 1.0)

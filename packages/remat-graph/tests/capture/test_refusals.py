@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from remat_graph.torch import AllocationRecorder, CaptureError, capture
 
@@ -150,9 +151,24 @@ def test_sparse_gradients_are_refused():
         capture(module, (torch.tensor([1, 2]),))
 
 
-def test_inputs_on_another_device():
-    with pytest.raises(CaptureError, match=r"input 0 is on meta, the module on cpu"):
-        capture(nn.Linear(4, 4), (torch.rand(3, 4, device="meta"),))
+@pytest.mark.parametrize("mode", [torch.device("meta"), FakeTensorMode()], ids=["meta", "fake"])
+def test_nothing_is_measured_without_data(mode):
+    with mode:
+        x = torch.rand(3, 4)
+    with pytest.raises(CaptureError, match=r"nothing can be measured on the meta device, or of fa"):
+        capture(nn.Linear(4, 4), (x,))
+    capture(nn.Linear(4, 4), (x,), costs="estimate")
+
+
+class WithLoss(nn.Linear):
+    def forward(self, x):
+        made = super().forward(x)
+        return {"loss": made.detach().sum(), "made": made}
+
+
+def test_a_loss_that_needs_no_gradient():
+    with pytest.raises(CaptureError, match=r"the loss that the forward returns depends on no tens"):
+        capture(WithLoss(4, 4), (torch.rand(3, 4),), costs="estimate")
 
 
 def test_nothing_to_train():

@@ -204,13 +204,16 @@ def plan(
 ) -> Plan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
-    With `costs="estimate"` or a `DeviceSpec` nothing is run at all, the model and its inputs may be
-    on the meta device, and a fractional budget is of the predicted peak of storing everything.
+    With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
+    the predicted peak of storing everything. The model and its inputs, or some of them, may then be
+    on the meta device or made under a `FakeTensorMode`. (`.to("meta")` unties tied weights: make
+    the model under `torch.device("meta")`.)
 
-    Peaks are approximate then. Estimated costs know of no workspace of an operator. On meta what
-    depends on the device is left out: 5 KB for a moment at a random operator on the CPU; on CUDA
-    the rounding of each buffer to 512 bytes, and 2 KB for the loss. Attention is planned there as
-    the operators that it is made of, not as the one that CPU or CUDA has for it.
+    Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
+    meta is planned as on the CPU, with one operator for attention, as CUDA has one, too. What CUDA
+    does otherwise is left out: it rounds each buffer to 512 bytes, takes 2 KB for the loss and no
+    memory for states of generators, and has one operator for attention with dropout, too, which on
+    the CPU is several.
 
     Raises:
         BudgetError: if the budget cannot be read.

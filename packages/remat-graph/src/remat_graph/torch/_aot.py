@@ -25,13 +25,24 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_graph.torch.errors import CaptureError
 
-__all__ = ["Joint", "OutputRole", "fake_mode_of", "is_traced_tensor", "trace_joint"]
+__all__ = [
+    "Joint",
+    "OutputRole",
+    "StandIns",
+    "fake_mode_of",
+    "has_no_data",
+    "is_traced_tensor",
+    "trace_joint",
+    "without_modes",
+]
 
 _DATA_DEPENDENT = (
     DataDependentOutputException,
@@ -85,6 +96,51 @@ def is_traced_tensor(item: object) -> bool:
     return isinstance(item, (FakeTensor, FunctionalTensor)) or (
         isinstance(item, torch.Tensor) and torch._is_functional_tensor(item)
     )
+
+
+def has_no_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the meta device, or was made under a `FakeTensorMode`."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+class StandIns:
+    """Fake tensors that are traced in place of those that hold no data.
+
+    One on meta is traced as one on the CPU: on meta torch takes other operators apart, and loses
+    gradients. Of a tensor only shape, strides, type and device are taken over.
+    """
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give the stand-in of a tensor; one that holds data stands for itself."""
+        if not has_no_data(tensor) or is_traceable_wrapper_subclass(tensor):
+            return tensor
+        if id(tensor) not in self._made:
+            self._made[id(tensor)] = (tensor, self._make(tensor))
+        return self._made[id(tensor)][1]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._mode:
+            made = torch.empty_strided(
+                tensor.shape,
+                tensor.stride(),
+                dtype=tensor.dtype,
+                device="cpu" if tensor.is_meta else tensor.device,
+            )
+        return made.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Leave the user's `FakeTensorMode`, and a default device of meta."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unset_fake_temporarily())
+        if torch.get_default_device().type == "meta":
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:

@@ -17,8 +17,14 @@ from typing import Any, Literal
 import torch
 
 from remat_graph.graph import Graph
-from remat_graph.torch._aot import Joint
+from remat_graph.torch._aot import Joint, has_no_data, without_modes
 from remat_graph.torch.attention import name_causal_masks
+from remat_graph.torch.checks import (
+    check_devices,
+    check_differentiable,
+    check_measurable,
+    is_dry,
+)
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.program import LOSS, LossCost, Program
@@ -37,7 +43,7 @@ from remat_graph.torch.rewrite import (
 )
 from remat_graph.torch.simplify import drop_copies, merge_equal
 from remat_graph.torch.strides import RealStrides
-from remat_graph.torch.structure import FlatCall, Structure, distinct, read_call
+from remat_graph.torch.structure import Structure, distinct, read_call
 from remat_graph.torch.tangents import drop_tangents, merge_tangents
 from remat_graph.torch.tracing import FlatRegion, trace, trace_region
 
@@ -63,8 +69,9 @@ class Capture:
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
     what the forward returns, whose gradients the graph takes to be absent; `let_go` those that it
     takes the user to hold no more when the backward starts. `loss` is what a loss outside the
-    module takes: an allowance, unless it was measured and set by `with_loss`. Nothing says whether
-    another call would give the same graph.
+    module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
+    tensors without data: its program can be read but not run. Nothing says whether another call
+    would give the same graph.
     """
 
     graph: Graph
@@ -72,6 +79,7 @@ class Capture:
     output_structure: Structure
     missing: frozenset[int]
     loss: LossCost
+    dry: bool
     _joint: Joint = field(repr=False)
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
@@ -97,7 +105,7 @@ class Capture:
         Raises:
             CaptureError: if no gradient is left.
         """
-        with _own_casts():
+        with _own_modes():
             return _finish(
                 self._joint,
                 missing,
@@ -105,6 +113,7 @@ class Capture:
                 self._known,
                 self.output_structure,
                 self._real,
+                self.dry,
             )
 
     def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
@@ -114,7 +123,7 @@ class Capture:
             CaptureError: if an operator cannot be measured.
         """
         known = self._known if known is None else known
-        with _own_casts():
+        with _own_modes():
             graph = _costed(self.program, costs, known, self.loss)
         made = replace(self, graph=graph, _costs=costs, _known=known, let_go=frozenset())
         return made.letting_go(self.let_go)
@@ -174,25 +183,27 @@ def capture(
 ) -> Capture:
     """Capture one forward and backward pass of a module as a graph.
 
-    The example inputs may be on the meta device or fake if costs are estimated. Where the output
-    has a differentiable scalar called `loss`, it alone is taken to be differentiated; other
+    Tensors of the module and the call may be on the meta device or fake if costs are estimated;
+    those on meta are captured as fake ones on the CPU, and real ones on the CPU may stand beside
+    them. Where the output has a scalar called `loss`, it alone is taken to be differentiated; other
     variants come from `Capture.variant`. The module's buffers, gradients and the global random
     generators are left as they were.
 
     Raises:
-        CaptureError: if gradients are off, no parameter or input requires a gradient, inputs and
-            module are on different devices, the forward is no static graph (the message names
-            the line), an operator cannot be measured, or any on the meta device.
+        CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
+            a scalar called `loss`, depends on one that does; inputs and module are on different
+            devices, the forward is no static graph (the message names the line), or an operator
+            cannot be measured, as none can without data.
     """
     keywords = dict(kwargs or {})
     if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
         raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
     call = read_call(args, keywords)
-    _check_differentiable(module, call)
-    _check_devices(module, call)
+    check_differentiable(module, call)
+    check_devices(module, call)
     if costs == "measure":
-        _check_measurable(module, call)
-    with torch.enable_grad():
+        check_measurable(module, call)
+    with without_modes(), torch.enable_grad():
         traced, structure = trace(module, call)
     joint = merge_tied(
         copy_joint(traced), lambda kind, key: tensor_at(module, call.tensors, kind, key)
@@ -203,7 +214,7 @@ def capture(
             "nothing that the forward returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    with _own_casts():
+    with _own_modes():
         return _finish(
             joint,
             _all_but_loss(joint, structure),
@@ -211,6 +222,7 @@ def capture(
             {},
             structure,
             RealStrides() if costs == "measure" else None,
+            is_dry(module, call),
         )
 
 
@@ -248,14 +260,19 @@ def capture_region(
     leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
     joint = replace(joint, leaves=frozenset(leaves))
     missing = _all_but_scalar(joint) if loss_alone else frozenset()
-    with _own_casts():
-        return _finish(joint, missing, costs, {}, flat.output_structure, real)
+    with _own_modes():
+        dry = any(map(has_no_data, tensors))
+        return _finish(joint, missing, costs, {}, flat.output_structure, real, dry)
 
 
 @contextmanager
-def _own_casts() -> Iterator[None]:
-    """Switch autocast off: the casts of a traced program are calls of its own."""
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+def _own_modes() -> Iterator[None]:
+    """Leave the user's modes, autocast too: the casts of a traced program are calls of its own."""
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        without_modes(),
+    ):
         yield
 
 
@@ -284,6 +301,7 @@ def _finish(
     known: dict[str, Cost],
     output_structure: Structure,
     real: RealStrides | None,
+    dry: bool,
 ) -> Capture:
     joint = copy_joint(base)
     returned = returned_nodes(joint)
@@ -316,6 +334,7 @@ def _finish(
         output_structure,
         missing,
         loss,
+        dry,
         base,
         costs,
         known,
@@ -337,11 +356,21 @@ def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCo
 
 
 def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
-    """Find the differentiable outputs that are not the loss, if the output says which one is."""
+    """Find the differentiable outputs that are not the loss, if the output says which one is.
+
+    Raises:
+        CaptureError: if it needs no gradient.
+    """
     returned = returned_nodes(joint)
     names = [path.lstrip(".[").strip("'\"]") for path in structure.paths()]
     for name, output in zip(names, joint.outputs, strict=True):
-        if name == "loss" and output.requires_grad and output.node.meta["val"].ndim == 0:
+        if name == "loss" and output.node.meta["val"].ndim == 0:
+            if not output.requires_grad:
+                raise CaptureError(
+                    "the loss that the forward returns depends on no tensor that requires a "
+                    "gradient; take a detach() or no_grad() out of it, or return no loss, to plan "
+                    "for one that is computed from the other outputs"
+                )
             loss = output.node if output.base is None else output.base
             return frozenset(
                 returned.index(made) for made in joint.tangents.values() if made is not loss
@@ -357,29 +386,3 @@ def _all_but_scalar(joint: Joint) -> frozenset[int]:
     if len(scalars) != 1:
         return frozenset()
     return frozenset(returned.index(node) for node in made if node is not scalars[0])
-
-
-def _check_differentiable(module: torch.nn.Module, call: FlatCall) -> None:
-    if not any(t.requires_grad for t in (*module.parameters(), *call.tensors)):
-        raise CaptureError(
-            "no parameter of the module requires a gradient, and no input does; "
-            "call requires_grad_() on what is to be trained"
-        )
-
-
-def _check_devices(module: torch.nn.Module, call: FlatCall) -> None:
-    own = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    for position, tensor in enumerate(call.tensors):
-        if tensor.ndim > 0 and own and tensor.device not in own:
-            raise CaptureError(
-                f"example input {position} is on {tensor.device}, the module on "
-                f"{', '.join(sorted(map(str, own)))}; move one to the other with .to()"
-            )
-
-
-def _check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
-    if any(t.is_meta for t in (*module.parameters(), *module.buffers(), *call.tensors)):
-        raise CaptureError(
-            "nothing can be measured on the meta device; give costs='estimate' or a DeviceSpec, "
-            "or move the module and its example inputs to a device that computes"
-        )

@@ -29,6 +29,15 @@ __all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
 
 logger = logging.getLogger(__name__)
 
+aten = torch.ops.aten
+
+# Attention on the CPU takes its arguments in the order of the one that torch has a formula for.
+_FLOPS_LIKE = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 _REPEATS = 7
 _ENOUGH_SECONDS = 0.05
 
@@ -212,7 +221,8 @@ def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
     reads = [program.facts[name] for name in call.reads if name in program.facts]
     moved = sum(_touched_bytes(facts) for facts in (*reads, *results))
     flops = 0.0
-    counter = flop_registry.get(getattr(call.target, "overloadpacket", call.target))
+    operator = getattr(call.target, "overloadpacket", call.target)
+    counter = flop_registry.get(_FLOPS_LIKE.get(operator, operator))
     if counter is not None and results:
         args, kwargs = _with_tensors(program, call, _on_meta)
         with torch.no_grad():

@@ -1,7 +1,8 @@
 """From a module or a region and its example inputs to a joint graph: flat tensors in and out.
 
 A module's own `forward` runs under tracing, for plans that are not run. A buffer that it replaces
-becomes an update in place; all else that it stores, and the random generators, are put back.
+becomes an update in place; all else that it stores, and the random generators, are put back. Where
+tensors hold no data, others stand in for them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from remat_graph.torch._aot import Joint, trace_joint
+from remat_graph.torch._aot import Joint, StandIns, trace_joint
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.structure import FlatCall, Structure, flatten
@@ -31,14 +32,16 @@ def trace(module: torch.nn.Module, call: FlatCall) -> tuple[Joint, Structure]:
     """
     _refuse_lost_dropout(module)
     _refuse_old_norm(module)
-    flat = _FlatModule(module, call)
+    stand_ins = StandIns()
+    flat = _FlatModule(module, call, stand_ins)
     with (
         _torch_state_restored(),
         original_forwards(module),
         _rnn_in_steps(),
         left_as_it_was(module),
     ):
-        joint = trace_joint(flat, [_as_leaf(tensor) for tensor in call.tensors])
+        inputs = [stand_ins.of(_as_leaf(tensor)) for tensor in call.tensors]
+        joint = trace_joint(flat, inputs)
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
     return flat.name_inputs(joint), flat.output_structure
@@ -86,9 +89,10 @@ class _FlatModule(torch.nn.Module):
     Tensors that are plain attributes of a module are lifted to inputs of the graph, as buffers are.
     """
 
-    def __init__(self, module: torch.nn.Module, call: FlatCall) -> None:
+    def __init__(self, module: torch.nn.Module, call: FlatCall, stand_ins: StandIns) -> None:
         super().__init__()
         self.module = module
+        self._stand_ins = stand_ins
         self.training = module.training
         self._call = call
         self._lifted = [
@@ -122,15 +126,18 @@ class _FlatModule(torch.nn.Module):
         place, as `remove_duplicate=False` has it, would leave the first swap in the user's model.
         """
         for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
-            yield from owner.named_parameters(name, recurse=False, remove_duplicate=False)
+            for key, own in owner.named_parameters(name, recurse=False, remove_duplicate=False):
+                yield key, cast("torch.nn.Parameter", self._stand_ins.of(own))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Name each buffer once for each module that has it."""
-        yield from super().named_buffers(prefix, recurse=False, remove_duplicate=False)
+        for key, lifted in super().named_buffers(prefix, recurse=False, remove_duplicate=False):
+            yield key, self._stand_ins.of(lifted)
         for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
-            yield from owner.named_buffers(name, recurse=False, remove_duplicate=False)
+            for key, own in owner.named_buffers(name, recurse=False, remove_duplicate=False):
+                yield key, self._stand_ins.of(own)
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._call.rebuild(tensors)

@@ -1,0 +1,62 @@
+"""What is asked of a module and its example call before they are traced."""
+
+from __future__ import annotations
+
+import torch
+
+from remat_graph.torch._aot import has_no_data
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.structure import FlatCall
+
+__all__ = ["check_devices", "check_differentiable", "check_measurable", "is_dry"]
+
+
+def is_dry(module: torch.nn.Module, call: FlatCall) -> bool:
+    """Whether any tensor holds no data, so that what is captured cannot be run."""
+    return any(map(has_no_data, (*module.parameters(), *module.buffers(), *call.tensors)))
+
+
+def check_differentiable(module: torch.nn.Module, call: FlatCall) -> None:
+    """Look for something to train.
+
+    Raises:
+        CaptureError: if there is nothing.
+    """
+    if not any(t.requires_grad for t in (*module.parameters(), *call.tensors)):
+        raise CaptureError(
+            "no parameter of the module requires a gradient, and no input does; "
+            "call requires_grad_() on what is to be trained"
+        )
+
+
+def check_devices(module: torch.nn.Module, call: FlatCall) -> None:
+    """Compare where the module and its inputs are.
+
+    Raises:
+        CaptureError: if an input is elsewhere; what is on meta is traced as if on the CPU.
+    """
+    own = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    traced = {_traced_on(device) for device in own}
+    for position, tensor in enumerate(call.tensors):
+        if tensor.ndim > 0 and own and _traced_on(tensor.device) not in traced:
+            raise CaptureError(
+                f"example input {position} is on {tensor.device}, the module on "
+                f"{', '.join(sorted(map(str, own)))}; move one to the other with .to()"
+            )
+
+
+def _traced_on(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
+    """Look for tensors without data, of which nothing can be measured.
+
+    Raises:
+        CaptureError: if there is one.
+    """
+    if is_dry(module, call):
+        raise CaptureError(
+            "nothing can be measured on the meta device, or of fake tensors; give costs='estimate' "
+            "or a DeviceSpec, or move the module and its example inputs to a device that computes"
+        )
