@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from remat_exec.writing import Group, Writer, freed_next, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, Program
@@ -136,18 +134,10 @@ def generate(
 def _compile(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
     filename = f"<remat plan {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = {**bindings, "tobytes__": _to_bytes, "frombytes__": _from_bytes}
+    namespace = dict(bindings)
     exec(compile(source, filename, "exec"), namespace)
     weakref.finalize(namespace["forward"], linecache.cache.pop, filename, None)
     return namespace
-
-
-def _to_bytes(state: torch.Tensor) -> bytearray:
-    return bytearray(state.numpy())
-
-
-def _from_bytes(state: bytearray) -> torch.Tensor:
-    return torch.frombuffer(state, dtype=torch.uint8)
 
 
 def _unpack(names: Iterable[str], source: str) -> str:

@@ -10,6 +10,7 @@ from remat_graph.torch.errors import (
     UnknownCapture,
 )
 from remat_graph.torch.memory import AllocationRecorder, Mark
+from remat_graph.torch.process import generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Call,
@@ -22,7 +23,7 @@ from remat_graph.torch.program import (
     Write,
 )
 from remat_graph.torch.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.restoring import left_as_it_was
+from remat_graph.torch.restoring import buffers_restored, left_as_it_was
 from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing import original_forward, original_forwards
@@ -52,14 +53,18 @@ __all__ = [
     "UnknownCapture",
     "Variable",
     "Write",
+    "buffers_restored",
     "capture",
     "capture_region",
     "flatten",
+    "generators_restored",
     "get_capture",
     "left_as_it_was",
     "list_captures",
     "original_forward",
     "original_forwards",
+    "process_lock",
+    "quietly",
     "read_call",
     "tensor_at",
 ]
