@@ -31,7 +31,7 @@ def stored(case):
 
 
 def saved_states(executable):
-    return GENERATOR_STATE_BYTES if "set_state" in executable.source else 0
+    return GENERATOR_STATE_BYTES if "draw_again" in executable.source else 0
 
 
 def assert_takes_what_was_predicted(case, schedule):
@@ -92,7 +92,7 @@ def _legal(graph, steps, again):
 def test_a_replayed_dropout_draws_the_same_mask_and_leaves_the_stream_where_eager_does(case):
     schedule = replay_of(case, "native_dropout")
     model = case.remat(schedule)
-    assert "set_state" in model.executable.source
+    assert "draw_again" in model.executable.source
     got = record(case, model)
     assert_bitwise_equal(got, record(case, case.remat()))
     eager = record(case, case.model())
@@ -159,7 +159,7 @@ def test_the_code_deletes_where_the_schedule_frees():
         assert any(
             line.strip().startswith("del ") and value in line for line in forward.splitlines()
         )
-    assert "set_state" not in executable.source
+    assert "draw_again" not in executable.source
     assert len(freed) < len(graph.values)
 
 

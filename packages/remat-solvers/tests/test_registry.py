@@ -1,6 +1,7 @@
 """Distributions that declare solvers, made as folders on the import path."""
 
 import re
+import signal
 import sys
 
 import pytest
@@ -122,6 +123,26 @@ def test_listing_imports_nothing_and_loading_is_cached(install):
     assert list_solvers()["good"].origin == "alpha 1.2 (alpha_code:Good)"
     assert "alpha_code" not in sys.modules
     assert get_solver("good") is get_solver("good")
+
+
+ONCE = """
+import signal, sys
+if sys._imported_once:  # as some modules written in C
+    raise ImportError("cannot load module more than once per process")
+sys._imported_once = True
+signal.raise_signal(signal.SIGINT)
+from remat_solvers.store_all import StoreAll as Good
+"""
+
+
+def test_ctrl_c_during_the_first_import_leaves_a_solver_importable(install, monkeypatch):
+    monkeypatch.setattr(sys, "_imported_once", False, raising=False)
+    install("slow", "1.0", ONCE, mine="Good")
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        get_solver("mine")
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert get_solver("mine").name == "store-all"
 
 
 def test_unknown_lists_close_matches_and_installed():

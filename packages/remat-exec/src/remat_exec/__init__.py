@@ -17,7 +17,6 @@ from remat_exec.loss import Loss, as_handed, loss_gradients, measure_loss, stand
 from remat_exec.measure import (
     Peak,
     StepProfile,
-    generators_restored,
     measure_peak,
     profile_step,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "UnknownExecutor",
     "__version__",
     "as_handed",
-    "generators_restored",
     "get_executor",
     "list_executors",
     "loss_gradients",

@@ -136,18 +136,10 @@ def generate(
 def _compile(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
     filename = f"<remat plan {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = {**bindings, "tobytes__": _to_bytes, "frombytes__": _from_bytes}
+    namespace = dict(bindings)
     exec(compile(source, filename, "exec"), namespace)
     weakref.finalize(namespace["forward"], linecache.cache.pop, filename, None)
     return namespace
-
-
-def _to_bytes(state: torch.Tensor) -> bytearray:
-    return bytearray(state.numpy())
-
-
-def _from_bytes(state: bytearray) -> torch.Tensor:
-    return torch.frombuffer(state, dtype=torch.uint8)
 
 
 def _unpack(names: Iterable[str], source: str) -> str:

@@ -14,10 +14,10 @@ from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
-from remat_exec.measure import Peak, generators_restored, measure_peak
+from remat_exec.measure import Peak, measure_peak
 from remat_exec.outputs import make_outputs, tangents_of
 from remat_graph import Schedule
-from remat_graph.torch import Capture, Program, tensor_at
+from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
 
 __all__ = ["Executable", "Variant"]
 
@@ -165,7 +165,8 @@ class Executable:
             if item.variable in written:
                 bound[position] = bound[position].clone()
         with (
-            generators_restored(self.device),
+            process_lock,
+            generators_restored(),
             torch.no_grad(),
             measure_peak(self.device) as peak,
         ):

@@ -19,7 +19,6 @@ from remat_graph.torch import AllocationRecorder
 __all__ = [
     "Peak",
     "StepProfile",
-    "generators_restored",
     "measure_peak",
     "profile_step",
 ]
@@ -95,20 +94,6 @@ def profile_step(
     with measure_peak(device) as peak:
         step()
     return StepProfile(sorted(times)[len(times) // 2], peak)
-
-
-@contextmanager
-def generators_restored(device: torch.device) -> Iterator[None]:
-    """Put the global random generators of the CPU and of `device` back when the block ends."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _devices(device: torch.device | str | None) -> list[torch.device]:

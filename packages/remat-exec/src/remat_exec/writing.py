@@ -1,9 +1,6 @@
 """The statements of a plan: what exists at each point, is freed, made again, or run in place.
 
-Views are made when first read and go with their buffer. A drawing operator that is replayed saves
-the state of its generator at its first run, and each replay puts the stream back to where it found
-it; the states (5 KB each on the CPU, 16 bytes on CUDA) are Python bytes, outside the device's
-allocator. Generators are looked up as the code runs: it can be written where it cannot be run.
+Views are made when first read and go with their buffer. `drawing` has what runs random operators.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any
 
 import torch
 
+from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_graph import Compute, Free, Graph, Step
 from remat_graph.torch import Call, Program, TensorFacts, Variable
@@ -236,21 +234,16 @@ class Writer:
         storage = self.program.storage
         made = {storage[name] for name in call.results if name is not None}
         stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
-        statement = self._statement(call, list(call.results))
-        if op not in self.replayed or call.random is None:
-            self.lines.append(statement)
-        else:
-            generator = f"{self._bind('generator', _generator)}({str(call.random)!r})"
-            if again:
-                self.lines.append(f"resume = {generator}.get_state()")
-                self.lines.append(f"{generator}.set_state(frombytes__(states[{op!r}]))")
-                self.lines.append(statement)
-                self.lines.append(f"{generator}.set_state(resume)")
-                self.lines.append("del resume")
-            else:
-                self.lines.append(f"states[{op!r}] = tobytes__({generator}.get_state())")
-                self.lines.append(statement)
+        drawn = "" if call.random is None else self._drawn(op, str(call.random), again)
+        self.lines.append(self._statement(call, list(call.results), drawn))
         self._delete(stale)
+
+    def _drawn(self, op: str, device: str, again: bool) -> str:
+        """Write the start of a call that draws random numbers, up to the operator."""
+        if op not in self.replayed:
+            return f"{self._bind('draw_once', draw_once)}({device!r}, "
+        made = self._bind("draw_again", draw_again) if again else self._bind("draw", draw)
+        return f"{made}(states, {op!r}, {device!r}, "
 
     def _is_written(self, call: Call) -> bool:
         """Whether what only the first run makes has gone where it is written."""
@@ -260,11 +253,11 @@ class Writer:
             if into.variable in call.results
         )
 
-    def _statement(self, call: Call, results: list[str | None]) -> str:
+    def _statement(self, call: Call, results: list[str | None], drawn: str = "") -> str:
         named = [name for name in results if name is not None]
         for name in named:
             self._define(name)
-        expression = self._expression(call)
+        expression = self._expression(call, drawn)
         if not named:
             return expression
         if not call.sequence:
@@ -276,11 +269,12 @@ class Writer:
         picked = ", ".join(f"made[{results.index(name)}]" for name in named)
         return f"made = {expression}; {', '.join(named)} = {picked}; del made"
 
-    def _expression(self, call: Call) -> str:
+    def _expression(self, call: Call, drawn: str) -> str:
         target = self._bind_target(call.target)
         arguments = [self._argument(item) for item in call.args]
         arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
-        return f"{target}({', '.join(arguments)})"
+        start = f"{drawn}{target}, " if drawn else f"{target}("
+        return f"{start}{', '.join(arguments)})"
 
     def _bind_target(self, target: Any) -> str:
         name = str(target).replace(".", "_").replace("::", "_")
@@ -340,15 +334,6 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
 def _zeros(facts: TensorFacts) -> torch.Tensor:
     made = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
     return made.zero_()
-
-
-def _generator(name: str) -> torch.Generator:
-    device = torch.device(name)
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    if device.type == "cpu":
-        return torch.default_generator
-    raise ExecutionError(f"random operators on {device} cannot be replayed; only CPU and CUDA can")
 
 
 def _group_gradients(

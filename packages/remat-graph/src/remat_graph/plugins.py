@@ -11,8 +11,11 @@ import difflib
 import functools
 import importlib.metadata
 import inspect
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -38,6 +41,8 @@ class Plugin:
 
     def load(self) -> object:
         """Import what the entry point names; the same object every time.
+
+        Ctrl-C takes effect once the import has ended, which is then not done again.
 
         Raises:
             Exception: whatever the import raises.
@@ -162,5 +167,26 @@ def _plugin(point: EntryPoint) -> Plugin:
 
 @functools.cache
 def _load(plugin: Plugin) -> object:
-    loaded: object = EntryPoint(plugin.name, plugin.target, plugin.group).load()
+    with _interrupts_deferred():
+        loaded: object = EntryPoint(plugin.name, plugin.target, plugin.group).load()
     return loaded
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end: some modules cannot be imported again once they began to.
+
+    It is only ever seen by the main thread, and only its handler can be replaced.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)

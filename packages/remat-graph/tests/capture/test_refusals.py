@@ -1,6 +1,8 @@
 """What cannot be one static graph is refused, with the reason; the module stays as it was."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -135,6 +137,28 @@ def test_measuring_inside_a_profiler_is_refused():
         with pytest.raises(RuntimeError, match=r"already running.*example inputs"):
             AllocationRecorder(cpu).__enter__()
     assert recorder.peak_bytes >= kept.nbytes
+
+
+def test_two_threads_measure_at_the_same_time():
+    cpu = torch.device("cpu")
+    started, ended = threading.Event(), threading.Event()
+
+    def other():
+        with AllocationRecorder(cpu) as recorder:
+            kept = torch.ones(500)
+            started.set()
+            ended.wait()
+            kept += torch.ones(500)
+        return recorder.peak_bytes
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(other)
+        started.wait()
+        with AllocationRecorder(cpu) as recorder:
+            torch.ones(1000)
+        ended.set()
+        assert found.result() == 4000
+    assert recorder.peak_bytes == 4000
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -18,6 +18,7 @@ import enum
 import importlib.metadata
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ _INTERIOR_COLUMNS = 20_000
 _INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
 
 _log = logging.getLogger(__name__)
+_filters_of_warnings = threading.Lock()  # one list, of the process
 
 
 def missing_back_end(name: str) -> str | None:
@@ -206,7 +208,7 @@ def _run(
     except cp.error.SolverError as error:
         return _give_up(back_end, program, error)
     try:
-        with warnings.catch_warnings():
+        with _filters_of_warnings, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
             problem.unpack_results(solution, chain, inverse)
     except (cp.error.SolverError, ValueError) as error:  # the second: a status that CVXPY lacks

@@ -29,13 +29,16 @@ from torch._dynamo.source import AttrSource
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.variables import ConstantVariable, builder, misc
 from torch._guards import CompileContext
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from remat.errors import RematError
+from remat_graph.torch import process_lock, quietly
 
 __all__ = ["Found", "compile_frames", "found_in", "is_last_compilation"]
 
 _NO_LIMIT = 1 << 30
 _TRIES = 3
+_TRACED = "Detected that you are using FX to symbolically trace"
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
@@ -87,8 +90,7 @@ class _Frames:
         if self._failures[code] >= _TRIES:
             return _AS_IT_IS
         settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
-        with compile_lock, config.patch(settings), _patched(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about what it looks at
+        with quietly(), compile_lock, config.patch(settings), _patched():
             before = self.code
             self.code = code
             self.root = self.root or code
@@ -97,8 +99,8 @@ class _Frames:
             finally:
                 self.code = before
                 self.met += 1
-        if result.guarded_code is not None or not self._is_users(code):
-            return result
+            if result.guarded_code is not None or trace_rules.check(code):
+                return result
         # Dynamo would leave the code alone from now on, in every model, even if what failed was an
         # error of the user's: we count, for this model.
         self._failures[code] += 1
@@ -110,11 +112,6 @@ class _Frames:
     def _is_of_watched(self, frame: Any) -> bool:
         """Whether a frame is the forward of the module whose hooks the caller watches."""
         return self._watched is not None and frame.f_locals.get("self") is self._watched
-
-    @staticmethod
-    def _is_users(code: CodeType) -> bool:
-        with _patched():
-            return not trace_rules.check(code)
 
 
 def compile_frames(
@@ -180,6 +177,10 @@ def compile_frames(
             return compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             raise error.inner_exception from None
+        except RuntimeError as error:
+            if not str(error).startswith(_TRACED) or not _traced_elsewhere():
+                raise
+            return run(*args, **kwargs)
         except AssertionError as error:
             if _UNGUARDED not in str(error):
                 raise
@@ -190,6 +191,12 @@ def compile_frames(
             ) from None
 
     return run
+
+
+def _traced_elsewhere() -> bool:
+    """Wait for the end of what another thread traces: Dynamo takes it to be this one."""
+    with process_lock:
+        return not is_fx_symbolic_tracing()
 
 
 def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:

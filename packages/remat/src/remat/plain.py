@@ -14,7 +14,6 @@ from remat_exec import (
     Loss,
     Peak,
     as_handed,
-    generators_restored,
     loss_gradients,
     measure_loss,
     measure_peak,
@@ -24,6 +23,7 @@ from remat_graph.torch import (
     Capture,
     LossCost,
     flatten,
+    generators_restored,
     left_as_it_was,
     original_forward,
     original_forwards,
@@ -54,7 +54,7 @@ def measure_plain(
     """
     if expected_bytes > _SAFE_SHARE * free_bytes(device):
         return None
-    with _undone(module, args, kwargs, capture, device) as (forward, sources):
+    with _undone(module, args, kwargs, capture) as (forward, sources):
         try:
             with measure_peak(device) as peak:
                 if loss is None:
@@ -86,7 +86,7 @@ def measure_outside_loss(
         LossError: if the loss fails, is no scalar, or depends on none of the outputs.
     """
     program = capture.program
-    with _undone(module, args, kwargs, capture, device) as (forward, _):
+    with _undone(module, args, kwargs, capture) as (forward, _):
         with torch.no_grad():
             returned = forward()
         tensors, structure = flatten(returned)
@@ -119,7 +119,6 @@ def _undone(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     capture: Capture,
-    device: torch.device,
 ) -> Iterator[tuple[Callable[[], Any], list[torch.Tensor]]]:
     """Give the plain forward of a call and the tensors to differentiate by; undo what it writes."""
     call = read_call(args, kwargs)
@@ -138,7 +137,7 @@ def _undone(
         for item in program.inputs
         if item.variable in program.gradients
     ]
-    with generators_restored(device), original_forwards(module), left_as_it_was(module):
+    with generators_restored(), original_forwards(module), left_as_it_was(module):
         try:
             yield lambda: original_forward(module)(*args, **kwargs), sources
         finally:

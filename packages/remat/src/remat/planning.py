@@ -25,6 +25,7 @@ from remat_graph.torch import (
     LossCost,
     capture,
     get_capture,
+    process_lock,
     read_call,
 )
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
@@ -230,9 +231,10 @@ def plan_module(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> Planned:
     """Plan for a whole module without running the plan."""
-    started = time.perf_counter()
-    captured = capture(model, args, kwargs, costs=settings.costs)
-    return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+    with process_lock:
+        started = time.perf_counter()
+        captured = capture(model, args, kwargs, costs=settings.costs)
+        return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
@@ -378,7 +380,7 @@ def refuse_other_profilers(device: torch.device) -> None:
     AllocationRecorder.end_other()
     if device.type == "cpu" and torch._C._autograd._profiler_enabled():
         raise RematError(
-            "a profiler is already running, and torch has only one: a plan cannot be measured "
+            "a profiler is already running, and a thread has only one: a plan cannot be measured "
             "inside a profiled or measured block; make it before, by passing example inputs or "
             "running a step, or plan with costs='estimate'"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +41,11 @@ class Recorded:
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     """Give the bytes of the gradients that leaves have already."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {
-            id(tensor): tensor.grad.untyped_storage().nbytes()
-            for tensor in tensors
-            if tensor.is_leaf and tensor.grad is not None
-        }
+    return {
+        id(tensor): tensor.grad.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.is_leaf and tensor.grad is not None
+    }
 
 
 def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +40,8 @@ from remat_graph.torch import (
     RealStrides,
     flatten,
     get_capture,
+    process_lock,
+    quietly,
 )
 
 __all__ = ["Region", "Stepper"]
@@ -108,8 +109,7 @@ class Region:
         return planned.capture.output_structure.rebuild(iter(outputs))
 
     def _as_it_is(self, inputs: Sequence[Any]) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of tensors where arrays were
+        with quietly():  # torch warns of tensors where the user's code had arrays
             return self.graph(*inputs)
 
     def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
@@ -117,8 +117,7 @@ class Region:
         key = (loss_alone, *_numbers(inputs))
         known = self._captures.get(key)
         if known is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what the original has warned of, too
+            with quietly():  # the original has warned of the same
                 known = self.stepper.capture_region(
                     self.graph,
                     inputs,
@@ -296,6 +295,10 @@ class Stepper:
 
     def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         """Plan for a call of a region; `None` if it is to run as it is."""
+        with process_lock:
+            return self._plan(region, inputs)
+
+    def _plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         logger.info("planning for %s", region.name)
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for

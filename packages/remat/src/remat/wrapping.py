@@ -19,7 +19,6 @@ from remat.errors import RematError
 from remat.hooks import Hooks
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
-from remat.undoing import attributes_restored, state_restored
 from remat.units import (
     RegionForward,
     Regions,
@@ -29,7 +28,13 @@ from remat.units import (
     unwrap_units,
 )
 from remat_exec import Loss
-from remat_graph.torch import Costs
+from remat_graph.torch import (
+    Costs,
+    buffers_restored,
+    generators_restored,
+    left_as_it_was,
+    process_lock,
+)
 from remat_solvers import Progress
 
 __all__ = ["NotPlanned", "RematForward", "rematerialize"]
@@ -220,8 +225,11 @@ class RematForward:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         stepper, _ = self._machine
-        with state_restored(self._module):
+        module = self._module
+        with process_lock, generators_restored(), buffers_restored(module), left_as_it_was(module):
             stepper.prepare(lambda: self(*args, **kwargs))
+            plan = module.__dict__["plan"]
+        module.__dict__["plan"] = plan
 
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
@@ -292,7 +300,7 @@ class RematForward:
 def _run_again(
     module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, _: Any
 ) -> Any:
-    with attributes_restored(module):
+    with left_as_it_was(module):
         return run(*args, **kwargs)
 
 

@@ -10,6 +10,7 @@ from remat_graph.torch.errors import (
     UnknownCapture,
 )
 from remat_graph.torch.memory import AllocationRecorder, Mark
+from remat_graph.torch.process import generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Call,
@@ -23,7 +24,7 @@ from remat_graph.torch.program import (
 )
 from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.restoring import left_as_it_was
+from remat_graph.torch.restoring import buffers_restored, left_as_it_was
 from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing import original_forward, original_forwards
@@ -54,14 +55,18 @@ __all__ = [
     "Variable",
     "Write",
     "allow_recompute",
+    "buffers_restored",
     "capture",
     "capture_region",
     "flatten",
+    "generators_restored",
     "get_capture",
     "left_as_it_was",
     "list_captures",
     "original_forward",
     "original_forwards",
+    "process_lock",
+    "quietly",
     "read_call",
     "tensor_at",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._export.utils import _compiling_state_context
 from torch._functorch._aot_autograd import descriptors as roles
 from torch._functorch._aot_autograd.schemas import OutputType
@@ -160,11 +161,13 @@ def trace_joint(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Joint:
             keeps the module from being one static graph.
     """
     try:
-        return _trace(module, tensors, exporting=False)
+        with compile_lock:
+            return _trace(module, tensors, exporting=False)
     except _DATA_DEPENDENT:
         pass  # models that ask torch whether it exports then avoid the branch
     try:
-        return _trace(module, tensors, exporting=True)
+        with compile_lock:
+            return _trace(module, tensors, exporting=True)
     except _DATA_DEPENDENT as error:
         raise CaptureError(
             f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "

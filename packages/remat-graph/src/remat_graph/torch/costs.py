@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
 
@@ -93,13 +94,8 @@ def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dic
     Raises:
         CaptureError: if a call fails on made-up inputs, naming it.
     """
-    generators = _generator_states(program)
-    try:
-        with torch.no_grad():
-            return _by_class(program, lambda call: _measure(program, call), known)
-    finally:
-        for generator, state in generators:
-            generator.set_state(state)
+    with process_lock, generators_restored(), torch.no_grad():
+        return _by_class(program, lambda call: _measure(program, call), known)
 
 
 def _by_class(
@@ -121,17 +117,6 @@ def _by_class(
                 ) from error
         costs[name] = classes[equivalence]
     return costs
-
-
-def _generator_states(program: Program) -> list[tuple[torch.Generator, torch.Tensor]]:
-    devices = {facts.device for facts in program.facts.values()}
-    generators = [torch.default_generator]
-    generators += [
-        torch.cuda.default_generators[device.index or 0]
-        for device in devices
-        if device.type == "cuda"
-    ]
-    return [(generator, generator.get_state()) for generator in generators]
 
 
 def _made_up(facts: TensorFacts) -> torch.Tensor:

@@ -1,24 +1,37 @@
 """How many bytes an allocator holds, from outside: the truth that plans are checked against.
 
 On the CPU the profiler's memory events are summed: each is one allocation or release of torch's
-allocator, with its size. On CUDA the caching allocator keeps the maximum itself.
+allocator, with its size. It is torch's older profiler, one for each thread; of the newer there is
+one for the process, and two threads that use it crash. On CUDA the caching allocator keeps the
+maximum itself.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 __all__ = ["AllocationRecorder", "Mark"]
 
 _MARK = "remat: "
+_profiler: Any = torch._C._profiler
+_SETTINGS = _profiler.ProfilerConfig(
+    _profiler.ProfilerState.CPU,
+    False,
+    True,
+    False,
+    False,
+    False,
+    _profiler._ExperimentalConfig(),
+    "",
+)  # with memory, without shapes, stacks, operations and modules
+_giving_way = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +50,12 @@ class AllocationRecorder:
     (nanosecond, change in bytes) in order, on the CPU only. `marks` are the moments at which `mark`
     was called, and the end.
 
-    A recording that was told to `give_way` is ended by the next that begins: torch's profiler
-    cannot be stopped within a backward pass.
+    A recording that was told to `give_way` is ended by the next of this thread that begins: torch's
+    profiler cannot be stopped within a backward pass.
 
     Raises:
-        RuntimeError: if a profiler is already running (CPU): torch has only one.
+        RuntimeError: if a profiler is already running in this thread (CPU): it has only one.
     """
-
-    _giving_way: ClassVar[AllocationRecorder | None] = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,7 +64,7 @@ class AllocationRecorder:
         self.reserved_bytes = 0
         self.events: list[tuple[int, int]] = []
         self.marks: list[Mark] = []
-        self._profiler: Any = None
+        self._thread: threading.Thread | None = None
         self._before = 0
 
     def __enter__(self) -> AllocationRecorder:
@@ -65,13 +76,12 @@ class AllocationRecorder:
             self.end_other()
             if torch._C._autograd._profiler_enabled():
                 raise RuntimeError(
-                    "a profiler is already running, and torch has only one: memory cannot be "
+                    "a profiler is already running, and a thread has only one: memory cannot be "
                     "measured inside a profiled or measured block; make the plan before it, by "
                     "passing example inputs, or plan with costs='estimate'"
                 )
-            self._profiler = torch.autograd.profiler.profile(profile_memory=True, use_kineto=True)
-            with _quiet_kineto():
-                self._profiler.__enter__()
+            torch._C._autograd._enable_profiler_legacy(_SETTINGS)
+            self._thread = threading.current_thread()
         return self
 
     def mark(self, label: str) -> None:
@@ -84,7 +94,7 @@ class AllocationRecorder:
                 torch.cuda.max_memory_allocated(self.device) - self._before,
             )
             torch.cuda.reset_peak_memory_stats(self.device)
-        elif self._profiler is not None:
+        elif self._thread is not None:
             with torch.profiler.record_function(_MARK + label):
                 pass
 
@@ -103,61 +113,35 @@ class AllocationRecorder:
             self.kept_bytes = torch.cuda.memory_allocated(self.device) - self._before
             self.reserved_bytes = torch.cuda.memory_reserved(self.device)
             return
-        if AllocationRecorder._giving_way is self:
-            AllocationRecorder._giving_way = None
-        if self._profiler is not None:
-            with _quiet_kineto():
-                self._profiler.__exit__(kind, error, trace)
-            self._read_events()
+        if self._thread is not threading.current_thread():
+            return  # it ended before, or is of another thread, which ends it when it records next
+        self._thread = _giving_way.recorder = None
+        self._read_events(torch._C._autograd._disable_profiler_legacy())
 
     @staticmethod
     def end_other() -> None:
-        """End the recording that was told to give way, if there is one."""
-        other = AllocationRecorder._giving_way
+        """End the recording of this thread that was told to give way, if there is one."""
+        other = getattr(_giving_way, "recorder", None)
         if other is not None:
             other.__exit__(None, None, None)
 
     def give_way(self) -> None:
         """Let this recording be ended by whoever records next, or with the process."""
         if self.device.type != "cuda":
-            AllocationRecorder._giving_way = self
+            _giving_way.recorder = self
             atexit.unregister(AllocationRecorder.end_other)
             atexit.register(AllocationRecorder.end_other)  # torch's profiler crashes there else
 
-    def _read_events(self) -> None:
-        marks: list[tuple[int, str]] = []
-        for event in self._profiler.kineto_results.events():
-            name = event.name()
-            if name == "[memory]":
-                if event.device_type() == torch._C._autograd.DeviceType.CPU:
-                    self.events.append((event.start_ns(), event.nbytes()))
-            elif name.startswith(_MARK):
-                marks.append((event.start_ns(), name.removeprefix(_MARK)))
-        self._profiler = None
-        self.events.sort(key=lambda item: item[0])
-        marks.sort(key=lambda item: item[0])
+    def _read_events(self, recorded: list[list[Any]]) -> None:
         held = peak = 0
-        position = 0
-        for moment, label in (*marks, (None, "")):
-            while position < len(self.events):
-                when, change = self.events[position]
-                if moment is not None and when >= moment:
-                    break
-                held += change
-                peak = max(peak, held)
-                position += 1
-            self._note(label, held, peak)
-            peak = held
+        for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
+            if event.kind() == "memory_alloc":
+                if event.cpu_memory_usage():
+                    held += event.cpu_memory_usage()
+                    peak = max(peak, held)
+                    self.events.append((event.start_us() * 1000, event.cpu_memory_usage()))
+            elif event.kind() == "push" and event.name().startswith(_MARK):
+                self._note(event.name().removeprefix(_MARK), held, peak)
+                peak = held
+        self._note("", held, peak)
         self.kept_bytes = held
-
-
-@contextmanager
-def _quiet_kineto() -> Iterator[None]:
-    """Keep the profiler's own notes off stderr; it reads the level when it first starts."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]

@@ -1,4 +1,4 @@
-"""What a forward leaves behind while it is traced, put back.
+"""What a forward leaves behind where it is run for planning alone, put back.
 
 That is what it stores on its modules, in containers and objects that hang on them, and in what
 their hooks keep, tensors that exist only while tracing among it; and what it takes from Python's
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["left_as_it_was"]
+__all__ = ["buffers_restored", "left_as_it_was"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
@@ -91,13 +91,26 @@ def _held(value: Any) -> Iterable[Any]:
         return value.__self__, value.__func__
     if kind is types.FunctionType:
         return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-    if issubclass(kind, _CLOSED):
-        return ()
+    if issubclass(kind, _CLOSED) or hasattr(kind, "original_forward"):
+        return ()  # the second has plans, which are to stay
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return ()
     return (attributes,) if type(attributes) is dict else ()
+
+
+@contextmanager
+def buffers_restored(module: torch.nn.Module) -> Iterator[None]:
+    """Put back the data of buffers."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, data in before:
+                if not torch.equal(buffer, data):
+                    buffer.copy_(data)
 
 
 def _is_full(cell: types.CellType) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from remat_graph.torch.process import generators_restored
 from remat_graph.torch.recomputing import is_collective
 
 __all__ = ["RealStrides", "view_or_copy"]
@@ -90,7 +91,7 @@ def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
         with (
             torch._subclasses.fake_tensor.unset_fake_temporarily(),
             torch.no_grad(),
-            torch.random.fork_rng(devices=[]),  # some draw random numbers
+            generators_restored(),  # some draw random numbers
         ):
             real_args, real_kwargs = pytree.tree_map(_fill, (real_args, real_kwargs))
             made = target(*real_args, **real_kwargs)

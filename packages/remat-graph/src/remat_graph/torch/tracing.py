@@ -17,7 +17,9 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from remat_graph.torch._aot import Joint, StandIns, trace_joint
+from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.structure import FlatCall, Structure, flatten
 
@@ -35,7 +37,8 @@ def trace(module: torch.nn.Module, call: FlatCall) -> tuple[Joint, Structure]:
     stand_ins = StandIns()
     flat = _FlatModule(module, call, stand_ins)
     with (
-        _torch_state_restored(),
+        process_lock,
+        generators_restored(),
         original_forwards(module),
         _rnn_in_steps(),
         left_as_it_was(module),
@@ -74,7 +77,7 @@ def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
     Raises:
         CaptureError: if it cannot be one static graph.
     """
-    with _rnn_in_steps():
+    with process_lock, _rnn_in_steps():
         return trace_joint(region, [_as_leaf(tensor) for tensor in tensors])
 
 
@@ -95,6 +98,7 @@ class _FlatModule(torch.nn.Module):
         self._stand_ins = stand_ins
         self.training = module.training
         self._call = call
+        self._caches = caches_within(module)
         self._lifted = [
             (f"{name}.{key}".removeprefix("."), owner, key)
             for name, owner in module.named_modules()
@@ -141,7 +145,10 @@ class _FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._call.rebuild(tensors)
-        with left_as_it_was(self.module):  # it is run several times, and is to do the same
+        with (
+            tensors_forgotten(self._caches),
+            left_as_it_was(self.module),
+        ):  # it is run several times, and is to do the same
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             with _replaced_buffers_written_in_place(self.module):
@@ -236,17 +243,3 @@ def _rnn_in_steps() -> Iterator[None]:
         yield
     finally:
         flags.enabled = before
-
-
-@contextmanager
-def _torch_state_restored() -> Iterator[None]:
-    """Put back the generators of torch, which a forward may seed."""
-    state = torch.get_rng_state()
-    has_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    on_cuda = torch.cuda.get_rng_state_all() if has_cuda else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        if on_cuda:
-            torch.cuda.set_rng_state_all(on_cuda)

@@ -1,0 +1,85 @@
+"""Caches of tensors in the code of a model, such as `functools.lru_cache` around a position table.
+
+What they kept before would be no input of a traced graph, and what they keep of a trace exists only
+there: the model that was traced would find it later. Known limits: other caches than those of
+`functools`, and functions that no module of the model's code can name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["Cache", "caches_within", "tensors_forgotten"]
+
+Cache: TypeAlias = "functools._lru_cache_wrapper[Any]"
+
+_NOT_THEIRS = sys.stdlib_module_names | {"numpy", "scipy", "sympy", "torch"}
+_FUNCTIONS = (types.FunctionType, type)
+
+
+def caches_within(module: torch.nn.Module) -> list[Cache]:
+    """Find the caches in the Python modules of a model's classes, and in what these refer to."""
+    pending = [cls.__module__ for part in module.modules() for cls in type(part).__mro__]
+    seen: set[str] = set()
+    found: dict[int, Cache] = {}
+    while pending:
+        name = pending.pop()
+        if name in seen or name.partition(".")[0] in _NOT_THEIRS:
+            continue
+        seen.add(name)
+        contents = list(vars(sys.modules.get(name, types)).values())
+        for item in contents:
+            if isinstance(item, types.ModuleType):
+                pending.append(item.__name__)
+            elif isinstance(item, _FUNCTIONS) and isinstance(item.__module__, str):
+                pending.append(item.__module__)
+        methods = [held for item in contents if type(item) is type for held in vars(item).values()]
+        for item in (*contents, *methods):
+            found.update((id(cache), cache) for cache in _caches_of(item))
+    return list(found.values())
+
+
+def _caches_of(item: Any) -> Iterator[Cache]:
+    """Yield a function's own cache, or the one that a wrapper around it closes over."""
+    if isinstance(item, (staticmethod, classmethod)):
+        item = item.__func__
+    if type(item) is functools._lru_cache_wrapper:
+        yield item
+    elif type(item) is types.FunctionType:
+        for held in gc.get_referents(*(item.__closure__ or ())):
+            if type(held) is functools._lru_cache_wrapper:
+                yield held
+
+
+@contextmanager
+def tensors_forgotten(caches: Iterable[Cache]) -> Iterator[None]:
+    """Empty those that hold tensors, before and after: they are computed again when next needed."""
+    _forget(caches)
+    try:
+        yield
+    finally:
+        _forget(caches)
+
+
+def _forget(caches: Iterable[Cache]) -> None:
+    for cache in caches:
+        if cache.cache_info().currsize and _holds_tensors(gc.get_referents(cache)):
+            cache.cache_clear()
+
+
+def _holds_tensors(items: Iterable[Any], deep: int = 3) -> bool:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            return True
+        held = item.values() if type(item) is dict else item
+        if deep and isinstance(item, (dict, tuple, list)) and _holds_tensors(held, deep - 1):
+            return True
+    return False
