@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from typing import Any
 
 import torch
 
+from remat.errors import BudgetWarning
 from remat.planning import Settings, have_same_ops, refuse_other_profilers
 from remat.recording import Recorded, gradients_present, is_part, moments_of, peak_of
 from remat.step_plan import StepPlan
-from remat_exec import Executor, Runnable, get_executor
+from remat_exec import BudgetExceeded, Executor, Runnable, get_executor
 from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
 from remat_solvers import BudgetTooSmall
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
 _CHOICE_SECONDS = 5.0
 _MOST_KNOWN = 8
+_FOR_GOOD = 3  # steps off plan in a row, after which a known pattern gives way to theirs
+_PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measured yet
+_ATTEMPTS = 4  # plans in a row whose steps may go over the budget
 _WORTH_REFINING = 0.01  # of the budget, left over
 _NAMED = 1.02  # times what a step needs: a budget that is said to be enough
 _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
@@ -126,12 +131,18 @@ class _Call:
 
 @dataclass(eq=False)
 class _Known:
-    """A pattern of calls that was planned for: the option of each, and what others held at most."""
+    """A pattern of calls that was planned for: the option of each, and what others held at most.
+
+    `awaited` is for how many more steps one that runs by this plan is waited for, to be measured.
+    `next` is the pattern that came after it when it was last seen.
+    """
 
     record: Recorded
     plan: StepPlan
     options: tuple[RegionOption, ...]
     held: dict[str, int]
+    awaited: int = _PATIENCE
+    next: _Known | None = None
 
 
 @dataclass(eq=False)
@@ -156,10 +167,12 @@ class StepPlanner:
     _present: list[dict[int, int]] = field(default_factory=list)
     _recorder: AllocationRecorder | None = None
     _ended: bool = False
-    _to_verify: _Known | None = None
     _wanted: bool = True
     _awaited: bool = False
     _set_aside: int = 0
+    _steps: int = 0
+    _over_in_a_row: int = 0
+    _off_in_a_row: int = 0
     _error: Exception | None = None
     _off_plan: bool = False
     _room: int | None = None
@@ -193,21 +206,44 @@ class StepPlanner:
 
         Raises:
             BudgetTooSmall: if no plan of the regions is within the budget.
+            BudgetExceeded: if the steps of four plans in a row took more than the budget.
         """
         if self.live:
             return
         device = device or self._device
         recorded = self._read() if self._ended else None
         self.stop_recording()
-        self._calls, self._present = [], []
-        self._off_plan = False
-        self._followed = self._known[-1] if self._known else None
+        before = self._end_step() if self._calls else None
         if recorded is not None:
-            self._take(recorded)
+            self._take(recorded, before)
         if self._error is not None:
             raise self._error
-        if self._wanted and device is not None:
+        wanted = self._wanted or any(known.awaited for known in self._known)
+        if wanted and device is not None:
             self._start(device)
+
+    def _end_step(self) -> _Known | None:
+        """Expect what came after this pattern before; give the plan that the step ran by, if any.
+
+        Patterns stand in the order in which they were last seen.
+        """
+        off_plan, seen = self._off_plan, self._followed
+        self._off_in_a_row = self._off_in_a_row + 1 if off_plan else 0
+        self._wanted = not self._known or (
+            off_plan and (len(self._known) < _MOST_KNOWN or self._off_in_a_row >= _FOR_GOOD)
+        )
+        if seen is not None:
+            last = self._known[-1]
+            self._known.remove(seen)
+            self._known.append(seen)
+            last.next = seen
+            if not off_plan and seen.plan.measured_peak_bytes is None:
+                seen.awaited = _PATIENCE
+        self._steps += 1
+        self._calls, self._present = [], []
+        self._off_plan = False
+        self._followed = seen if seen is None or seen.next not in self._known else seen.next
+        return None if off_plan else seen
 
     def run(
         self,
@@ -252,9 +288,7 @@ class StepPlanner:
                     self._off_plan = True  # earlier calls ran by the options of another
                 self._followed = known
                 return known.options[at]
-        if self._known:
-            self._off_plan = True
-            self._wanted = self._wanted or len(self._known) < _MOST_KNOWN
+        self._off_plan = bool(self._known)
         return plan.least
 
     def live_regions(self) -> list[Any]:
@@ -336,32 +370,59 @@ class StepPlanner:
         """Leave no profiler running."""
         self.stop_recording()
 
-    def _take(self, record: Recorded) -> None:
-        """Plan by a recorded step, or see that it took no more than was planned."""
-        known, self._to_verify = self._to_verify, None
-        if known is not None and is_part(record.pattern, known.record.pattern):
-            self._wanted = False
-            made = replace(known.plan, measured_peak_bytes=record.peak_bytes)
-            if record.peak_bytes <= made.budget_bytes:
-                self.told(made)
+    def _take(self, record: Recorded, ran_by: _Known | None) -> None:
+        """See that a recorded step took no more than the budget; plan by it, if it is new."""
+        for known in self._known:
+            known.awaited = max(0, known.awaited - 1)
+        if ran_by is not None:
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=record.peak_bytes)
+            ran_by.awaited = 0
+            self.told(ran_by.plan)
+        planned = next((k for k in self._known if k.record.pattern == record.pattern), ran_by)
+        if planned is not None:
+            over = record.peak_bytes - planned.plan.budget_bytes
+            if over <= 0:
+                self._over_in_a_row = 0
                 return
-            over = record.peak_bytes - made.budget_bytes
+            self._over_in_a_row += 1
             self._set_aside += over + over // 4
-            logger.warning(
-                "the step took %d bytes of a budget of %d; planning again with %d set aside",
-                record.peak_bytes, made.budget_bytes, self._set_aside,
-            )  # fmt: skip
-            record = known.record if record.pattern != known.record.pattern else record
-        self._known = [k for k in self._known if not is_part(k.record.pattern, record.pattern)]
+        is_whole = planned is None or record.pattern == planned.record.pattern
         try:
-            known = self._plan(record)
+            made = self._plan(record if planned is None or is_whole else planned.record)
         except Exception as error:
             self._error = error
             return
-        self._known.append(known)
-        self._followed = known
-        self._to_verify, self._wanted = known, True
-        self.told(known.plan)
+        pattern = made.record.pattern
+        self._known = [k for k in self._known if not is_part(k.record.pattern, pattern)]
+        self._known = [*self._known[1 - _MOST_KNOWN :], made]
+        self._followed = made
+        self.told(made.plan)
+        if record.peak_bytes > made.plan.budget_bytes:
+            self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
+
+    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> None:
+        """Warn of a step over the budget, and refuse to go on after several plans in a row."""
+        reason = (
+            "what runs between the regions took more than in the step that was planned by"
+            if by_plan
+            else "its calls of regions, or their order, were not planned for"
+        )
+        text = (
+            f"step {self._steps} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
+        if self._over_in_a_row >= _ATTEMPTS:
+            self._error = BudgetExceeded(
+                f"{text}; so did steps of {_ATTEMPTS - 1} plans before it; raise the budget",
+                budget,
+                peak,
+            )
+            return
+        warnings.warn(
+            f"{text}, and the next step is planned anew, with {self._set_aside:,} bytes set aside",
+            BudgetWarning,
+            stacklevel=2,
+        )
 
     def _plan(self, record: Recorded) -> _Known:
         moments = list(moments_of(record))
