@@ -225,12 +225,12 @@ PATTERNS = {
     ),
     "mixtral-loop": Pattern(
         "a loop over the experts that tokens chose, three lengths",
-        _class("MixtralForCausalLM", "MixtralConfig")(
-            **_MIXTRAL, experts_implementation="eager"
-        ),
+        _class("MixtralForCausalLM", "MixtralConfig")(**_MIXTRAL, experts_implementation="eager"),
         _tokens,
     ),
-    "detr": Pattern("matching in eager, layerdrop, three sizes, one to five boxes", _detector, _image),
+    "detr": Pattern(
+        "matching in eager, layerdrop, three sizes, one to five boxes", _detector, _image
+    ),
     "loop": Pattern("one block, one to six times by the data", Looping, _rows),
     "early-exit": Pattern("ends after the first head that is sure", EarlyExit, _rows),
     "two-heads": Pattern("two heads in turn", TwoHeads, _rows),

@@ -1,4 +1,4 @@
-"""Training steps that differ: are they right, and within the budget, at every step?
+"""Training steps that differ: whether each is right, and within the budget.
 
 Each model of `pattern_models` is trained for 50 steps, in a process of its own, beside plain eager
 with the same seeds. The budget is six tenths of the most that plain takes in any of these steps;
@@ -7,7 +7,8 @@ equal after each step, so that rounding does not add up.
 
 | column | |
 |---|---|
-| equal | gradients, buffers and loss have eager's bits at every step, or the largest difference, relative to the largest gradient of the step |
+| equal | bitwise: loss, gradients and buffers are eager's at every step; else how far they are,
+  relative to the largest gradient of the step |
 | peak | the most of any step, beyond what was there before it; of the steps after planning alone |
 | over | steps that took more than the budget |
 | plans | how many the steps ran by; `planned` the seconds spent planning, Dynamo's left out |
