@@ -13,7 +13,14 @@ from remat_exec.errors import (
 )
 from remat_exec.executable import Executable
 from remat_exec.interface import Executor, Runnable
-from remat_exec.loss import Loss, as_handed, loss_gradients, measure_loss, stand_in_loss
+from remat_exec.loss import (
+    Loss,
+    as_handed,
+    loss_gradients,
+    measure_loss,
+    stand_in_loss,
+    with_call,
+)
 from remat_exec.measure import (
     Peak,
     StepProfile,
@@ -46,4 +53,5 @@ __all__ = [
     "measure_peak",
     "profile_step",
     "stand_in_loss",
+    "with_call",
 ]

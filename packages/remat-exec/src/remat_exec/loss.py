@@ -6,7 +6,9 @@ hands over is run and measured; for one that is not known an allowance is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +17,38 @@ from remat_exec.errors import LossError
 from remat_exec.measure import measure_peak
 from remat_graph.torch import LossCost
 
-__all__ = ["Loss", "as_handed", "loss_gradients", "measure_loss", "stand_in_loss"]
+__all__ = [
+    "Loss",
+    "as_handed",
+    "loss_gradients",
+    "measure_loss",
+    "stand_in_loss",
+    "with_call",
+]
 
-Loss = Callable[[Any], torch.Tensor]
+Loss = Callable[..., torch.Tensor]
+"""A function of what a module returns or, if it needs further arguments, of the call as well."""
+
+
+def with_call(loss: Loss, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Loss:
+    """Give a loss of the output alone: one that asks for more is told the arguments of the call.
+
+    It asks for them by a further argument without a default, by `*args`, or by `**kwargs`.
+    """
+    return functools.partial(_told, loss, args, kwargs) if _asks_for_call(loss) else loss
+
+
+def _told(loss: Loss, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    return loss(output, *args, **kwargs)
+
+
+def _asks_for_call(loss: Loss) -> bool:
+    try:
+        _, *others = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):  # a function that is not written in Python, or takes nothing
+        return False
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(other.default is other.empty or other.kind in several for other in others)
 
 
 class _Handed(torch.autograd.Function):
@@ -61,7 +92,8 @@ def loss_gradients(
     except Exception as error:
         raise LossError(
             f"loss= failed on what the model returned ({type(error).__name__}: {error}); it is "
-            f"called with nothing else, must only compute the loss, and take every batch"
+            f"called with that and, if it has further arguments without a default, with those of "
+            f"the call; it must only compute the loss, and take every batch"
         ) from error
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         shown = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -2,7 +2,7 @@
 
 from remat.__about__ import __version__
 from remat.budget import Budget
-from remat.errors import BudgetError, RematError
+from remat.errors import BudgetError, BudgetWarning, RematError
 from remat.planning import Plan, plan
 from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
 from remat.wrapping import rematerialize
@@ -23,6 +23,7 @@ __all__ = [
     "BudgetError",
     "BudgetExceeded",
     "BudgetTooSmall",
+    "BudgetWarning",
     "CaptureError",
     "DeviceSpec",
     "ExecutionError",

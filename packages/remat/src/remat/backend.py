@@ -1,9 +1,10 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
-The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture` and `executor`,
-as of `rematerialize`; without a budget it is `"auto"`. All that one `torch.compile` compiles is of
-one step, under one budget. Settings of TorchDynamo are the user's here: past its recompile limit it
-runs code as it is, so the last compilation before it raises, and names the setting.
+The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
+`optimizer` and `on_misfit`, as of `rematerialize`; without a budget it is `"auto"`. All that one
+`torch.compile` compiles is of one step, under one budget. Settings of TorchDynamo are the user's
+here: past its recompile limit it runs code as it is, so the last compilation before it raises, and
+names the setting.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from remat.auto_budget import AutoBudget
 from remat.dynamo import found_in, is_last_compilation
 from remat.errors import RematError
 from remat.planning import Settings
@@ -31,6 +33,8 @@ _DEFAULTS = {
     "progress": None,
     "capture": "aot",
     "executor": "generated",
+    "optimizer": None,
+    "on_misfit": "raise",
 }
 _steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
 
@@ -81,16 +85,11 @@ def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
                 f"there are {', '.join(_DEFAULTS)}"
             )
         taken = {**_DEFAULTS, **given}
-        settings = Settings.read(
-            taken["budget"],
-            taken["solver"],
-            taken["costs"],
-            taken["limit_seconds"],
-            taken["progress"],
-            None,
-            taken["capture"],
-            taken["executor"],
-        )
+        settings = Settings.read(**taken, loss=None)
         told: Callable[[Any], None] = lambda plan: logger.info("%s", plan)  # noqa: E731
-        known = _steppers[id(options)] = (options, Stepper(settings, told), set())
+        known = _steppers[id(options)] = (
+            options,
+            Stepper(settings, told, AutoBudget(settings.optimizer)),
+            set(),
+        )
     return known[1], known[2]

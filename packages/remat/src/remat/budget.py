@@ -6,21 +6,15 @@ before the call.
 
 from __future__ import annotations
 
-import logging
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import SupportsIndex
-
-import torch
 
 from remat.errors import BudgetError
 
-__all__ = ["Budget", "free_bytes", "parse_budget"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Budget", "parse_budget"]
 
 _UNITS = {
     "b": 1,
@@ -33,7 +27,6 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_AUTO_SHARE = 0.9
 _EXAMPLES = "8 * 2**30, '8GiB', '500 MB', 0.5, '50%' or 'auto'"
 
 
@@ -41,22 +34,28 @@ _EXAMPLES = "8 * 2**30, '8GiB', '500 MB', 0.5, '50%' or 'auto'"
 class Budget:
     """A budget as it was meant: one of `size_bytes`, a `fraction` of plain's peak, or neither.
 
-    Neither is `"auto"`: what is free on the device at the moment of planning, less a tenth.
+    Neither is `"auto"`, which is fixed at the first step: see `remat.auto_budget`.
     """
 
     size_bytes: int | None = None
     fraction: float | None = None
 
-    def resolve(self, device: torch.device, plain_peak_bytes: Callable[[], int]) -> int:
-        """Turn it into bytes; `plain_peak_bytes` is asked only if it is a fraction."""
+    @property
+    def is_auto(self) -> bool:
+        """Whether it is what is free."""
+        return self.size_bytes is None and self.fraction is None
+
+    def resolve(self, plain_peak_bytes: Callable[[], int]) -> int:
+        """Turn it into bytes; `plain_peak_bytes` is asked only if it is a fraction.
+
+        Raises:
+            BudgetError: if it is `"auto"`, and was not fixed.
+        """
         if self.size_bytes is not None:
             return self.size_bytes
-        if self.fraction is not None:
-            return max(1, int(self.fraction * plain_peak_bytes()))
-        taken = int(free_bytes(device) * _AUTO_SHARE)
-        logger.info("budget 'auto' takes %d bytes, %.0f%% of what is free on %s",
-                    taken, 100 * _AUTO_SHARE, device)  # fmt: skip
-        return max(1, taken)
+        if self.fraction is None:
+            raise BudgetError("budget='auto' is not known before the first step")
+        return max(1, int(self.fraction * plain_peak_bytes()))
 
 
 def parse_budget(budget: object) -> Budget:
@@ -110,23 +109,3 @@ def _size(value: int, shown: str) -> Budget:
     if value <= 0:
         raise BudgetError(f"budget={shown}; it must be above zero: {_EXAMPLES}")
     return Budget(size_bytes=value)
-
-
-def free_bytes(device: torch.device) -> int:
-    """How much a step could allocate on the device now.
-
-    Raises:
-        BudgetError: if there is no way to know.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + unused)
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError):
-        raise BudgetError(
-            f"cannot tell how much memory is free on {device} here; give the budget in bytes"
-        ) from None
-    return int(line.split()[1]) * 1024

@@ -1,8 +1,8 @@
-"""What the one-line API raises of its own; errors of the layers below pass through unchanged."""
+"""What the one-line API raises and warns of; errors of the layers below pass through unchanged."""
 
 from __future__ import annotations
 
-__all__ = ["BudgetError", "RematError"]
+__all__ = ["BudgetError", "BudgetWarning", "RematError"]
 
 
 class RematError(RuntimeError):
@@ -11,3 +11,7 @@ class RematError(RuntimeError):
 
 class BudgetError(RematError, ValueError):
     """A budget that says nothing this package understands."""
+
+
+class BudgetWarning(UserWarning):
+    """A step that took more memory than its budget, or runs without a plan."""

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from remat.auto_budget import AutoBudget, OptimizerLike, is_optimizer
 from remat.budget import Budget, parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import RematError
+from remat.misfit import Misfit, check_misfit
 from remat.plain import measure_outside_loss, measure_plain
-from remat_exec import BudgetExceeded, Loss, Runnable, get_executor
+from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
@@ -62,6 +64,8 @@ class Settings:
     loss: Loss | None = None
     capture: str = "aot"
     executor: str = "generated"
+    optimizer: OptimizerLike | None = None
+    on_misfit: Misfit = "raise"
 
     @classmethod
     def read(
@@ -74,6 +78,8 @@ class Settings:
         loss: Loss | None,
         capture: str = "aot",
         executor: str = "generated",
+        optimizer: OptimizerLike | None = None,
+        on_misfit: Misfit = "raise",
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
@@ -82,8 +88,15 @@ class Settings:
             CaptureError: if the costs are not known, or the capture does not exist or load.
             SolverError: if the solver does not exist or cannot be loaded.
             ExecutionError: if the executor does not exist or cannot be loaded.
-            RematError: if a loss is given that cannot be called, or could not be measured.
+            RematError: if a loss or an optimizer is given that cannot be called, or a loss that
+                could not be measured; if `on_misfit` is not known.
         """
+        check_misfit(on_misfit)
+        if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
+            raise RematError(
+                f"optimizer={optimizer!r}; give an optimizer, its class, or a function that makes "
+                f"one of a list of parameters"
+            )
         if loss is not None and not callable(loss):
             raise RematError(
                 f"loss={loss!r} cannot be called; give a function of what the model returns"
@@ -100,7 +113,10 @@ class Settings:
             get_solver(solver)
         get_capture(capture)
         get_executor(executor)
-        return cls(read, solver, costs, limit_seconds, progress, loss, capture, executor)
+        return cls(
+            read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
+            on_misfit,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +124,10 @@ class Plan:
     """A schedule for one training graph, and what is known about it.
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
-    autograd's measured peak, `None` if it was not asked for or did not fit. `predicted_peak_bytes`
-    is of the generated code, and may be a little below the schedule's. `measured_peak_bytes` is the
-    peak of one real run of the plan, `None` for a plan that was not run. `source` is the generated
-    code.
+    autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit.
+    `predicted_peak_bytes` is of the generated code, and may be a little below the schedule's.
+    `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
+    run. `source` is the generated code.
     """
 
     graph: Graph
@@ -202,6 +218,7 @@ def plan(
     limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
+    optimizer: OptimizerLike | None = None,
 ) -> Plan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
@@ -223,7 +240,9 @@ def plan(
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
     """
-    settings = Settings.read(budget, solver, costs, limit_seconds, progress, loss)
+    settings = Settings.read(
+        budget, solver, costs, limit_seconds, progress, loss, optimizer=optimizer
+    )
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
 
@@ -233,7 +252,13 @@ def plan_module(
     """Plan for a whole module without running the plan."""
     with process_lock:
         started = time.perf_counter()
+        if settings.loss is not None:
+            settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
         captured = capture(model, args, kwargs, costs=settings.costs)
+        if settings.budget.is_auto:
+            auto = AutoBudget(settings.optimizer, model.parameters)
+            auto.see((), captured.program.device)
+            settings = replace(settings, budget=auto.fix())
         return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
 
 
@@ -292,12 +317,12 @@ def make_plan(
     kept = captured.loss.kept_bytes
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes + kept
     plain: int | None = None
-    if settings.costs == "measure":
+    if settings.costs == "measure" and settings.budget.fraction is not None:
         logger.info("measuring one plain step")
         peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
         plain = None if peak is None else peak.peak_bytes + scalar_bytes
     stored = everything + scalar_bytes
-    budget = settings.budget.resolve(device, lambda: stored if plain is None else plain)
+    budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
         budget = max(budget, granted_bytes)
     target = budget - kept - scalar_bytes

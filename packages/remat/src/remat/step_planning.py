@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,15 @@ from typing import Any
 
 import torch
 
-from remat.planning import Settings, have_same_ops, refuse_other_profilers
-from remat.recording import Recorded, gradients_present, is_part, moments_of, peak_of
+from remat.auto_budget import AutoBudget
+from remat.errors import BudgetWarning
+from remat.known_patterns import KnownPattern, KnownPatterns
+from remat.misfit import warn_of_misfit
+from remat.planning import Settings, refuse_other_profilers
+from remat.recording import Recorded, gradients_present, moments_of, peak_of
+from remat.region_calls import RegionCall, RegionKind, RegionPlan
 from remat.step_plan import StepPlan
-from remat_exec import Executor, Runnable, get_executor
-from remat_graph import Graph
+from remat_exec import BudgetExceeded, Runnable, get_executor
 from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
@@ -31,107 +36,21 @@ from remat_solvers.step import (
     RegionOption,
     StepChoice,
     choose,
-    measure_option,
     refined_options,
     region_front,
     step_bound,
 )
-from remat_solvers.store_all import store_all
 
-__all__ = ["RegionPlan", "StepPlanner"]
+__all__ = ["StepPlanner"]
 
 logger = logging.getLogger(__name__)
 
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
 _CHOICE_SECONDS = 5.0
-_MOST_KNOWN = 8
+_ATTEMPTS = 4  # plans in a row whose steps may go over the budget
 _WORTH_REFINING = 0.01  # of the budget, left over
 _NAMED = 1.02  # times what a step needs: a budget that is said to be enough
 _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
-
-
-class RegionPlan:
-    """A captured region: the number of its kind, and the code of the options that were used."""
-
-    def __init__(
-        self, kind: int, capture: Capture, least: RegionOption, executor: Executor
-    ) -> None:
-        self.kind = kind
-        self.executor = executor
-        self.capture = capture
-        self.least = least
-        self._executables: dict[RegionOption, Runnable] = {}
-
-    def executable(self, option: RegionOption) -> Runnable:
-        """Give the code of an option."""
-        made = self._executables.get(option)
-        if made is None:
-            leaner = None if option is self.least else self.executable(self.least)
-            made = self.executor(self.capture, option.schedule, leaner=leaner)
-            self._executables[option] = made
-        return made
-
-
-@dataclass(eq=False)
-class _Kind:
-    """Regions of the same operations and sizes, which have the same options."""
-
-    name: str
-    front: RegionFront
-
-    def has(self, graph: Graph) -> bool:
-        return self.front.graph.values == graph.values and have_same_ops(self.front.graph, graph)
-
-    @property
-    def everything(self) -> RegionOption:
-        """What it costs to store everything."""
-        return measure_option(self.front.graph, store_all(self.front.graph))
-
-
-@dataclass(eq=False)
-class _Call:
-    """One call of a region, from its forward to the end of its backward."""
-
-    planner: StepPlanner
-    position: int
-    learn: Callable[[Runnable, frozenset[int], frozenset[int]], None]
-    executable: Runnable
-    plan: RegionPlan
-    option: RegionOption
-    drop: Callable[[], None] | None = None
-
-    @property
-    def droppable_bytes(self) -> int:
-        """What the call keeps beyond what it must."""
-        if self.drop is None or self.executable.leaner is None:
-            return 0
-        return self.option.kept_bytes - self.plan.least.kept_bytes
-
-    def go_lean(self) -> None:
-        """Give back what can be made again; the backward is that of the least option then."""
-        if self.drop is not None:
-            self.drop()
-            self.option = self.plan.least
-
-    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
-        self.planner.mark(f"backward {self.position}")
-        self.planner.live_backward(self)
-        self.planner.await_end()
-        self.learn(self.executable, missing, frozenset())
-
-    def finished(self) -> None:
-        self.planner.mark(f"given {self.position}")
-        self.planner.live.discard(self)
-
-
-@dataclass(eq=False)
-class _Known:
-    """A pattern of calls that was planned for: the option of each, and what others held at most."""
-
-    record: Recorded
-    plan: StepPlan
-    options: tuple[RegionOption, ...]
-    held: dict[str, int]
 
 
 @dataclass(eq=False)
@@ -145,23 +64,22 @@ class StepPlanner:
 
     settings: Settings
     told: Callable[[Any], None]
+    auto: AutoBudget
     breaks: list[str] = field(default_factory=list)
     within_forward: bool = False
-    live: weakref.WeakSet[_Call] = field(default_factory=weakref.WeakSet)
-    _kinds: list[_Kind] = field(default_factory=list)
+    live: weakref.WeakSet[RegionCall] = field(default_factory=weakref.WeakSet)
+    _kinds: list[RegionKind] = field(default_factory=list)
     _device: torch.device | None = None
-    _known: list[_Known] = field(default_factory=list)
-    _followed: _Known | None = None
+    _patterns: KnownPatterns = field(default_factory=KnownPatterns)
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
     _present: list[dict[int, int]] = field(default_factory=list)
     _recorder: AllocationRecorder | None = None
     _ended: bool = False
-    _to_verify: _Known | None = None
-    _wanted: bool = True
     _awaited: bool = False
     _set_aside: int = 0
+    _steps: int = 0
+    _over_in_a_row: int = 0
     _error: Exception | None = None
-    _off_plan: bool = False
     _room: int | None = None
 
     def add(self, name: str, capture: Capture, costs: dict[str, Cost]) -> RegionPlan:
@@ -183,7 +101,7 @@ class StepPlanner:
                 limit = min(limit, self.settings.limit_seconds)
             solver = "refine" if self.settings.solver == "auto" else self.settings.solver
             front = region_front(capture.graph, solver=solver, limit_seconds=limit)
-            self._kinds.append(_Kind(name, front))
+            self._kinds.append(RegionKind(name, front))
         self._device = capture.program.device
         least = self._kinds[number].front.options[0]
         return RegionPlan(number, capture, least, get_executor(self.settings.executor))
@@ -193,21 +111,28 @@ class StepPlanner:
 
         Raises:
             BudgetTooSmall: if no plan of the regions is within the budget.
+            BudgetExceeded: if the steps of four plans in a row took more than the budget.
         """
         if self.live:
             return
         device = device or self._device
         recorded = self._read() if self._ended else None
         self.stop_recording()
+        before: KnownPattern | None = None
+        if self._calls:
+            before = self._patterns.end_step(self._pattern)
+            self._steps += 1
         self._calls, self._present = [], []
-        self._off_plan = False
-        self._followed = self._known[-1] if self._known else None
         if recorded is not None:
-            self._take(recorded)
+            self._take(recorded, before)
         if self._error is not None:
             raise self._error
-        if self._wanted and device is not None:
+        if self._patterns.wanted and device is not None:
             self._start(device)
+
+    @property
+    def _pattern(self) -> tuple[int, ...]:
+        return tuple(plan.kind for plan, _ in self._calls)
 
     def run(
         self,
@@ -220,13 +145,13 @@ class StepPlanner:
         if not self.within_forward:
             self.enter(plan.capture.program.device)
         position = len(self._calls)
-        option = self._option_for(plan)
+        option = self._patterns.option_for(self._pattern, plan.kind) or plan.least
         self._calls.append((plan, option))
         if self._recorder is not None:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
-        call = _Call(self, position, learn, executable, plan, option)
-        if self._off_plan:
+        call = RegionCall(self, position, learn, executable, plan, option)
+        if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self.mark(f"forward {position}")
         outputs = executable(
@@ -240,33 +165,16 @@ class StepPlanner:
         self.mark(f"kept {position}")
         return outputs
 
-    def _option_for(self, plan: RegionPlan) -> RegionOption:
-        """Find the option for the next call, in a pattern that is known or part of one that is."""
-        so_far = tuple(p.kind for p, _ in self._calls)
-        candidates = [self._followed] if self._followed is not None else []
-        candidates += [known for known in reversed(self._known) if known is not self._followed]
-        for known in candidates:
-            at = _position(known.record.pattern, so_far, plan.kind)
-            if at is not None:
-                if known is not self._followed and so_far:
-                    self._off_plan = True  # earlier calls ran by the options of another
-                self._followed = known
-                return known.options[at]
-        if self._known:
-            self._off_plan = True
-            self._wanted = self._wanted or len(self._known) < _MOST_KNOWN
-        return plan.least
-
     def live_regions(self) -> list[Any]:
         """Give the regions of the calls that are between their halves."""
         return list(dict.fromkeys(getattr(call.learn, "__self__", None) for call in self.live))
 
-    def live_backward(self, call: _Call) -> None:
+    def live_backward(self, call: RegionCall) -> None:
         """See, in a step that was not planned for, that there is room for a backward."""
-        if self._off_plan:
+        if self._patterns.off_plan:
             self._make_room(call.option.backward_bytes, "backward", call)
 
-    def _make_room(self, needed: int, half: str, own: _Call | None = None) -> None:
+    def _make_room(self, needed: int, half: str, own: RegionCall | None = None) -> None:
         """Let earlier calls give back what they can make again, the largest first.
 
         What the code between regions holds is taken to be the most that it held at any time in
@@ -274,7 +182,7 @@ class StepPlanner:
         """
         if self._room is None:
             return
-        others = max(known.held[half] for known in self._known)
+        others = self._patterns.held(half)
         calls = sorted(self.live, key=lambda call: -call.droppable_bytes)
         held = sum(call.option.kept_bytes for call in calls if call is not own)
         room = self._room - others - needed
@@ -310,7 +218,7 @@ class StepPlanner:
         if not ends:
             return None
         return Recorded(
-            tuple(plan.kind for plan, _ in self._calls),
+            self._pattern,
             tuple(self._kinds[plan.kind].front.graph for plan, _ in self._calls),
             tuple(option for _, option in self._calls),
             tuple(self._present),
@@ -336,39 +244,67 @@ class StepPlanner:
         """Leave no profiler running."""
         self.stop_recording()
 
-    def _take(self, record: Recorded) -> None:
-        """Plan by a recorded step, or see that it took no more than was planned."""
-        known, self._to_verify = self._to_verify, None
-        if known is not None and is_part(record.pattern, known.record.pattern):
-            self._wanted = False
-            made = replace(known.plan, measured_peak_bytes=record.peak_bytes)
-            if record.peak_bytes <= made.budget_bytes:
-                self.told(made)
+    def _take(self, record: Recorded, ran_by: KnownPattern | None) -> None:
+        """See that a recorded step took no more than the budget; plan by it, if it is new."""
+        self._patterns.recorded()
+        if ran_by is not None:
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=record.peak_bytes)
+            ran_by.awaited = 0
+            self.told(ran_by.plan)
+        planned = self._patterns.of(record.pattern) or ran_by
+        if planned is not None:
+            over = record.peak_bytes - planned.plan.budget_bytes
+            if over <= 0 or not planned.fits:
+                self._over_in_a_row = 0
                 return
-            over = record.peak_bytes - made.budget_bytes
+            self._over_in_a_row += 1
             self._set_aside += over + over // 4
-            logger.warning(
-                "the step took %d bytes of a budget of %d; planning again with %d set aside",
-                record.peak_bytes, made.budget_bytes, self._set_aside,
-            )  # fmt: skip
-            record = known.record if record.pattern != known.record.pattern else record
-        self._known = [k for k in self._known if not is_part(k.record.pattern, record.pattern)]
+        wanted = planned.record if planned and record.pattern != planned.record.pattern else record
         try:
-            known = self._plan(record)
+            made = self._plan(wanted)
+            error = self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
+            if error is not None:
+                raise error
+        except (BudgetTooSmall, BudgetExceeded) as error:
+            if self.settings.on_misfit == "raise":
+                self._error = error
+                return
+            made = self._without_plan(wanted, error)
         except Exception as error:
             self._error = error
             return
-        self._known.append(known)
-        self._followed = known
-        self._to_verify, self._wanted = known, True
-        self.told(known.plan)
+        self._patterns.add(made)
+        if made.fits:
+            self.told(made.plan)
 
-    def _plan(self, record: Recorded) -> _Known:
+    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> BudgetExceeded | None:
+        """Warn of a step over the budget; give an error after those of several plans in a row."""
+        if peak <= budget:
+            return None
+        reason = (
+            "what runs between the regions took more than in the step that was planned by"
+            if by_plan
+            else "its calls of regions, or their order, were not planned for"
+        )
+        text = (
+            f"step {self._steps} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
+        if self._over_in_a_row >= _ATTEMPTS:
+            text += f"; so did the steps of {_ATTEMPTS - 1} plans before it; raise the budget"
+            return BudgetExceeded(text, budget, peak)
+        warnings.warn(
+            f"{text}, and the next step is planned anew, with {self._set_aside:,} bytes set aside",
+            BudgetWarning,
+            stacklevel=2,
+        )
+        return None
+
+    def _plan(self, record: Recorded) -> KnownPattern:
         moments = list(moments_of(record))
         plans = [self._kinds[number] for number in record.pattern]
         stored = peak_of(moments, [plan.everything for plan in plans])
-        device = self._device or torch.device("cpu")
-        budget = self.settings.budget.resolve(device, lambda: stored)
+        budget = self._budget(stored)
         self._room = room = max(1, int((budget - self._set_aside) / _TOLERANCE))
         try:
             choice = self._choose(plans, moments, room)
@@ -383,32 +319,63 @@ class StepPlanner:
         calls = [1] * len(plans)
         bound = step_bound([plan.front for plan in plans], calls, moments, room,
                            limit_seconds=_CHOICE_SECONDS)  # fmt: skip
-        options = tuple(
+        options = [
             plan.front.options[index] for plan, index in zip(plans, choice.indices, strict=True)
-        )
+        ]
+        peak = choice.peak_bytes + self._set_aside
+        made = self._known(record, moments, options, budget, peak, choice.time, bound)
+        logger.info("planned: %s", str(made.plan).replace("\n", "; "))
+        return made
+
+    def _without_plan(
+        self, record: Recorded, error: BudgetTooSmall | BudgetExceeded
+    ) -> KnownPattern:
+        """Store everything in steps of this pattern, which cannot be within the budget."""
+        moments = list(moments_of(record))
+        options = [self._kinds[number].everything for number in record.pattern]
+        stored = peak_of(moments, options)
+        time = sum(option.time for option in options)
+        made = self._known(record, moments, options, self._budget(stored), stored, time, time)
+        self.told(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
+        return replace(made, fits=False, awaited=0)
+
+    def _budget(self, stored: int) -> int:
+        asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
+        return asked.resolve(lambda: stored)
+
+    def _known(
+        self,
+        record: Recorded,
+        moments: list[Moment],
+        options: list[RegionOption],
+        budget: int,
+        peak: int,
+        time: float,
+        bound: float,
+    ) -> KnownPattern:
+        plans = [self._kinds[number] for number in record.pattern]
         made = StepPlan(
             tuple((plan.name, option) for plan, option in zip(plans, options, strict=True)),
             tuple(dict.fromkeys(self.breaks)),
             budget,
-            choice.peak_bytes + self._set_aside,
-            stored,
-            choice.time,
+            peak,
+            peak_of(moments, [plan.everything for plan in plans]),
+            time,
             sum(plan.front.graph.time for plan in plans),
-            min(bound, choice.time),
+            min(bound, time),
         )
-        logger.info("planned: %s", str(made).replace("\n", "; "))
         forwards = (m.fixed_bytes for m in moments if m.running and m.running[1] == "forward")
         held = {
             "forward": max(forwards, default=0),
             "backward": max(moment.fixed_bytes for moment in moments),
         }
-        return _Known(record, made, options, held)
+        return KnownPattern(record, made, tuple(options), held)
 
     def _with_margin(self, size: int) -> int:
         """Give a budget with room for this much, also where other steps need a little more."""
         return int(size * _NAMED) + 1 + self._set_aside
 
-    def _choose(self, plans: list[_Kind], moments: list[Moment], room: int) -> StepChoice:
+    def _choose(self, plans: list[RegionKind], moments: list[Moment], room: int) -> StepChoice:
         """Choose; then solve each kind of region again for what is left over, and choose again."""
         calls = [1] * len(plans)
         seconds = _CHOICE_SECONDS
@@ -436,14 +403,3 @@ class StepPlanner:
             plan.front = better.get(id(plan.front), plan.front)
         fronts = [plan.front.options for plan in plans]
         return choose(fronts, calls, moments, room, limit_seconds=seconds)
-
-
-def _position(pattern: tuple[int, ...], so_far: tuple[int, ...], number: int) -> int | None:
-    """Find where in a pattern the next call stands, after those so far, with some left out."""
-    at = 0
-    for earlier in (*so_far, number):
-        try:
-            at = pattern.index(earlier, at) + 1
-        except ValueError:
-            return None
-    return at - 1

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from remat.auto_budget import AutoBudget
 from remat.dynamo import Found
 from remat.errors import RematError
+from remat.misfit import warn_of_misfit
 from remat.planning import (
     Plan,
     Planned,
@@ -28,8 +30,9 @@ from remat.planning import (
     make_plan,
     refuse_other_profilers,
 )
-from remat.step_planning import RegionPlan, StepPlanner
-from remat_exec import Runnable, SecondDerivative, get_executor
+from remat.region_calls import RegionPlan
+from remat.step_planning import StepPlanner
+from remat_exec import BudgetExceeded, Runnable, SecondDerivative, get_executor, with_call
 from remat_graph import Graph
 from remat_graph.torch import (
     Capture,
@@ -43,6 +46,7 @@ from remat_graph.torch import (
     process_lock,
     quietly,
 )
+from remat_solvers import BudgetTooSmall
 
 __all__ = ["Region", "Stepper"]
 
@@ -180,19 +184,27 @@ def _requires_grad(item: Any) -> bool:
 class Stepper:
     """The regions of one model, their plans, and what is known from earlier ones.
 
-    `told` is given each plan that a step begins to run by. `alone` says that a graph which is all
-    of a function has the whole budget.
+    `told` is given each plan that a step begins to run by. `auto` fixes that budget. `alone` says
+    that a graph which is all of a function has the whole budget. `call` are the arguments of the
+    call that is run, for a loss that asks for them.
     """
 
     def __init__(
-        self, settings: Settings, told: Callable[[Any], None], *, alone: bool = True
+        self,
+        settings: Settings,
+        told: Callable[[Any], None],
+        auto: AutoBudget,
+        *,
+        alone: bool = True,
     ) -> None:
-        self.together = StepPlanner(settings, told)
+        self.together = StepPlanner(settings, told, auto)
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.answer: Any = None
         self.preparing = False
         self.rebuild: Callable[[Any], Any] = _no_rebuilding
         self.capture_region = get_capture(settings.capture)
         self._settings = settings
+        self._auto = auto
         self._told = told
         self._last: Plan | None = None
         self._known: list[Planned] = []
@@ -300,6 +312,8 @@ class Stepper:
 
     def _plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         logger.info("planning for %s", region.name)
+        if self._settings.budget.is_auto:
+            self._auto.see(inputs, _device(inputs))
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for
         if self._alone:
@@ -308,6 +322,12 @@ class Stepper:
             try:
                 return self._plan_alone(region, inputs)
             except NoBackward:
+                return None
+            except (BudgetTooSmall, BudgetExceeded) as error:
+                if self._settings.on_misfit == "raise":
+                    raise
+                self._last = None
+                self._told(warn_of_misfit(f"a call of {region.name}", error))
                 return None
         try:
             captured = region.captured(inputs, self._first_costs, loss_alone=False)
@@ -365,8 +385,10 @@ class Stepper:
         if measured and not kin:
             captured = captured.costed("measure", self._costs)
         if settings.loss is not None:
-            loss = settings.loss
-            settings = replace(settings, loss=lambda returned: loss(self._rebuilt(returned)))
+            told = with_call(settings.loss, *self.call)
+            settings = replace(settings, loss=lambda returned: told(self._rebuilt(returned)))
+        if settings.budget.is_auto:
+            settings = replace(settings, budget=self._auto.fix())
         planned = make_plan(
             region.graph,
             tuple(inputs),

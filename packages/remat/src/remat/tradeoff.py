@@ -23,8 +23,9 @@ import remat_solvers
 from remat.budget import Budget, parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import BudgetError, RematError
+from remat.plain import measure_plain
 from remat.planning import SCALAR_BYTES, Settings, as_args, plan_module
-from remat_exec import Loss
+from remat_exec import Loss, with_call
 from remat_graph import Graph, encode
 from remat_graph.files import write_atomically
 from remat_graph.torch import Costs
@@ -100,13 +101,21 @@ def tradeoff(
     planned = plan_module(model, as_args(args), dict(kwargs or {}), settings)
     device = planned.capture.program.device
     aside = planned.capture.loss.kept_bytes
-    aside += SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    aside += scalar_bytes
     plan = planned.plan
     stored = plan.solution.peak_bytes + aside
-    plain = stored if plan.plain_peak_bytes is None else plan.plain_peak_bytes
     sizes: list[int | float] | None = None
     if wanted is not None:
-        sizes = [max(1, budget.resolve(device, lambda: plain) - aside) for budget in wanted]
+        plain = stored
+        if costs == "measure" and any(budget.fraction is not None for budget in wanted):
+            told = None if loss is None else with_call(loss, as_args(args), kwargs or {})
+            peak = measure_plain(
+                model, as_args(args), kwargs or {}, planned.capture, plan.store_all_peak_bytes,
+                device, told,
+            )  # fmt: skip
+            plain = stored if peak is None else peak.peak_bytes + scalar_bytes
+        sizes = [max(1, budget.resolve(lambda: plain) - aside) for budget in wanted]
     return _with_aside(curve(plan.graph, sizes), aside)
 
 
@@ -121,7 +130,7 @@ def read_budgets(budgets: Sequence[int | float | str] | None) -> list[Budget] | 
 
 def _read(budget: int | float | str) -> Budget:
     parsed = parse_budget(budget)
-    if parsed.size_bytes is None and parsed.fraction is None:
+    if parsed.is_auto:
         raise BudgetError(f"budget={budget!r} is no point of a curve; give bytes or a fraction")
     return parsed
 

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.modules import module as torch_module
 
+from remat.auto_budget import AutoBudget, OptimizerLike
 from remat.classes import Classes
 from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.hooks import Hooks
+from remat.misfit import Misfit, NotPlanned
 from remat.planning import Settings, as_args
 from remat.stepping import Stepper
 from remat.units import (
@@ -37,7 +39,7 @@ from remat_graph.torch import (
 )
 from remat_solvers import Progress
 
-__all__ = ["NotPlanned", "RematForward", "rematerialize"]
+__all__ = ["RematForward", "rematerialize"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ def rematerialize(
     regions: Regions | None = None,
     capture: str = "aot",
     executor: str = "generated",
+    optimizer: OptimizerLike | None = None,
+    on_misfit: Misfit = "raise",
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -69,12 +73,18 @@ def rematerialize(
     stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
     what one forward plus backward allocates on the device beyond what was there before: a whole
     number of bytes, a string with a unit (`"8GiB"`), a fraction of plain autograd's peak (`0.5`
-    or `"50%"`), or `"auto"` for what is free when planning. `solver` is a name from
-    `remat_solvers.list_solvers()`; `limit_seconds` bounds its time, `progress` is told how far it
-    is. `costs` are measured on the device or estimated. `loss`, a function of what the model
-    returns, is measured with the plan, so that the budget covers it; it is run a few times for each
-    plan and must change nothing. Without it a loss outside the model is allowed about three buffers
-    the size of each output, its gradient included; one that takes more goes over the budget.
+    or `"50%"`), or `"auto"`. That is nine tenths of what is free at the first training call, at
+    which the plan is made then, less what an optimizer will keep and has not allocated:
+    `optimizer` is one, its class, or a function that makes one of a list of parameters; `None`
+    stands for two tensors of the size of each trainable parameter, as AdamW keeps them.
+
+    `solver` is a name from `remat_solvers.list_solvers()`; `limit_seconds` bounds its time,
+    `progress` is told how far it is. `costs` are measured on the device or estimated. `loss`, a
+    function of what the model returns, is measured with the plan, so that the budget covers it; it
+    is run a few times for each plan and must change nothing. If it has further arguments without a
+    default, `*args` or `**kwargs`, it is given those of the call: `loss(output, *args, **kwargs)`.
+    Without it a loss outside the model is allowed about three buffers the size of each output, its
+    gradient included; one that takes more goes over the budget.
 
     TorchDynamo finds the graphs. A forward without graph breaks is one region, planned at once; one
     with breaks is several, and what stands between them runs in eager autograd. Their first steps
@@ -84,12 +94,16 @@ def rematerialize(
     `capture` and `executor` are names from `list_captures()` and `list_executors()`: what makes the
     training graph of a region, and what runs its schedule.
 
+    `on_misfit` says what happens in training where no plan is within the budget: `"raise"`, or
+    `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs it as it is.
+
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
     as the last batch, less than an earlier one was given.
 
     Raises:
-        BudgetError: if the budget cannot be read.
+        BudgetError: if the budget cannot be read; `"auto"`, if nothing is left, or it cannot be
+            told what is free or what the optimizer keeps.
         CaptureError: if a graph of the model cannot be captured, or the capture is unknown or
             broken.
         ExecutionError: if the executor is unknown or broken.
@@ -99,14 +113,19 @@ def rematerialize(
         LossError: if the loss cannot be run or differentiated.
         RematError: if the model is no module or is rematerialized already; if a loss cannot be
             called, or costs are not measured; if an entry of `regions` matches no submodule.
+
+    Warns:
+        BudgetWarning: if a step of several regions took more than the budget, which what runs
+            between them can bring about; the next is planned anew. The fourth in a row raises.
     """
     if not isinstance(model, torch.nn.Module):
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
     settings = Settings.read(
-        budget, solver, costs, limit_seconds, progress, loss, capture, executor
-    )
+        budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
+        on_misfit,
+    )  # fmt: skip
     made = shallow_copy(model)
     chosen = choose_regions(made, regions)
     unwrap_units(made)
@@ -126,15 +145,6 @@ def rematerialize(
 
 _FORWARD = "_remat_forward"
 _Machine = tuple[Stepper, Callable[[Any, Hashable], Callable[..., Any]]]
-
-
-class NotPlanned:
-    """Stands where the plan will be."""
-
-    def __str__(self) -> str:
-        return "remat plan: not made yet; it is made at the first training call"
-
-    __repr__ = __str__
 
 
 class RematForward:
@@ -218,12 +228,15 @@ class RematForward:
         run = self.original_forward
         if not self._by_regions:
             run = compiled(run, self._hooks.state())
+        stepper.call = args, kwargs
         stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
         return stepper.run(lambda: run(*args, **kwargs))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
+        if self._settings.budget.is_auto:  # what is free is known at the first step
+            return
         stepper, _ = self._machine
         module = self._module
         with process_lock, generators_restored(), buffers_restored(module), left_as_it_was(module):
@@ -254,7 +267,8 @@ class RematForward:
         def told(plan: Any) -> None:
             self._module.__dict__["plan"] = plan
 
-        stepper = Stepper(self._settings, told, alone=not self._by_regions)
+        auto = AutoBudget(self._settings.optimizer, self._module.parameters)
+        stepper = Stepper(self._settings, told, auto, alone=not self._by_regions)
         allow_rnn = not _has_dropout_between_layers(self._module)
 
         @functools.cache

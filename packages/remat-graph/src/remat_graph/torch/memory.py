@@ -119,11 +119,12 @@ class AllocationRecorder:
         self._read_events(torch._C._autograd._disable_profiler_legacy())
 
     @staticmethod
-    def end_other() -> None:
-        """End the recording of this thread that was told to give way, if there is one."""
-        other = getattr(_giving_way, "recorder", None)
+    def end_other() -> AllocationRecorder | None:
+        """End the recording of this thread that was told to give way, and return it, if any."""
+        other: AllocationRecorder | None = getattr(_giving_way, "recorder", None)
         if other is not None:
             other.__exit__(None, None, None)
+        return other
 
     def give_way(self) -> None:
         """Let this recording be ended by whoever records next, or with the process."""

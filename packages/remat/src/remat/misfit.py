@@ -1,0 +1,44 @@
+"""What happens where a call, or a step of several regions, has no plan within the budget."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+from remat.errors import BudgetWarning, RematError
+from remat_exec import BudgetExceeded
+from remat_solvers import BudgetTooSmall
+
+__all__ = ["Misfit", "NotPlanned", "check_misfit", "warn_of_misfit"]
+
+Misfit = Literal["raise", "plain"]
+
+
+class NotPlanned:
+    """Stands where the plan would be."""
+
+    def __init__(self, reason: str = "not made yet; it is made at the first training call") -> None:
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"remat plan: {self.reason}"
+
+    __repr__ = __str__
+
+
+def check_misfit(on_misfit: object) -> None:
+    """Refuse what is no `Misfit`.
+
+    Raises:
+        RematError: with those that there are.
+    """
+    if on_misfit not in get_args(Misfit):
+        there_are = " or ".join(map(repr, get_args(Misfit)))
+        raise RematError(f"on_misfit={on_misfit!r}; give {there_are}")
+
+
+def warn_of_misfit(what: str, error: BudgetTooSmall | BudgetExceeded) -> NotPlanned:
+    """Warn that something runs without a plan, over the budget, and why; give what says so."""
+    text = f"{what} runs without a plan, and will take more than the budget: {error}"
+    warnings.warn(text, BudgetWarning, stacklevel=2)
+    return NotPlanned(text)
