@@ -9,6 +9,7 @@ import torch
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from integration_cases.odd_models import IN_PARTS, REFUSED, RIGHT, Made, linear, rows, squares
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 
@@ -95,6 +96,42 @@ def test_parts_are_computed_again_within_the_budget():
     with remat.measure_peak() as peak:
         squares(model(x)).backward()
     assert peak.peak_bytes <= budget
+
+
+def one_more(y):
+    y.register_hook(lambda gradient: gradient + 1)
+    return y
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [lambda y: torch.where(y > 0, y, 0.1 * y), lambda y: y.cumsum(-1), one_more],
+    ids=["where", "cumsum", "hook"],
+)
+def test_a_parameter_behind_an_output_outside_the_loss_has_no_gradient(operator):
+    def forward(m, x):
+        return m.used(x), operator(m.unused(x))
+
+    model = Made(forward, used=linear(), unused=linear())
+    model = remat.rematerialize(model, rows(), budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    for _ in range(3):  # the first backward shows which outputs get a gradient
+        squares(model(rows())[0]).backward()
+        assert model.used.weight.grad is not None
+        assert model.unused.weight.grad is None
+
+
+def test_a_checkpointed_batch_norm_counts_each_batch_once():
+    """In eager the checkpoint counts it again in the backward; a traced one does not."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16)
+    model = Made(
+        lambda m, x: checkpoint(m.norm, m.layer(x), use_reentrant=False), layer=linear(), norm=norm
+    )
+    plain = Made(lambda m, x: m.norm(m.layer(x)), layer=model.layer, norm=norm)
+    plain = copy.deepcopy(plain)
+    model = remat.rematerialize(model, rows(), budget=1.0, limit_seconds=LIMIT_SECONDS)
+    records = [train(each, lambda m, _: m(rows()), squares) for each in (model, plain)]
+    assert_bitwise_equal(*records)
 
 
 def test_an_uninitialised_layer_is_planned_once_it_has_a_shape():

@@ -276,6 +276,11 @@ def adds_in_place(m, a, b):
     return m.body(a) * m.body(b)
 
 
+def adds_to_the_first(m, x):
+    x[0] += 1
+    return m.body(x)
+
+
 def multiplies(m, a, b):
     return m.body(a) * torch.sin(b)
 

@@ -45,6 +45,7 @@ def test_value_refuses(name, size, match):
         ({"time": -0.5}, "op 'op' has time=-0.5"),
         ({"time": math.nan}, "time=nan"),
         ({"time": math.inf}, "time=inf"),
+        ({"time": 1e308}, "time=1e[+]308; it must be from 0 to 1e[+]100"),
         ({"workspace_bytes": -1}, "op 'op' has workspace_bytes=-1"),
         ({"workspace_bytes": 0.5}, "workspace_bytes=0.5"),
         ({"inputs": ("a", "b", "a")}, "twice in its inputs"),

@@ -23,6 +23,8 @@ __all__ = ["Graph", "Op", "Stage", "Value"]
 
 T = TypeVar("T")
 
+_MOST_TIME = 1e100  # so that no sum of times overflows
+
 
 class Stage(enum.StrEnum):
     """The half of a training step to which an operation belongs."""
@@ -59,7 +61,7 @@ class Op:
     whose first computation must precede this one's; it costs no memory.
 
     Raises:
-        InvalidGraph: if the name is empty, the time is negative or not finite, the workspace is no
+        InvalidGraph: if the name is empty, the time is negative or above 1e100, the workspace is no
             int or negative, or a value is named twice in the inputs or in the outputs.
     """
 
@@ -77,9 +79,9 @@ class Op:
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidGraph("an op needs a name that is not empty")
-        if not (math.isfinite(self.time) and self.time >= 0):
+        if not 0 <= self.time <= _MOST_TIME:
             raise InvalidGraph(
-                f"op {self.name!r} has time={self.time}; it must be finite and 0 or more"
+                f"op {self.name!r} has time={self.time}; it must be from 0 to {_MOST_TIME:.0e}"
             )
         # Equal times (1 and 1.0, -0.0 and 0.0) look alike, so that bytes and hashes agree.
         object.__setattr__(self, "time", float(self.time) + 0.0)

@@ -48,7 +48,10 @@ def measure_plain(
     device: torch.device,
     loss: Loss | None = None,
 ) -> Peak | None:
-    """Run one plain step for its peak; `None` if it would not, or does not, fit on the device.
+    """Run one plain step for its peak; `None` if it would not fit on the device, or cannot be run.
+
+    A graph of TorchDynamo's in which a checkpointed part writes to a buffer, as batch norm does, is
+    one that cannot: what the checkpoint saved has changed when its backward reads it.
 
     Gradients go nowhere, not even into what the inputs were computed from; buffers, inputs and
     generators are put back.
@@ -68,7 +71,8 @@ def measure_plain(
                     torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
                 else:
                     _gradients = loss_gradients(loss, forward(), sources)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            logger.info("a plain step cannot be measured: %s", error)
             return None
     return peak
 

@@ -271,6 +271,11 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
                 f"{'requires a gradient' if info.requires_grad else 'gets another shape'}; "
                 f"clone it first"
             )
+        if info.mutates_data and _overlaps_itself(node.meta["val"]):
+            raise CaptureError(
+                f"{' '.join(map(str, inputs[node]))} is changed in place, and several of its "
+                f"elements share memory, as those of an expanded tensor do; clone it first"
+            )
     return Joint(
         module,
         inputs,
@@ -278,6 +283,13 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
         tuple(_read_outputs(metadata, placeholders, returned)),
         tuple(mutations),
         gradients,
+    )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(
+        size > 1 and stride == 0
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 

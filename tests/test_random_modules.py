@@ -1,0 +1,58 @@
+"""Random modules and budgets: the steps of eager, bit by bit, and no more memory than allowed.
+
+For a long run: `REMAT_RANDOM_MODULES=1000 pytest tests/test_random_modules.py`.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from integration_cases.random_modules import drawn_modules
+from integration_cases.random_steps import (
+    OUR_ERRORS,
+    NotTrainable,
+    differences,
+    in_eager,
+    planned,
+)
+
+import remat
+
+EXAMPLES = int(os.environ.get("REMAT_RANDOM_MODULES", "8"))
+WAYS = ("example", "later", "compiled")
+
+
+def within(drawn, budget, way):
+    """Train within a budget, or within one that is said to be enough where it is too small."""
+    for _ in range(3):
+        try:
+            return budget, planned(drawn, budget, way)
+        except remat.BudgetTooSmall as error:
+            assert error.smallest_bytes > budget
+            budget = int(1.05 * error.smallest_bytes)  # found in a fraction of a second again
+    return budget, planned(drawn, budget, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="REMAT_RANDOM_MODULES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn=drawn_modules(), share=st.floats(0.3, 1))
+def test_a_random_module_trains_as_in_eager_within_the_budget(way, drawn, share):
+    try:
+        eager = in_eager(drawn)
+    except NotTrainable:
+        assume(False)
+    try:
+        budget, got = within(drawn, max(1, int(share * eager.peaks[-1])), way)
+    except OUR_ERRORS:
+        return
+    found = differences(got, eager)
+    if found and rounding(found):  # where TorchDynamo and autograd take another order
+        found = differences(got, planned(drawn, budget, "aot_eager"))
+    assert found == {}
+    assert all(peak <= budget for peak in got.peaks)
