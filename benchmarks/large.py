@@ -135,11 +135,10 @@ def llama(made: str, layers: int, batch: int) -> tuple[torch.nn.Module, dict[str
         vocab_size=32000,
         max_position_embeddings=SEQUENCE,
         use_cache=False,
-        dtype=torch.bfloat16,
     )
     mode: AbstractContextManager[Any] = torch.device("meta") if made == "meta" else FakeTensorMode()
     with mode:
-        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         tokens = torch.zeros(batch, SEQUENCE, dtype=torch.long)
     model.train()
     return model, {"input_ids": tokens, "labels": tokens}
