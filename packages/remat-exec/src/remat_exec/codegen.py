@@ -74,7 +74,8 @@ def generate(
     forward = Writer(program, replayed, {})
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
-    kept = [name for name in forward.live if name not in forward.inputs_and_views]
+    given = forward.inputs_and_views
+    kept = [name for name in forward.live if name not in given]
 
     forward.make(program.handed)
 

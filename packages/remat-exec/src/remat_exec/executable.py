@@ -73,7 +73,8 @@ class Executable:
         if self.leaner is not None and not self._can_go_on_as(self.leaner):
             self.leaner = None
         # Made now, not when an unplanned backward comes: nothing is captured within a backward.
-        self._whole = self.capture.variant(frozenset()) if missing else self.capture
+        may_come = bool(missing) and not self.capture.dry
+        self._whole = self.capture.variant(frozenset()) if may_come else self.capture
         self.device = self.capture.program.device
         targets = {write.target for write in self.capture.program.writes.values()}
         inputs = enumerate(self.capture.program.inputs)

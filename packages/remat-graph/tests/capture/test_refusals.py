@@ -184,6 +184,15 @@ def test_nothing_is_measured_without_data(mode):
     capture(nn.Linear(4, 4), (x,), costs="estimate")
 
 
+def test_inputs_on_another_device():
+    with FakeTensorMode():
+        x = torch.empty(3, 4, device="cuda")
+    with pytest.raises(CaptureError, match=r"input 0 is on cuda:0, the module on cpu"):
+        capture(nn.Linear(4, 4), (x,), costs="estimate")
+    with pytest.raises(CaptureError, match=r"input 0 is on cuda:0, the module on meta"):
+        capture(nn.Linear(4, 4, device="meta"), (x,), costs="estimate")
+
+
 class WithLoss(nn.Linear):
     def forward(self, x):
         made = super().forward(x)

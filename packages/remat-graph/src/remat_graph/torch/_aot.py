@@ -71,25 +71,21 @@ class OutputRole:
 class Joint:
     """A joint graph and what its placeholders and outputs mean.
 
-    `inputs` maps each primal placeholder to `("parameter", name)`, `("buffer", name)` or
-    `("input", index)`. `tangents` maps each tangent placeholder to the forward graph output whose
-    gradient it is. `mutations` pairs a placeholder with the node of its new data. `gradients` maps
-    placeholders to the node of their gradient. `leaves` are the inputs that keep their gradient in
-    `.grad`, besides all parameters.
+    `constants` is the module whose attributes the graph reads. `inputs` maps each primal
+    placeholder to `("parameter", name)`, `("buffer", name)` or `("input", index)`. `tangents` maps
+    each tangent placeholder to the forward graph output whose gradient it is. `mutations` pairs a
+    placeholder with the node of its new data. `gradients` maps placeholders to the node of their
+    gradient. `leaves` are the inputs that keep their gradient in `.grad`, besides all parameters.
     """
 
-    module: torch.fx.GraphModule
+    graph: torch.fx.Graph
+    constants: torch.nn.Module
     inputs: dict[torch.fx.Node, tuple[str, str | int]]
     tangents: dict[torch.fx.Node, torch.fx.Node]
     outputs: tuple[OutputRole, ...]
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: dict[torch.fx.Node, torch.fx.Node]
     leaves: frozenset[tuple[str, str | int]] = frozenset()
-
-    @property
-    def graph(self) -> torch.fx.Graph:
-        """The graph, forward and backward."""
-        return self.module.graph
 
 
 def is_traced_tensor(item: object) -> bool:
@@ -277,6 +273,7 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
                 f"elements share memory, as those of an expanded tensor do; clone it first"
             )
     return Joint(
+        module.graph,
         module,
         inputs,
         {node: returned[output] for node, output in tangent_of.items()},

@@ -89,7 +89,7 @@ def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
             if node not in needed:
                 continue
             if node.op == "get_attr":
-                values[node] = getattr(joint.module, str(node.target))
+                values[node] = getattr(joint.constants, str(node.target))
                 if not isinstance(values[node], torch.Tensor) or is_traced_tensor(values[node]):
                     return None
             else:

@@ -205,9 +205,7 @@ def capture(
         check_measurable(module, call)
     with without_modes(), torch.enable_grad():
         traced, structure = trace(module, call)
-    joint = merge_tied(
-        copy_joint(traced), lambda kind, key: tensor_at(module, call.tensors, kind, key)
-    )
+    joint = merge_tied(traced, lambda kind, key: tensor_at(module, call.tensors, kind, key))
     joint = merge_tangents(joint)
     if not joint.gradients:
         raise CaptureError(

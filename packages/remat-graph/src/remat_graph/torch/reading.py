@@ -60,7 +60,7 @@ class _Reader:
         self.twins: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
         for node in joint.graph.find_nodes(op="get_attr"):
-            self.constants[node.name] = getattr(joint.module, str(node.target))
+            self.constants[node.name] = getattr(joint.constants, str(node.target))
         for node in (*joint.inputs, *joint.tangents, *joint.graph.find_nodes(op="get_attr")):
             if isinstance(node.meta["fake"], torch.Tensor):
                 self._add(node.name, node.meta["fake"])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
 from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor
@@ -63,9 +64,9 @@ def storage_key(tensor: torch.Tensor) -> int:
 def propagate(joint: Joint, real: RealStrides | None = None) -> None:
     """Run the graph on fake tensors and leave each result in `meta["fake"]`.
 
-    With `real`, what comes out in another layout than from real tensors is given that one.
-
     What the tracer left in `meta["val"]` has the shapes, but not which tensors share a storage.
+    With `real`, what comes out in another layout than from real tensors is given that one. What a
+    rewrite since the last run had no influence on is not run again.
 
     Raises:
         CaptureError: if the graph holds a constant that has no data.
@@ -73,30 +74,67 @@ def propagate(joint: Joint, real: RealStrides | None = None) -> None:
     mode = fake_mode_of(joint.graph)
     with mode:
         for node in list(joint.graph.nodes):
-            if node.op == "placeholder":
-                value = node.meta["val"]
-                if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
-                    value = torch.empty_like(value)
-                elif isinstance(value, torch.Tensor):
-                    value = torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device=value.device
-                    )
-                node.meta["fake"] = value
-            elif node.op == "get_attr":
-                constant = getattr(joint.module, str(node.target))
-                if is_traced_tensor(constant):
-                    raise CaptureError(
-                        f"the graph holds the constant {node.name}, whose data exists only while "
-                        f"tracing; make it in the module's __init__, as a buffer"
-                    )
-                is_tensor = isinstance(constant, torch.Tensor)
-                node.meta["fake"] = mode.from_tensor(constant) if is_tensor else constant
-            elif node.op == "call_function":
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-                made = view_or_copy(node, args, kwargs)
-                if real is not None:
-                    made = real.correct(node, args, kwargs, made)
-                node.meta["fake"] = _with_types_of_statistics(node, args, made)
+            if node.op == "call_function":
+                _run(node, real)
+            elif node.op != "output" and "fake" not in node.meta:
+                node.meta["fake"] = _given(joint, node, mode)
+
+
+def _given(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
+    """Make the fake tensor of an input or a constant, with a storage of its own."""
+    if node.op == "get_attr":
+        constant = getattr(joint.constants, str(node.target))
+        if is_traced_tensor(constant):
+            raise CaptureError(
+                f"the graph holds the constant {node.name}, whose data exists only while "
+                f"tracing; make it in the module's __init__, as a buffer"
+            )
+        return mode.from_tensor(constant) if isinstance(constant, torch.Tensor) else constant
+    value = node.meta["val"]
+    if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
+        return torch.empty_like(value)
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return value
+
+
+def _run(node: Node, real: RealStrides | None) -> None:
+    """Run a call on the fake tensors that it reads, unless it has been run on the same."""
+    sources = [source.meta["fake"] for source in node.all_input_nodes]
+    call = (node.target, node.args, node.kwargs)
+    call_then, sources_then = node.meta.get("made_of", (None, []))
+    if call == call_then and all(map(operator.is_, sources, sources_then)):
+        return
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
+    made = view_or_copy(node, args, kwargs)
+    if real is not None:
+        made = real.correct(node, args, kwargs, made)
+    made = _with_types_of_statistics(node, args, made)
+    then = node.meta.get("fake")
+    if then is None or _new_tensors(made, sources) != _new_tensors(then, sources_then):
+        node.meta["fake"] = made
+    node.meta["made_of"] = call, sources
+
+
+def _new_tensors(made: Any, sources: list[Any]) -> Any:
+    """Say what new tensors an operator made; what is not equal to anything if one is a view."""
+    parts = _tensors_of([made])
+    storages = {storage_key(part) for part in parts}
+    if len(storages) < len(parts) or storages & set(map(storage_key, _tensors_of(sources))):
+        return object()
+    return [
+        (t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.dtype, t.device)
+        for t in parts
+    ]
+
+
+def _tensors_of(items: Sequence[Any]) -> list[torch.Tensor]:
+    flat = [
+        part for item in items for part in (item if isinstance(item, (tuple, list)) else [item])
+    ]
+    return [part for part in flat if isinstance(part, torch.Tensor)]
 
 
 # Where these have their weight, in whose type the CPU keeps mean and deviation.
@@ -126,10 +164,9 @@ def copy_joint(joint: Joint) -> Joint:
     graph.output_node().meta = dict(joint.graph.output_node().meta)
     for old, new in copies.items():
         new.meta = dict(old.meta)
-    module = torch.fx.GraphModule(joint.module, graph)
     return dataclasses.replace(
         joint,
-        module=module,
+        graph=graph,
         inputs={copies[node]: role for node, role in joint.inputs.items()},
         tangents={copies[node]: copies[output] for node, output in joint.tangents.items()},
         outputs=tuple(
