@@ -323,8 +323,7 @@ class _Writer:
         line = text.format(n=new, **names)
         namespace = dict(NAMESPACE, self=self.model, **self.tensors)
         try:
-            with torch.no_grad():
-                exec(line, namespace)
+            exec(line, namespace)
         except (RuntimeError, IndexError, ValueError, AssertionError, NotImplementedError):
             return False
         self.lines.append(line)
@@ -439,12 +438,13 @@ def drawn_modules(draw, most=12):
     writer = _Writer(draw)
     inputs = draw(st.lists(st.sampled_from(INPUTS), min_size=1, max_size=2))
     for number, text in enumerate(inputs):
-        writer.tensors[f"x{number}"] = eval(text, dict(NAMESPACE)).detach().clone()
+        writer.tensors[f"x{number}"] = eval(text, dict(NAMESPACE))
     for _ in range(draw(st.integers(3, most))):
         writer.step()
     names = list(writer.tensors)
     extra = draw(st.lists(st.sampled_from(names), max_size=2))
-    outputs = [names[-1], *extra]
+    trained = [name for name in names if writer.tensors[name].requires_grad]
+    outputs = [(trained or names)[-1], *extra]
     used = draw(st.sets(st.integers(0, len(extra)), max_size=len(extra))) | {0}
     if len(outputs) == 1 and draw(st.booleans()):
         returned = outputs[0]

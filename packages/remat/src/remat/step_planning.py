@@ -114,14 +114,16 @@ class _Call:
             self.option = self.plan.least
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
-        self.planner.mark(f"backward {self.position}")
-        self.planner.live_backward(self)
-        self.planner.await_end()
+        if self in self.planner.live:  # else it is left over from an earlier step
+            self.planner.mark(f"backward {self.position}")
+            self.planner.live_backward(self)
+            self.planner.await_end()
         self.learn(self.executable, missing, frozenset())
 
     def finished(self) -> None:
-        self.planner.mark(f"given {self.position}")
-        self.planner.live.discard(self)
+        if self in self.planner.live:
+            self.planner.mark(f"given {self.position}")
+            self.planner.live.discard(self)
 
 
 @dataclass(eq=False)
@@ -140,7 +142,9 @@ class StepPlanner:
 
     A step begins with a forward while nothing is alive between its halves, and ends when all
     backwards have; two forwards before a backward are of one step. `within_forward` is set while a
-    forward runs that is known to be one; otherwise each call of a region may begin a step.
+    forward runs that is known to be one; otherwise each call of a region may begin a step. Such a
+    forward begins a step, too, if a backward is over: what is alive then got no gradient, as an
+    output that is in no loss, or its backward raised, and its memory was there before.
     """
 
     settings: Settings
@@ -159,6 +163,7 @@ class StepPlanner:
     _to_verify: _Known | None = None
     _wanted: bool = True
     _awaited: bool = False
+    _backward_began: bool = False
     _set_aside: int = 0
     _error: Exception | None = None
     _off_plan: bool = False
@@ -194,11 +199,13 @@ class StepPlanner:
         Raises:
             BudgetTooSmall: if no plan of the regions is within the budget.
         """
-        if self.live:
+        if self.live and (device is not None or not self._backward_over()):
             return
+        self.live.clear()
         device = device or self._device
         recorded = self._read() if self._ended else None
         self.stop_recording()
+        self._backward_began = False
         self._calls, self._present = [], []
         self._off_plan = False
         self._followed = self._known[-1] if self._known else None
@@ -291,16 +298,21 @@ class StepPlanner:
             self._recorder.mark(label)
 
     def await_end(self) -> None:
-        """End the step with the backward that is under way, if no call is left then."""
+        """End the step with the backward that is under way, unless another one follows."""
+        self._backward_began = True
         if self._recorder is not None and not self._awaited:
             self._awaited = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
         self._awaited = False
-        if not self.live and self._recorder is not None:
+        if self._recorder is not None:
             self._recorder.mark("end")
             self._ended = True
+
+    def _backward_over(self) -> bool:
+        """Whether a backward of this step has begun, and none is under way."""
+        return self._backward_began and torch._C._current_graph_task_id() == -1
 
     def _read(self) -> Recorded | None:
         assert self._recorder is not None
@@ -314,7 +326,7 @@ class StepPlanner:
             tuple(self._kinds[plan.kind].front.graph for plan, _ in self._calls),
             tuple(option for _, option in self._calls),
             tuple(self._present),
-            marks[: 1 + ends[0]],
+            marks[: 1 + ends[-1]],
         )
 
     def _start(self, device: torch.device) -> None:
