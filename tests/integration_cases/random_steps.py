@@ -143,7 +143,7 @@ def _step(model, drawn, arguments):
 
 
 def differences(got, expected):
-    """Name what differs in any bit, with the largest difference."""
+    """Name what differs in any bit, with the largest difference where there is one."""
     found = {}
     for name, tensor in expected.tensors.items():
         other = got.tensors.get(name)
