@@ -19,7 +19,7 @@ from integration_cases.random_steps import (
 
 import remat
 
-EXAMPLES = int(os.environ.get("REMAT_RANDOM_MODULES", "8"))
+EXAMPLES = int(os.environ.get("REMAT_RANDOM_MODULES", "3"))
 WAYS = ("example", "later", "compiled")
 
 
@@ -29,9 +29,12 @@ def within(drawn, budget, way):
         try:
             return budget, planned(drawn, budget, way)
         except remat.BudgetTooSmall as error:
-            assert error.smallest_bytes > budget
             budget = int(1.05 * error.smallest_bytes)  # found in a fraction of a second again
     return budget, planned(drawn, budget, way)
+
+
+def is_rounding(difference):
+    return isinstance(difference, float) and difference < 1e-5
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -52,7 +55,9 @@ def test_a_random_module_trains_as_in_eager_within_the_budget(way, drawn, share)
     except OUR_ERRORS:
         return
     found = differences(got, eager)
-    if found and rounding(found):  # where TorchDynamo and autograd take another order
+    if found and all(is_rounding(difference) for difference in found.values()):
+        # torch's tracing adds some gradients up in another order, such as a bias's behind a
+        # transposed input: then the bits are those of the traced module with everything stored
         found = differences(got, planned(drawn, budget, "aot_eager"))
     assert found == {}
     assert all(peak <= budget for peak in got.peaks)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
-from integration_cases.odd_models import Doubled
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from integration_cases.odd_models import Doubled
+from integration_cases.random_lines import BUFFERS, INPUTS, KINDS, LINES, OF_PARTS, PARTS, RETURNS
 
 __all__ = ["Drawn", "drawn_modules"]
 
@@ -102,188 +104,6 @@ class Drawn:
         return tuple(eval(text, dict(NAMESPACE)) for text in self.inputs)
 
 
-ELEMENTWISE = (
-    "torch.tanh({v})",
-    "torch.sin({v})",
-    "F.relu({v})",
-    "F.gelu({v})",
-    "torch.sigmoid({v})",
-    "F.silu({v})",
-    "torch.exp(torch.tanh({v}))",
-    "{v} * 1.5",
-    "{v} / (1 + {v}.abs())",
-    "{v}.clone()",
-    "{v}.detach()",
-    "{v}.view_as({v})",
-    "{v}.contiguous()",
-    "({v}.double() * 1.5).float()",
-    "{v}.bfloat16().float()",
-    "torch.where({v} > 0, {v}, 0.1 * {v})",
-    "F.softmax({v}, -1)",
-    "F.normalize({v}, dim=-1)",
-    "{v} - {v}.mean(-1, keepdim=True)",
-    "{v}.cumsum(-1)",
-    "{v}.sort(-1)[0]",
-    "{v}.flip(0)",
-    "{v}.gather(-1, {v}.argsort(-1))",
-    "Doubled.apply({v}, 1.5)",
-    "F.dropout({v}, 0.3)",
-    "{v} + torch.rand_like({v})",
-    "{v} * torch.bernoulli(torch.full_like({v}, 0.7))",
-    "checkpoint(torch.sin, {v}, use_reentrant=False)",
-    "checkpoint(lambda y: F.dropout(torch.tanh(y), 0.2), {v}, use_reentrant=False)",
-)
-VIEWS = (
-    "{v}.transpose(0, -1)",
-    "{v}.mT",
-    "{v}[..., 1:]",
-    "{v}[::2]",
-    "{v}[:, ::2]",
-    "{v}[0]",
-    "{v}[:, None]",
-    "{v}.flatten(1)",
-    "{v}.reshape(-1, 8)",
-    "{v}.reshape(4, -1, 8)",
-    "{v}.reshape(2, -1, 4, 4)",
-    "{v}.unflatten(-1, (2, -1))",
-    "{v}.squeeze()",
-    "{v}.narrow(0, 0, 2)",
-    "{v}.select(-1, 0)",
-    "{v}.diagonal()",
-    "{v}.expand(2, *{v}.shape)",
-    "{v}.unfold(-1, 2, 1)",
-)
-OTHER_SHAPES = (
-    "{v}.mean(0)",
-    "{v}.sum(-1, keepdim=True)",
-    "{v}.amax(0)",
-    "{v}.square().mean()",
-    "{v} @ {v}.mT",
-    "F.avg_pool1d({v}, 2)",
-    "F.max_pool2d({v}, 2)",
-    "F.pad({v}, (1, 1))",
-    "{v}[{v}.flatten(1).argmax(-1) % {v}.shape[0]]",
-    "F.scaled_dot_product_attention({v}, {v}, {v})",
-    "torch.cat([{v}, {v}], 0)",
-    "F.one_hot({v}.argmax(-1), {v}.shape[-1]).float()",
-)
-PAIRS = (
-    "{v} + {w}",
-    "{v} * {w}",
-    "{v} - {w}",
-    "torch.maximum({v}, {w})",
-    "torch.where({v} > {w}, {v}, {w})",
-    "torch.cat([{v}, {w}], -1)",
-    "torch.stack([{v}, {w}])",
-    "{v} @ {w}.mT",
-    "torch.addcmul({v}, {w}, {w})",
-)
-IN_PLACE = (
-    "{v}.add_(1)",
-    "{v}.mul_(0.5)",
-    "{v} += 0.1",
-    "{v}.relu_()",
-    "{v}.tanh_()",
-    "{v}.sigmoid_()",
-    "{v}.clamp_(min=-0.5)",
-    "{v}.zero_()",
-    "{v}.sin_()",
-    "{v}[..., 1:3] = 0.25",
-    "{v}[..., 0] *= 2",
-    "{v}[0].zero_()",
-    "{v}.t().add_(0.1)",
-    "{v}.masked_fill_({v} > 1, 0.5)",
-    "{v}.add_(torch.randn_like({v}))",
-    "F.leaky_relu({v}, 0.1, inplace=True)",
-    "F.dropout({v}, 0.2, inplace=True)",
-    "{v}.chunk(2, -1)[0].mul_(2)",
-    "{v}.detach().add_(0.5)",
-    "{v}.register_hook(triple)",
-)
-IN_PLACE_PAIRS = (
-    "{v}.add_({w})",
-    "{v}.mul_({w})",
-    "{v} -= {w}",
-    "{v}.copy_({w})",
-    "{v}[..., :2] = {w}[..., :2]",
-    "{v}[0] += {w}[-1]",
-    "{v}.sub_({w}, alpha=0.5)",
-)
-BREAKS = (
-    "torch._dynamo.graph_break()",
-    "if {v}.sum().item() > 0:\n    {n} = {v} * 2\nelse:\n    {n} = torch.sin({v})",
-    "if {v}.mean() > 0:\n    {n} = torch.tanh({v})\nelse:\n    {n} = {v} - 1",
-    "{n} = {v} * float({v}.detach().abs().max())",
-    "{n} = torch.from_numpy({v}.detach().numpy()) + {v}",
-)
-OTHER_LINES = (
-    "with torch.no_grad():\n    {n} = torch.sin({v}) + 1",
-    "{n}, _ = {v}.chunk(2, -1)",
-    "_, {n} = {v}.split([1, {v}.shape[0] - 1])",
-    "{n} = {v}.unbind(0)[-1]",
-    "{n}, _ = {v}.max(-1)",
-    "{n} = {v}\nfor _ in range(3):\n    {n} = torch.sin({n}) + {v}",
-)
-PARTS = (  # of the last size, which they change or not
-    "nn.Linear({size}, {out})",
-    "nn.Linear({size}, {out}, bias=False)",
-    "nn.LayerNorm({size})",
-    "nn.Sequential(nn.Linear({size}, {out}), nn.ReLU(inplace=True), nn.Dropout(0.2))",
-    "nn.Sequential(nn.LayerNorm({size}), nn.Linear({size}, {out}), nn.Tanh())",
-    "nn.Sequential(nn.Linear({size}, {out}), nn.GELU(), nn.Linear({out}, {size}))",
-    "nn.Sequential(nn.Linear({size}, {size}), Broken(), nn.Linear({size}, {out}))",
-    "nn.BatchNorm1d({second})",
-    "nn.BatchNorm1d({second}, momentum=None)",
-    "nn.BatchNorm1d({second}, track_running_stats=False)",
-    "nn.BatchNorm1d({second}, affine=False)",
-    "nn.BatchNorm1d({second}).eval()",
-    "nn.BatchNorm2d({second})",
-    "nn.GroupNorm(2, {second})",
-    "nn.InstanceNorm1d({second}, affine=True)",
-    "nn.Conv1d({second}, {out}, 3, padding=1)",
-    "nn.Conv2d({second}, {out}, 3, padding=1)",
-    "nn.Sequential(nn.Conv2d({second}, {out}, 3, padding=1), nn.BatchNorm2d({out}), nn.ReLU(True))",
-    "nn.ConvTranspose1d({second}, {out}, 2)",
-    "nn.PReLU()",
-    "nn.Dropout(0.4)",
-    "nn.Dropout(0.2, inplace=True)",
-    "nn.ReLU(inplace=True)",
-    "nn.MultiheadAttention({size}, 2, batch_first=True, dropout=0.1)",
-    "Broken()",
-)
-OF_PARTS = (  # what is done to a part once it is made
-    "",
-    "",
-    "",
-    "{p}.requires_grad_(False)",
-    "{p}.register_forward_hook(double)",
-    "{p}.register_forward_pre_hook(halve)",
-    "{p}.register_full_backward_hook(triple_all)",
-    "{p}.weight.requires_grad_(False)",
-    "{p}.weight.register_hook(triple)",
-)
-BUFFERS = (
-    "self.{b}.add_({v}.detach().mean())",
-    "self.{b} = 0.9 * self.{b} + 0.1 * {v}.detach().mean()",
-    "self.{b}.mul_(0.9).add_({v}.detach().mean(), alpha=0.1)",
-    "self.{b} += 1",
-    "with torch.no_grad():\n    self.{b}.copy_({v}.mean() + self.{b})",
-    "{n} = {v} * self.{b}",
-    "{n} = {v} + self.{b}.sin()",
-)
-INPUTS = (
-    "rows(16, 16)",
-    "rows(8, 4, 8)",
-    "rows(4, 2, 8, 8)",
-    "rows(16, 32)[:, ::2]",
-    "rows(16, 8).t()",
-    "rows(1, 16).expand(16, 16)",
-    "rows(16, 16).requires_grad_()",
-    "(rows(16, 16).requires_grad_() * 1)",
-    "(rows(16, 32).requires_grad_() * 1)[:, ::2]",
-)
-
-
 def _has_statistics(part):
     """Whether eager writes to a part a second time when a checkpoint computes it again."""
     return any(isinstance(module, _BatchNorm) for module in part.modules())
@@ -323,8 +143,7 @@ class _Writer:
         line = text.format(n=new, **names)
         namespace = dict(NAMESPACE, self=self.model, **self.tensors)
         try:
-            with torch.no_grad():
-                exec(line, namespace)
+            exec(line, namespace)
         except (RuntimeError, IndexError, ValueError, AssertionError, NotImplementedError):
             return False
         self.lines.append(line)
@@ -403,7 +222,7 @@ class _Writer:
         self.write(self.pick(["{n} = {v} * self.{p}", "{n} = {v} + self.{p}.sin()"]), v=name, p=new)
 
     def step(self):
-        kind = self.pick(_KINDS)
+        kind = self.pick(KINDS)
         name = self.variable()
         if kind == "part":
             self.part()
@@ -412,25 +231,8 @@ class _Writer:
         elif kind == "parameter":
             self.parameter()
         else:
-            texts, prefix = _LINES[kind]
+            texts, prefix = LINES[kind]
             self.write(prefix + self.pick(texts), v=name, w=self.other(name))
-
-
-_LINES = {
-    "elementwise": (ELEMENTWISE, "{n} = "),
-    "view": (VIEWS, "{n} = "),
-    "other": (OTHER_SHAPES, "{n} = "),
-    "pair": (PAIRS, "{n} = "),
-    "in place": (IN_PLACE, ""),
-    "in place pair": (IN_PLACE_PAIRS, ""),
-    "line": (OTHER_LINES, ""),
-    "break": (BREAKS, ""),
-}
-_KINDS = (
-    "part", "part", "part", "part", "elementwise", "elementwise", "elementwise", "view", "other",
-    "pair", "in place", "in place pair", "line", "buffer", "parameter", "break",
-)  # fmt: skip
-_RETURNS = ("({})", "[{}]", "dict({})", "(({}), None, 3)")
 
 
 @st.composite
@@ -439,20 +241,19 @@ def drawn_modules(draw, most=12):
     writer = _Writer(draw)
     inputs = draw(st.lists(st.sampled_from(INPUTS), min_size=1, max_size=2))
     for number, text in enumerate(inputs):
-        writer.tensors[f"x{number}"] = eval(text, dict(NAMESPACE)).detach().clone()
+        writer.tensors[f"x{number}"] = eval(text, dict(NAMESPACE))
     for _ in range(draw(st.integers(3, most))):
         writer.step()
     names = list(writer.tensors)
     extra = draw(st.lists(st.sampled_from(names), max_size=2))
-    outputs = [names[-1], *extra]
+    trained = [name for name in names if writer.tensors[name].requires_grad]
+    outputs = [(trained or names)[-1], *extra]
     used = draw(st.sets(st.integers(0, len(extra)), max_size=len(extra))) | {0}
     if len(outputs) == 1 and draw(st.booleans()):
         returned = outputs[0]
     else:
-        form = draw(st.sampled_from(_RETURNS))
+        form = draw(st.sampled_from(RETURNS))
         keyed = form.startswith("dict")
         listed = [f"k{i}={name}" if keyed else name for i, name in enumerate(outputs)]
         returned = form.format(", ".join(listed) + ("," if form.startswith("(") else ""))
-    return Drawn(
-        tuple(writer.parts), tuple(writer.lines), tuple(inputs), returned, frozenset(used)
-    )
+    return Drawn(tuple(writer.parts), tuple(writer.lines), tuple(inputs), returned, frozenset(used))

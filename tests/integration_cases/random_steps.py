@@ -14,7 +14,7 @@ from remat_graph.torch import flatten
 __all__ = ["NotTrainable", "Steps", "differences", "in_eager", "planned"]
 
 WARM_STEPS = 4  # until plans are settled: what the backward shows is learnt, regions are recorded
-STEPS = 6
+STEPS = 5
 OUR_ERRORS = (remat.RematError, remat.CaptureError, remat.ExecutionError, remat.SolverError)
 
 
@@ -143,7 +143,7 @@ def _step(model, drawn, arguments):
 
 
 def differences(got, expected):
-    """Name what differs in any bit, with the largest difference."""
+    """Name what differs in any bit, with the largest difference where there is one."""
     found = {}
     for name, tensor in expected.tensors.items():
         other = got.tensors.get(name)

@@ -85,12 +85,14 @@ class RegionCall:
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""
-        self.planner.mark(f"backward {self.position}")
-        self.planner.live_backward(self)
-        self.planner.await_end()
+        if self in self.planner.live:  # else it is left over from an earlier step
+            self.planner.mark(f"backward {self.position}")
+            self.planner.live_backward(self)
+            self.planner.await_end()
         self.learn(self.executable, missing, frozenset())
 
     def finished(self) -> None:
         """Note that the backward has given out its gradients."""
-        self.planner.mark(f"given {self.position}")
-        self.planner.live.discard(self)
+        if self in self.planner.live:
+            self.planner.mark(f"given {self.position}")
+            self.planner.live.discard(self)

@@ -59,7 +59,9 @@ class StepPlanner:
 
     A step begins with a forward while nothing is alive between its halves, and ends when all
     backwards have; two forwards before a backward are of one step. `within_forward` is set while a
-    forward runs that is known to be one; otherwise each call of a region may begin a step.
+    forward runs that is known to be one; otherwise each call of a region may begin a step. Such a
+    forward begins a step, too, if a backward is over: what is alive then got no gradient, as an
+    output that is in no loss, or its backward raised, and its memory was there before.
     """
 
     settings: Settings
@@ -76,6 +78,7 @@ class StepPlanner:
     _recorder: AllocationRecorder | None = None
     _ended: bool = False
     _awaited: bool = False
+    _backward_began: bool = False
     _set_aside: int = 0
     _steps: int = 0
     _over_in_a_row: int = 0
@@ -113,8 +116,9 @@ class StepPlanner:
             BudgetTooSmall: if no plan of the regions is within the budget.
             BudgetExceeded: if the steps of four plans in a row took more than the budget.
         """
-        if self.live:
+        if self.live and (device is not None or not self._backward_over()):
             return
+        self.live.clear()
         device = device or self._device
         recorded = self._read() if self._ended else None
         self.stop_recording()
@@ -122,6 +126,7 @@ class StepPlanner:
         if self._calls:
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
+        self._backward_began = False
         self._calls, self._present = [], []
         if recorded is not None:
             self._take(recorded, before)
@@ -199,16 +204,21 @@ class StepPlanner:
             self._recorder.mark(label)
 
     def await_end(self) -> None:
-        """End the step with the backward that is under way, if no call is left then."""
+        """End the step with the backward that is under way, unless another one follows."""
+        self._backward_began = True
         if self._recorder is not None and not self._awaited:
             self._awaited = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
         self._awaited = False
-        if not self.live and self._recorder is not None:
+        if self._recorder is not None:
             self._recorder.mark("end")
             self._ended = True
+
+    def _backward_over(self) -> bool:
+        """Whether a backward of this step has begun, and none is under way."""
+        return self._backward_began and torch._C._current_graph_task_id() == -1
 
     def _read(self) -> Recorded | None:
         assert self._recorder is not None
@@ -222,7 +232,7 @@ class StepPlanner:
             tuple(self._kinds[plan.kind].front.graph for plan, _ in self._calls),
             tuple(option for _, option in self._calls),
             tuple(self._present),
-            marks[: 1 + ends[0]],
+            marks[: 1 + ends[-1]],
         )
 
     def _start(self, device: torch.device) -> None:

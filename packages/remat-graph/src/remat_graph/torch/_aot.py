@@ -285,8 +285,7 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return any(
-        size > 1 and stride == 0
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
 
 
