@@ -21,16 +21,10 @@ __all__ = ["AllocationRecorder", "Mark"]
 
 _MARK = "remat: "
 _profiler: Any = torch._C._profiler
+_MEMORY_ALONE = (False, True, False, False, False)  # no shapes, stacks, operations, modules
 _SETTINGS = _profiler.ProfilerConfig(
-    _profiler.ProfilerState.CPU,
-    False,
-    True,
-    False,
-    False,
-    False,
-    _profiler._ExperimentalConfig(),
-    "",
-)  # with memory, without shapes, stacks, operations and modules
+    _profiler.ProfilerState.CPU, *_MEMORY_ALONE, _profiler._ExperimentalConfig(), ""
+)
 _giving_way = threading.local()
 
 
