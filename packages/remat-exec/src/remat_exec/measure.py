@@ -54,7 +54,7 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
     are part of what was held before; set them to `None` first to count them.
 
     Raises:
-        RuntimeError: from torch, if a profiler is already running in this process (CPU).
+        MeasurementError: if a profiler is already running in this thread (CPU).
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

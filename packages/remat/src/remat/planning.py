@@ -14,6 +14,7 @@ from remat.budget import Budget, parse_budget
 from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.plain import measure_outside_loss, measure_plain
+from remat.refusals import refuse_wrapped
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import (
@@ -228,6 +229,7 @@ def plan_module(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> Planned:
     """Plan for a whole module without running the plan."""
+    refuse_wrapped(model)
     with process_lock:
         started = time.perf_counter()
         captured = capture(model, args, kwargs, costs=settings.costs)

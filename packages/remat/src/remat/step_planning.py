@@ -23,7 +23,7 @@ from remat.recording import Recorded, gradients_present, is_part, moments_of, pe
 from remat.step_plan import StepPlan
 from remat_exec import Executor, Runnable, get_executor
 from remat_graph import Graph
-from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
+from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost, MeasurementError
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
@@ -319,7 +319,7 @@ class StepPlanner:
 
     def _start(self, device: torch.device) -> None:
         recorder = AllocationRecorder(device)
-        with contextlib.suppress(RuntimeError):  # someone else's profiler is running
+        with contextlib.suppress(MeasurementError):  # someone else's profiler is running
             recorder.__enter__()
             recorder.give_way()  # whoever else measures may end it
             self._recorder = recorder

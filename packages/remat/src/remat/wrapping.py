@@ -17,6 +17,7 @@ from remat.classes import Classes
 from remat.dynamo import compile_frames
 from remat.errors import RematError
 from remat.planning import Settings, as_args
+from remat.refusals import refuse_local_loss, refuse_transforms, refuse_wrapped
 from remat.stepping import Stepper
 from remat.units import (
     RegionForward,
@@ -96,13 +97,15 @@ def rematerialize(
         BudgetExceeded: if the measured peak stays over the budget.
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
-        RematError: if the model is no module or is rematerialized already; if a loss cannot be
-            called, or costs are not measured; if an entry of `regions` matches no submodule.
+        RematError: if the model is no module, is rematerialized already, or is wrapped by DDP or
+            FSDP; if a loss cannot be called, or costs are not measured; if an entry of `regions`
+            matches no submodule.
     """
     if not isinstance(model, torch.nn.Module):
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
+    refuse_wrapped(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor
     )
@@ -211,6 +214,7 @@ class RematForward:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
+        refuse_transforms()
         stepper, compiled = self._machine
         run = self.original_forward if self._by_regions else compiled(self.original_forward)
         stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
@@ -272,6 +276,7 @@ class RematForward:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
+        refuse_local_loss(self._settings.loss)
         return {
             "by_regions": self._by_regions,
             "module": self._module,
