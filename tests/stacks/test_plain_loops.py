@@ -106,31 +106,6 @@ def test_scaled_losses():
     assert_same_state(model, eager)
 
 
-def test_autocast_around_forward_and_backward_apart():
-    model, eager = pair()
-    for each in (model, eager):
-        torch.manual_seed(1)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = square(each(batch()).float())
-        loss.backward()
-        assert not torch.is_autocast_enabled("cpu")
-    assert_planned(model)
-    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).norm() <= 0.05 * theirs.grad.norm()
-
-
-def test_backward_within_autocast():
-    model, eager = pair()
-    for each in (model, eager):
-        torch.manual_seed(1)
-        for step in range(2):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                square(each(batch(step)).float()).backward()
-    assert_planned(model)
-    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).norm() <= 0.05 * theirs.grad.norm()
-
-
 def test_a_checkpoint_in_the_middle():
     model, eager = pair()
     for each in (model, eager):

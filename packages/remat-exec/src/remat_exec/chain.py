@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_exec.errors import BackwardError, SecondDerivative
+from remat_exec.lowering import autocast_type
 from remat_exec.outputs import tangents_of
 from remat_exec.writing import Group
 
@@ -152,14 +153,19 @@ class _Step:
             executable.check_held(let_go)
         if self._is_lean and executable.leaner is not None:
             executable = executable.leaner
-        variant = executable.variant(missing)
+        variant = executable.variant(missing, autocast_type(executable.device))
         if variant.code is not self.executable.code or self._droppable:
             saved = self._saved_for(variant, saved)
-        tangents = tangents_of(variant.program, variant.tangents, gradients)
-        self._bound, self._versions = [], []
-        self._upcoming = list(variant.code.groups)
-        self._backward = variant.code.backward(saved, tangents, self.states)
-        next(self._backward)
+        with self._own_casts():
+            tangents = tangents_of(variant.program, variant.tangents, gradients)
+            self._bound, self._versions = [], []
+            self._upcoming = list(variant.code.groups)
+            self._backward = variant.code.backward(saved, tangents, self.states)
+            next(self._backward)
+
+    def _own_casts(self) -> torch.autocast:
+        """Switch autocast off: the casts of a plan are operators of its own."""
+        return torch.autocast(self.executable.device.type, enabled=False)
 
     def _saved_for(self, variant: Variant, saved: list[Any]) -> list[Any]:
         """Pick what an unplanned backward reads: it may want other inputs than the planned one."""
@@ -192,7 +198,8 @@ class _Step:
                 raise BackwardError("the backward ended early; please report it")
             group = self._upcoming.pop(0)
             to_come.difference_update(group.inputs)
-            given = next(self._backward) or []
+            with self._own_casts():
+                given = next(self._backward) or []
             self._final.update(zip(group.inputs, given, strict=True))
             given.clear()
         if not self._upcoming and self._backward is not None:

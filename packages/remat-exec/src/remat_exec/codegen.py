@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from remat_exec.lowering import lowered_bytes
 from remat_exec.writing import Group, Writer, freed_next, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, Program
@@ -55,11 +56,13 @@ def generate(
     kept_by_loss: int = 0,
     save_all: bool = False,
     missing: frozenset[int] = frozenset(),
+    autocast: torch.dtype | None = None,
 ) -> Code:
     """Generate the code of a schedule, where a loss outside keeps `kept_by_loss` bytes.
 
     No gradient comes at the positions `missing` of what the program returns: the backward leaves
     out what depends on these alone, reads zeros where it is read, and gives `None` for gradients.
+    `autocast` is the type of the autocast in which the backward is called.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
@@ -87,6 +90,8 @@ def generate(
     tangents = tuple(t for t, position in program.tangents.items() if position not in missing)
     backward.receive(tangents)
     backward.zero = zero_values(program, missing)
+    lowered = {} if autocast is None else lowered_bytes(program, autocast)
+    backward.lowered = dict.fromkeys(lowered, autocast)
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
     saved += [
@@ -129,6 +134,7 @@ def generate(
             replayed,
             (*forward.in_place, *backward.in_place),
             kept_by_loss,
+            lowered,
         ),
         source,
     )
@@ -166,11 +172,12 @@ def _executed_peak(
     replayed: set[str],
     in_place: tuple[int, ...],
     kept_by_loss: int,
+    lowered: dict[str, int],
 ) -> int:
     """Peak of a schedule, less what the code saves, with what a loss outside keeps.
 
     The steps `in_place` make their output in the buffer of their target; drawing operators that are
-    not `replayed` save no state of their generator.
+    not `replayed` save no state of their generator; what is `lowered` takes so many bytes more.
     """
     held = list(simulate(graph, schedule).during_bytes)
     for position, step in enumerate(schedule.steps):
@@ -178,6 +185,8 @@ def _executed_peak(
             device = program.calls[step.op].random
             if device is not None and device.type == "cpu":
                 held[position] -= GENERATOR_STATE_BYTES
+        if isinstance(step, Compute):
+            held[position] += lowered.get(step.op, 0)
     for position in in_place:
         step = schedule.steps[position]
         made = graph.ops[graph.op_index[step.op]].outputs if isinstance(step, Compute) else ()

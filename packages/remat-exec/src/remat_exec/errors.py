@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from remat_graph import RematError
+
 __all__ = [
     "BackwardError",
     "BrokenExecutor",
@@ -14,7 +16,7 @@ __all__ = [
 ]
 
 
-class ExecutionError(RuntimeError):
+class ExecutionError(RematError, RuntimeError):
     """Base of the errors of this package."""
 
 

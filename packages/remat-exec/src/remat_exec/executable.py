@@ -14,6 +14,7 @@ from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
+from remat_exec.lowering import lowered_bytes
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.outputs import make_outputs, tangents_of
 from remat_graph import Schedule
@@ -58,7 +59,9 @@ class Executable:
     schedule: Schedule
     budget_bytes: int | None = None
     leaner: Executable | None = None
-    _variants: dict[frozenset[int], Variant] = field(default_factory=dict, repr=False)
+    _variants: dict[tuple[frozenset[int], torch.dtype | None], Variant] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         missing = self.capture.missing
@@ -86,7 +89,7 @@ class Executable:
         unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
         self.groups = tuple(group.inputs for group in self.code.groups)
         self.groups += (unplanned,) if unplanned else ()
-        self._variants[missing] = Variant(missing, self.code, self.capture.program)
+        self._variants[missing, None] = Variant(missing, self.code, self.capture.program)
 
     def _can_go_on_as(self, leaner: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
@@ -221,18 +224,20 @@ class Executable:
                 gradients[position] = torch.zeros_like(handed[position])
         return kept_by_loss, gradients
 
-    def variant(self, missing: frozenset[int]) -> Variant:
+    def variant(self, missing: frozenset[int], autocast: torch.dtype | None = None) -> Variant:
         """Find the backward for when the gradients at these positions do not come.
+
+        `autocast` is the type of the autocast in which it is called.
 
         Raises:
             BackwardError: if it needs what the planned forward did not keep.
             BudgetExceeded: if it takes more memory than the budget.
         """
-        variant = self._variants.get(missing)
+        variant = self._variants.get((missing, autocast))
         if variant is None:
             planned = self.capture.missing <= missing
-            variant = self._with_fewer(missing) if planned else self._with_others(missing)
-            self._variants[missing] = variant
+            make = self._with_fewer if planned else self._with_others
+            variant = self._variants[missing, autocast] = make(missing, autocast)
         return variant
 
     def check_held(self, let_go: frozenset[int]) -> None:
@@ -265,8 +270,10 @@ class Executable:
             return False
         return True
 
-    def _with_fewer(self, missing: frozenset[int]) -> Variant:
+    def _with_fewer(self, missing: frozenset[int], autocast: torch.dtype | None) -> Variant:
         """Make the planned backward for fewer gradients than planned for."""
+        if autocast is not None and not lowered_bytes(self.capture.program, autocast):
+            return self.variant(missing)
         code = generate(
             self.capture.program,
             self.capture.graph,
@@ -274,10 +281,17 @@ class Executable:
             kept_by_loss=self.capture.loss.kept_bytes,
             save_all=self.may_vary,
             missing=missing,
+            autocast=autocast,
         )
+        if autocast is not None:
+            self._check(
+                code,
+                "in an autocast that its forward was not in",
+                "leave the autocast before backward, or raise the budget",
+            )
         return Variant(missing, code, self.capture.program)
 
-    def _with_others(self, missing: frozenset[int]) -> Variant:
+    def _with_others(self, missing: frozenset[int], autocast: torch.dtype | None) -> Variant:
         """Make a backward with gradients that were not planned for."""
         other = self._whole.with_loss(self.capture.loss.at_least(self._whole.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
@@ -292,16 +306,23 @@ class Executable:
             kept_by_loss=other.loss.kept_bytes,
             save_all=True,
             missing=missing,
+            autocast=autocast,
         )
+        self._check(
+            code,
+            "over other outputs than the plan was made for",
+            "run forward again, it will be planned anew",
+        )
+        return Variant(missing, code, other.program)
+
+    def _check(self, code: Code, what: str, instead: str) -> None:
         if self.budget_bytes is not None and code.peak_bytes > self.budget_bytes:
             raise BudgetExceeded(
-                f"this backward, over other outputs than the plan was made for, would take "
-                f"{code.peak_bytes} bytes of a budget of {self.budget_bytes}; "
-                f"run forward again, it will be planned anew",
+                f"this backward, {what}, would take {code.peak_bytes} bytes of a budget of "
+                f"{self.budget_bytes}; {instead}",
                 self.budget_bytes,
                 code.peak_bytes,
             )
-        return Variant(missing, code, other.program)
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
     count them.
 
     Raises:
-        RuntimeError: if a profiler is already running in this process, and the CPU is measured.
+        MeasurementError: if a profiler is already running in this thread, and the CPU is measured.
     """
     peak = Peak()
     gc.collect()

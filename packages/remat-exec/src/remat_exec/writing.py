@@ -15,6 +15,7 @@ import torch
 
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
+from remat_exec.lowering import run_lowered
 from remat_graph import Compute, Free, Graph, Step
 from remat_graph.torch import Call, Program, TensorFacts, Variable
 
@@ -73,6 +74,7 @@ class Writer:
         self.read_at_entry: set[str] = set()
         self.in_place: list[int] = []
         self.zero: frozenset[str] = frozenset()
+        self.lowered: dict[str, torch.dtype | None] = {}
         self._entry: set[str] = set()
         self._bound: set[str] = set()
         self._of_value: dict[str, list[str]] = {}
@@ -234,9 +236,19 @@ class Writer:
         storage = self.program.storage
         made = {storage[name] for name in call.results if name is not None}
         stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
-        drawn = "" if call.random is None else self._drawn(op, str(call.random), again)
-        self.lines.append(self._statement(call, list(call.results), drawn))
+        through = ""
+        if call.random is not None:
+            through = self._drawn(op, str(call.random), again)
+        elif op in self.lowered:
+            through = self._lowered(op, call)
+        self.lines.append(self._statement(call, list(call.results), through))
         self._delete(stale)
+
+    def _lowered(self, op: str, call: Call) -> str:
+        """Write the start of a product in another type, up to the operator."""
+        types = (self.lowered[op], self.program.facts[str(call.results[0])].dtype)
+        bound = (self._bind(str(dtype).replace(".", "_"), dtype) for dtype in types)
+        return f"{self._bind('run_lowered', run_lowered)}({', '.join(bound)}, "
 
     def _drawn(self, op: str, device: str, again: bool) -> str:
         """Write the start of a call that draws random numbers, up to the operator."""
@@ -253,11 +265,11 @@ class Writer:
             if into.variable in call.results
         )
 
-    def _statement(self, call: Call, results: list[str | None], drawn: str = "") -> str:
+    def _statement(self, call: Call, results: list[str | None], through: str = "") -> str:
         named = [name for name in results if name is not None]
         for name in named:
             self._define(name)
-        expression = self._expression(call, drawn)
+        expression = self._expression(call, through)
         if not named:
             return expression
         if not call.sequence:
@@ -269,11 +281,11 @@ class Writer:
         picked = ", ".join(f"made[{results.index(name)}]" for name in named)
         return f"made = {expression}; {', '.join(named)} = {picked}; del made"
 
-    def _expression(self, call: Call, drawn: str) -> str:
+    def _expression(self, call: Call, through: str) -> str:
         target = self._bind_target(call.target)
         arguments = [self._argument(item) for item in call.args]
         arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
-        start = f"{drawn}{target}, " if drawn else f"{target}("
+        start = f"{through}{target}, " if through else f"{target}("
         return f"{start}{', '.join(arguments)})"
 
     def _bind_target(self, target: Any) -> str:

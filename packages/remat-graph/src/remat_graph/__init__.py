@@ -6,7 +6,13 @@ Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a
 from remat_graph.__about__ import __version__
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
 from remat_graph.dot import to_dot
-from remat_graph.errors import DocumentError, GraphError, InvalidGraph, InvalidSchedule
+from remat_graph.errors import (
+    DocumentError,
+    GraphError,
+    InvalidGraph,
+    InvalidSchedule,
+    RematError,
+)
 from remat_graph.graph import Graph, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Block, Hierarchy
@@ -38,6 +44,7 @@ __all__ = [
     "InvalidGraph",
     "InvalidSchedule",
     "Op",
+    "RematError",
     "Schedule",
     "Solution",
     "Stage",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["DocumentError", "GraphError", "InvalidGraph", "InvalidSchedule"]
+__all__ = ["DocumentError", "GraphError", "InvalidGraph", "InvalidSchedule", "RematError"]
 
 
-class GraphError(ValueError):
+class RematError(Exception):
+    """Base of the errors of all packages of remat."""
+
+
+class GraphError(RematError, ValueError):
     """Base of the errors of this package."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence
 
+from remat_graph import RematError
+
 __all__ = [
     "BrokenPartitioner",
     "DuplicatePartitioner",
@@ -15,7 +17,7 @@ __all__ = [
 ]
 
 
-class PartitionError(ValueError):
+class PartitionError(RematError, ValueError):
     """Base of the errors of this package; a partitioner that refuses a graph raises one."""
 
 

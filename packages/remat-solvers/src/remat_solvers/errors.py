@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remat_graph import Status
+from remat_graph import RematError, Status
 
 __all__ = [
     "BrokenSolver",
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-class SolverError(ValueError):
+class SolverError(RematError, ValueError):
     """Base of the errors of this package."""
 
 

@@ -18,8 +18,7 @@ from remat.errors import BudgetError, RematError
 from remat.tradeoff import check_picture, plot_tradeoff, read_budgets, save_tradeoff
 from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
-from remat_partition import PartitionError
-from remat_solvers import Progress, SolverError, Tradeoff, list_solvers, solve
+from remat_solvers import Progress, Tradeoff, list_solvers, solve
 from remat_solvers.tradeoff import check_arguments
 
 __all__ = ["app", "main"]
@@ -235,6 +234,6 @@ def main() -> None:
     """Run the command; errors are one line on stderr and exit code 1."""
     try:
         app()
-    except (GraphError, SolverError, PartitionError, RematError, OSError) as error:
+    except (RematError, OSError) as error:
         _err.print(f"remat: {error}", style="red", highlight=False, markup=False)
         raise SystemExit(1) from None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from remat_graph import RematError
+
 __all__ = ["BudgetError", "BudgetWarning", "RematError"]
-
-
-class RematError(RuntimeError):
-    """Base of the errors of this package."""
 
 
 class BudgetError(RematError, ValueError):

@@ -16,6 +16,7 @@ from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.misfit import Misfit, check_misfit
 from remat.plain import measure_outside_loss, measure_plain
+from remat.refusals import refuse_wrapped
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Stage, Status, simulate
 from remat_graph.torch import (
@@ -250,6 +251,7 @@ def plan_module(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> Planned:
     """Plan for a whole module without running the plan."""
+    refuse_wrapped(model)
     with process_lock:
         started = time.perf_counter()
         if settings.loss is not None:

@@ -28,7 +28,7 @@ from remat.recording import Recorded, gradients_present, moments_of, peak_of
 from remat.region_calls import RegionCall, RegionKind, RegionPlan
 from remat.step_plan import StepPlan
 from remat_exec import BudgetExceeded, Runnable, get_executor
-from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost
+from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost, MeasurementError
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
@@ -237,7 +237,7 @@ class StepPlanner:
 
     def _start(self, device: torch.device) -> None:
         recorder = AllocationRecorder(device)
-        with contextlib.suppress(RuntimeError):  # someone else's profiler is running
+        with contextlib.suppress(MeasurementError):  # someone else's profiler is running
             recorder.__enter__()
             recorder.give_way()  # whoever else measures may end it
             self._recorder = recorder

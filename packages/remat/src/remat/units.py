@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from remat.errors import RematError
+from remat.refusals import refuse_transforms
 
 if TYPE_CHECKING:
     from remat.wrapping import RematForward
@@ -144,6 +145,7 @@ class RegionForward:
         """Run the forward of the submodule, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
             return type(self._module).forward(self._module, *args, **kwargs)
+        refuse_transforms()
         return self._owner.run_region(self._module, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RegionForward:

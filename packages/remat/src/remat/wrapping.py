@@ -20,6 +20,7 @@ from remat.errors import RematError
 from remat.hooks import Hooks
 from remat.misfit import Misfit, NotPlanned
 from remat.planning import Settings, as_args
+from remat.refusals import refuse_local_loss, refuse_transforms, refuse_wrapped
 from remat.stepping import Stepper
 from remat.units import (
     RegionForward,
@@ -111,8 +112,9 @@ def rematerialize(
         BudgetExceeded: if the measured peak stays over the budget.
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
-        RematError: if the model is no module or is rematerialized already; if a loss cannot be
-            called, or costs are not measured; if an entry of `regions` matches no submodule.
+        RematError: if the model is no module, is rematerialized already, or is wrapped by DDP or
+            FSDP; if a loss cannot be called, or costs are not measured; if an entry of `regions`
+            matches no submodule.
 
     Warns:
         BudgetWarning: if a step of several regions took more than the budget, which what runs
@@ -122,6 +124,7 @@ def rematerialize(
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
+    refuse_wrapped(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
         on_misfit,
@@ -224,6 +227,7 @@ class RematForward:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
+        refuse_transforms()
         stepper, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:
@@ -292,6 +296,7 @@ class RematForward:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
+        refuse_local_loss(self._settings.loss)
         return {
             "by_regions": self._by_regions,
             "module": self._module,

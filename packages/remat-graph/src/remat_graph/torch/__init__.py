@@ -6,6 +6,7 @@ from remat_graph.torch.errors import (
     BrokenCapture,
     CaptureError,
     DuplicateCapture,
+    MeasurementError,
     NoBackward,
     UnknownCapture,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Input",
     "LossCost",
     "Mark",
+    "MeasurementError",
     "NoBackward",
     "Output",
     "Program",

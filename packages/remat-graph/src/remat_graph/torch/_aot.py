@@ -159,17 +159,23 @@ def trace_joint(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Joint:
     try:
         with compile_lock:
             return _trace(module, tensors, exporting=False)
-    except _DATA_DEPENDENT:
-        pass  # models that ask torch whether it exports then avoid the branch
+    except _DATA_DEPENDENT as error:  # models that ask torch whether it exports may avoid it
+        first = _explained(error)
     try:
         with compile_lock:
             return _trace(module, tensors, exporting=True)
     except _DATA_DEPENDENT as error:
-        raise CaptureError(
-            f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
-            f"A plan is for one static graph: replace the branch by torch.where, pass the number "
-            f"as a Python argument, or rematerialize the submodules on both sides of it"
-        ) from error
+        raise CaptureError(_explained(error)) from error
+    except CaptureError as error:
+        raise CaptureError(f"{first}. Traced as by torch.export, {error}") from error
+
+
+def _explained(error: Exception) -> str:
+    return (
+        f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
+        f"A plan is for one static graph: replace the branch by torch.where, pass the number "
+        f"as a Python argument, or rematerialize the submodules on both sides of it"
+    )
 
 
 def _trace(module: torch.nn.Module, tensors: list[torch.Tensor], *, exporting: bool) -> Joint:

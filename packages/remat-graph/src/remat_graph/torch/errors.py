@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from remat_graph.errors import GraphError
+from remat_graph.errors import GraphError, RematError
 
-__all__ = ["BrokenCapture", "CaptureError", "DuplicateCapture", "NoBackward", "UnknownCapture"]
+__all__ = [
+    "BrokenCapture",
+    "CaptureError",
+    "DuplicateCapture",
+    "MeasurementError",
+    "NoBackward",
+    "UnknownCapture",
+]
 
 
 class CaptureError(GraphError):
@@ -25,3 +32,7 @@ class DuplicateCapture(CaptureError):
 
 class BrokenCapture(CaptureError):
     """A capture that cannot be loaded, or takes other arguments than a `Capturer`."""
+
+
+class MeasurementError(RematError, RuntimeError):
+    """Memory that cannot be measured: a profiler is running in this thread already."""

@@ -17,20 +17,16 @@ from typing import Any
 
 import torch
 
+from remat_graph.torch.errors import MeasurementError
+
 __all__ = ["AllocationRecorder", "Mark"]
 
 _MARK = "remat: "
 _profiler: Any = torch._C._profiler
+_MEMORY_ALONE = (False, True, False, False, False)  # no shapes, stacks, operations, modules
 _SETTINGS = _profiler.ProfilerConfig(
-    _profiler.ProfilerState.CPU,
-    False,
-    True,
-    False,
-    False,
-    False,
-    _profiler._ExperimentalConfig(),
-    "",
-)  # with memory, without shapes, stacks, operations and modules
+    _profiler.ProfilerState.CPU, *_MEMORY_ALONE, _profiler._ExperimentalConfig(), ""
+)
 _giving_way = threading.local()
 
 
@@ -54,7 +50,7 @@ class AllocationRecorder:
     profiler cannot be stopped within a backward pass.
 
     Raises:
-        RuntimeError: if a profiler is already running in this thread (CPU): it has only one.
+        MeasurementError: if a profiler is already running in this thread (CPU): it has only one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +71,7 @@ class AllocationRecorder:
         else:
             self.end_other()
             if torch._C._autograd._profiler_enabled():
-                raise RuntimeError(
+                raise MeasurementError(
                     "a profiler is already running, and a thread has only one: memory cannot be "
                     "measured inside a profiled or measured block; make the plan before it, by "
                     "passing example inputs, or plan with costs='estimate'"

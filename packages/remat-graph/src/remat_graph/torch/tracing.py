@@ -145,10 +145,8 @@ class _FlatModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._call.rebuild(tensors)
-        with (
-            tensors_forgotten(self._caches),
-            left_as_it_was(self.module),
-        ):  # it is run several times, and is to do the same
+        # It is run several times, and is to do the same.
+        with tensors_forgotten(self._caches), left_as_it_was(self.module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             with _replaced_buffers_written_in_place(self.module):

@@ -1,0 +1,68 @@
+"""What a rematerialized model cannot do, said early, with what to write instead."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import types
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from remat.errors import RematError
+
+__all__ = ["refuse_local_loss", "refuse_transforms", "refuse_wrapped"]
+
+_DDP = "torch.nn.parallel.distributed"
+_FSDP = "torch.distributed.fsdp"
+
+
+def refuse_wrapped(model: torch.nn.Module) -> None:
+    """Refuse what sends gradients or weights between processes around the forward.
+
+    Raises:
+        RematError: if the model is wrapped by DDP, or if it or a part of it is sharded by FSDP.
+    """
+    if any(cls.__module__ == _DDP for cls in type(model).__mro__):
+        raise RematError(
+            "the model is wrapped by DistributedDataParallel already; write "
+            "DistributedDataParallel(remat.rematerialize(model, ...)) instead"
+        )
+    for part in model.modules():
+        if any(cls.__module__.startswith(_FSDP) for cls in type(part).__mro__):
+            raise RematError(
+                "the model is sharded by FSDP already; write "
+                'remat.rematerialize(model, ..., regions="layers.*") first, with the names of the '
+                "blocks that you shard, and then fully_shard these blocks and the result"
+            )
+
+
+def refuse_transforms() -> None:
+    """Refuse a call within a transform of `torch.func`, or in forward mode.
+
+    Raises:
+        RematError: if there is one around the call.
+    """
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        raise RematError(
+            "transforms of torch.func, and derivatives in forward mode, do not go through a plan; "
+            "use the original model in them, which has the same parameters"
+        )
+
+
+def refuse_local_loss(loss: Any) -> None:
+    """Refuse to pickle a loss that pickle could not find again.
+
+    Raises:
+        RematError: if it is a lambda, or a function within another one.
+    """
+    if not isinstance(loss, (types.FunctionType, functools.partial)):
+        return
+    try:
+        pickle.dumps(loss)
+    except (pickle.PicklingError, AttributeError) as error:
+        raise RematError(
+            f"loss= cannot be pickled with the model ({error}); give a function that is defined by "
+            f"def at the top of a module, or save model.state_dict() instead"
+        ) from None

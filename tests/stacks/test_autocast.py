@@ -1,0 +1,143 @@
+"""Autocast and 16-bit types: the bits of eager, wherever forward and backward are called."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+from stack_cases.models import LIMIT_SECONDS, Blocks, batch, made, rematerialized, square
+from torch import nn
+
+import remat
+
+BF16, FP16 = torch.bfloat16, torch.float16
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The type of the autocast around the forward and around the backward, and of the weights."""
+
+    forward: torch.dtype | None = None
+    backward: torch.dtype | None = None
+    weights: torch.dtype | None = None
+    scaled: bool = False
+
+    def model(self):
+        # In 16 bits eager rounds a dropout's scale before it multiplies, a traced one after it.
+        dropout = 0.0 if self.weights else 0.1
+        return made(Blocks, dropout=dropout).to(self.weights or torch.float32)
+
+    def train(self, model):
+        """Give the outputs, losses and gradients of each step, and the weights."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=self.scaled)
+        found = []
+        torch.manual_seed(1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with cast(self.forward):
+                output = model(batch(step).to(self.weights or torch.float32))
+                loss = square(output.float())
+            with cast(self.backward):
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            found += [output.detach(), loss.detach()]
+            found += [parameter.grad.clone() for parameter in model.parameters()]
+        return [*found, *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def cast(dtype):
+    return torch.autocast("cpu", dtype=dtype) if dtype else nullcontext()
+
+
+LOOPS = {
+    "bf16 around both": Loop(BF16, BF16),
+    "bf16 around the forward": Loop(BF16),
+    "bf16 around the backward": Loop(None, BF16),
+    "fp16 around the backward": Loop(None, FP16),
+    "fp16 around the forward, scaled": Loop(FP16, scaled=True),
+    "weights in bf16": Loop(weights=BF16),
+    "weights in fp16": Loop(weights=FP16),
+    "weights in bf16, within bf16": Loop(BF16, weights=BF16),
+}
+
+
+def by_regions(model):
+    return remat.rematerialize(
+        model, budget="1MiB", regions="layers.*", limit_seconds=LIMIT_SECONDS
+    )
+
+
+def by_back_end(model):
+    options = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
+    return torch.compile(model, backend="remat", options=options)
+
+
+WAYS = {
+    "whole": lambda model: rematerialized(model, budget=0.8),
+    "regions": by_regions,
+    "back end": by_back_end,
+}
+
+
+@pytest.fixture
+def _fresh_compiler():
+    """What one test has compiled is not there for the next."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_bits_are_those_of_eager(name, way):
+    loop = LOOPS[name]
+    model = WAYS[way](loop.model())
+    for got, expected in zip(loop.train(model), loop.train(loop.model()), strict=True):
+        assert torch.equal(got, expected)
+    if way == "whole":
+        assert model.plan.recomputations > 0
+    assert not torch.is_autocast_enabled("cpu")
+
+
+class Mixed(nn.Module):
+    """Convolution, attention and batched products."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(8, 16, 3, padding=1), nn.BatchNorm1d(16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.leave = nn.Linear(16, 4)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.conv(x))).transpose(1, 2)
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        return self.leave(torch.baddbmm(h, h.softmax(-1) @ h.transpose(1, 2), h))
+
+
+@pytest.mark.parametrize("autocast", [BF16, FP16])
+def test_a_backward_of_many_kinds_of_operators_within_autocast(autocast):
+    x = torch.randn(4, 8, 12, generator=torch.Generator().manual_seed(0))
+    found = []
+    for model in (rematerialized(made(Mixed), x, budget=0.9), made(Mixed)):
+        loss = square(model(x))
+        with torch.autocast("cpu", dtype=autocast):
+            loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_backward_whose_casts_do_not_fit_is_refused_before_it_starts():
+    model = rematerialized(made(Blocks), budget=0.8)
+    with cast(BF16):
+        loss = square(model(batch()).float())
+    with cast(FP16), pytest.raises(remat.BudgetExceeded, match="leave the autocast before"):
+        loss.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with cast(BF16):
+        square(model(batch()).float()).backward()
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
