@@ -147,10 +147,13 @@ class StepPlanner:
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or plan.least
         self._calls.append((plan, option))
+        watched = plan.protect(option, tensors)
+        if watched:
+            self.stop_recording()  # of a step that holds them twice
         if self._recorder is not None:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
-        call = RegionCall(self, position, learn, executable, plan, option)
+        call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
         if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self.mark(f"forward {position}")
