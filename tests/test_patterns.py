@@ -4,7 +4,6 @@ The models are those of benchmarks/patterns.py, which trains each for 50 steps.
 """
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -88,7 +87,7 @@ def test_an_input_of_a_region_that_later_code_changes_in_place_is_copied():
 
 
 class Between(nn.Module):
-    """Two regions, and between them code that takes memory."""
+    """Two regions, and code after them that takes memory."""
 
     def __init__(self):
         super().__init__()
@@ -101,8 +100,9 @@ class Between(nn.Module):
     def forward(self, x):
         x = self.enter(x)
         torch._dynamo.graph_break()
+        x = self.leave(x)
         self.take()
-        return self.leave(x).square().mean()
+        return x.square().mean()
 
     @torch.compiler.disable
     def take(self):
@@ -136,7 +136,7 @@ def planned_between(budget=None, **options):
 
 def test_a_step_over_its_budget_is_told_with_its_bytes_and_planned_anew():
     model, budget = planned_between()
-    model.taken = int(0.8 * budget)  # in the step that is measured
+    model.taken = int(0.63 * budget)  # in the step that is measured
     run(model)
     with pytest.warns(remat.BudgetWarning, match=r"step 3 took .* bytes, .* more than the budget"):
         run(model)
@@ -154,13 +154,11 @@ def test_code_between_regions_that_takes_more_than_there_is_is_refused():
     assert error.value.smallest_bytes > budget
 
 
-def test_steps_of_four_plans_in_a_row_over_the_budget_are_refused():
+def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch):
+    monkeypatch.setattr("remat.step_planning._ATTEMPTS", 1)
     model, budget = planned_between()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for share in (0.72, 0.79, 0.86, 0.93):
-            model.taken = int(share * budget)
-            run(model)
-        with pytest.raises(remat.BudgetExceeded, match="steps of 3 plans before it"):
-            run(model)
-    assert sum(w.category is remat.BudgetWarning for w in told) == 3
+    model.taken = int(0.63 * budget)
+    run(model)
+    with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
+        run(model)
+    assert error.value.peak_bytes > error.value.budget_bytes == budget

@@ -10,7 +10,7 @@ import torch
 
 from remat.planning import have_same_ops
 from remat_exec import Executor, Runnable
-from remat_graph import Compute, Graph, Schedule
+from remat_graph import Compute, Graph
 from remat_graph.torch import Capture
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 from remat_solvers.store_all import store_all
@@ -35,7 +35,7 @@ class RegionPlan:
         self.capture = capture
         self.least = least
         self._executables: dict[RegionOption, Runnable] = {}
-        self._exposed: dict[RegionOption, frozenset[int]] = {}
+        self._exposed = _exposed_inputs(capture)
         self._changes: dict[int, bool] = {}
 
     def executable(self, option: RegionOption) -> Runnable:
@@ -47,17 +47,15 @@ class RegionPlan:
             self._executables[option] = made
         return made
 
-    def protect(self, option: RegionOption, tensors: list[torch.Tensor]) -> list[Watched]:
+    def protect(self, tensors: list[torch.Tensor]) -> list[Watched]:
         """Put copies in the place of inputs that code between the regions may change in place.
 
-        Those are inputs which the backward reads only because something is computed again: eager
+        Those are inputs which the backward may read only because something is computed again: eager
         would not notice a change. Each is watched in the first call, and copied from then on if it
         was changed. Those to be watched are returned.
         """
-        if option not in self._exposed:
-            self._exposed[option] = _exposed_inputs(self.capture, option.schedule)
         watched = []
-        for position in self._exposed[option]:
+        for position in self._exposed:
             tensor = tensors[position]
             if isinstance(tensor, torch.nn.Parameter) or not self._changes.get(position, True):
                 continue
@@ -76,29 +74,23 @@ class RegionPlan:
         self._changes[position] = changed or self._changes.get(position, False)
 
 
-def _exposed_inputs(capture: Capture, schedule: Schedule) -> frozenset[int]:
-    """List inputs that a backward reads by this schedule, and not if everything is stored.
+def _exposed_inputs(capture: Capture) -> frozenset[int]:
+    """List inputs that a backward would not read if everything was stored, as in eager.
 
     Inputs that the region writes to, or gives out views of, are left out: a copy is another tensor.
     """
     graph, program = capture.graph, capture.program
-    added = _read_after_loss(graph, schedule) - _read_after_loss(graph, store_all(graph))
+    computed = [step.op for step in store_all(graph) if isinstance(step, Compute)]
+    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
+    read = {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
     given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
     given |= {write.target for write in program.writes.values()}
-    kept = {program.storage[name] for name in given if name in program.storage}
+    read |= {program.storage[name] for name in given if name in program.storage}
     return frozenset(
         int(item.key)
         for item in program.inputs
-        if item.kind == "input" and program.storage.get(item.variable) in added - kept
+        if item.kind == "input" and program.storage.get(item.variable, "") not in read
     )
-
-
-def _read_after_loss(graph: Graph, schedule: Schedule) -> set[str]:
-    computed = [step.op for step in schedule if isinstance(step, Compute)]
-    loss = graph.ops[graph.boundary_index].name
-    by_name = {op.name: op for op in graph.ops}
-    after = computed[computed.index(loss) + 1 :]
-    return {value for name in after for value in by_name[name].inputs}
 
 
 @dataclass(eq=False)

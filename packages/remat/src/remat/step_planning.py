@@ -147,7 +147,7 @@ class StepPlanner:
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
-        watched = plan.protect(option, tensors)
+        watched = plan.protect(tensors)
         if watched:
             self.stop_recording()  # of a step that holds them twice
         if self._recorder is not None:
@@ -266,7 +266,8 @@ class StepPlanner:
         if ran_by is not None:
             ran_by.plan = replace(ran_by.plan, measured_peak_bytes=record.peak_bytes)
             ran_by.awaited = 0
-            self.told(ran_by.plan)
+            if ran_by.fits:
+                self.told(ran_by.plan)
         planned = self._patterns.of(record.pattern) or ran_by
         if planned is not None:
             over = record.peak_bytes - planned.plan.budget_bytes
