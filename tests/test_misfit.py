@@ -10,16 +10,25 @@ from torch import nn
 import remat
 
 
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
 class Tanh(nn.Module):
     """Linear layers."""
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
 
     def forward(self, x):
         for layer in self.layers:
-            x = torch.tanh(layer(x))
+            x = layer(x)
         return x
 
 
@@ -28,7 +37,7 @@ class Broken(Tanh):
 
     def forward(self, x):
         for layer in self.layers:
-            x = torch.tanh(layer(x))
+            x = layer(x)
             torch._dynamo.graph_break()
         return x
 
