@@ -318,6 +318,8 @@ def test_planning_on_the_meta_device_for_another_machine(share):
 def test_auto_takes_what_is_free_and_logs_it(caplog):
     with caplog.at_level(logging.INFO, "remat"):
         model = planned(budget="auto")
+        assert "not made yet" in str(model.plan)
+        loss(model(batch())).backward()
     assert "budget 'auto' takes" in caplog.text
     assert f"{model.plan.budget_bytes} bytes" in caplog.text
     assert model.plan.recomputations == 0

@@ -8,6 +8,7 @@ from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 
 import remat
+from remat_exec import with_call
 
 LIMIT_SECONDS = 0.2
 CLASSES = 96
@@ -276,3 +277,56 @@ def test_a_loss_is_measured_under_the_autocast_of_the_call():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model = planned(two(), batch(), loss, budget=1.0)
         assert peak_of_a_step(model, batch(), loss) <= model.plan.budget_bytes
+
+
+def test_a_loss_that_asks_for_the_call_is_told_it_so_a_last_smaller_batch_works():
+    class Classes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = two()
+
+        def forward(self, x, *, target=None):
+            return self.body(x)[0]
+
+    def of_the_call(logits, x, *, target):
+        assert logits.shape[:2] == x.shape[:2]
+        return nn.functional.cross_entropy(logits.flatten(0, 1), target)
+
+    model = remat.rematerialize(
+        Classes(), budget=0.9, limit_seconds=LIMIT_SECONDS, loss=of_the_call
+    )
+    for size in (8, 3):
+        x, target = batch()[:size], torch.arange(32 * size) % CLASSES
+        for _ in range(3):  # planned; then for outputs that were let go of
+            of_the_call(model(x, target=target), x, target=target).backward()
+        model.zero_grad()
+        with remat.measure_peak() as peak:
+            of_the_call(model(x, target=target), x, target=target).backward()
+        assert peak.peak_bytes <= model.plan.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (lambda output: (output,), 1),
+        (lambda output, scale=2: (output, scale), 2),
+        (lambda output, x: (output, x), 2),
+        (lambda output, *call: (output, *call), 2),
+        (lambda output, **named: (output, *named), 2),
+    ],
+)
+def test_a_loss_is_told_the_call_only_if_it_asks(loss, given):
+    args, kwargs = ((), {"x": 5}) if "named" in loss.__code__.co_varnames else ((5,), {})
+    found = with_call(loss, args, kwargs)("output")
+    assert found[0] == "output"
+    assert len(found) == given
+    assert loss.__defaults__ is None or found[1] == 2
+
+
+def test_a_plan_alone_tells_the_loss_the_call():
+    def of_the_call(output, x):
+        assert x.shape == batch().shape
+        return output[0].square().mean()
+
+    plan = remat.plan(two(), (batch(),), budget=0.9, loss=of_the_call, limit_seconds=LIMIT_SECONDS)
+    assert plan.measured_peak_bytes is None

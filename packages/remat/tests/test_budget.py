@@ -1,7 +1,5 @@
 """Every way to write a budget, and every way not to."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -9,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat import Budget, BudgetError
-from remat.budget import free_bytes, parse_budget
-
-CPU = torch.device("cpu")
+from remat.budget import parse_budget
 
 
 def bytes_of(budget, plain=1000):
-    return parse_budget(budget).resolve(CPU, lambda: plain)
+    return parse_budget(budget).resolve(lambda: plain)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,7 @@ def test_bytes(budget, size):
     def plain():
         raise AssertionError("bytes need no plain peak")
 
-    assert parse_budget(budget).resolve(CPU, plain) == size
+    assert parse_budget(budget).resolve(plain) == size
 
 
 @pytest.mark.parametrize(
@@ -51,25 +47,11 @@ def test_fractions_are_of_the_plain_peak(budget, size):
     assert bytes_of(budget) == size
 
 
-def test_auto_takes_what_is_free_less_a_margin_and_says_so(caplog, monkeypatch):
-    monkeypatch.setattr("remat.budget.free_bytes", lambda device: 1000)
-    with caplog.at_level(logging.INFO, "remat"):
-        assert bytes_of("auto") == 900
-        assert bytes_of(" AUTO ") == 900
-    assert "takes 900 bytes, 90% of what is free on cpu" in caplog.text
-
-
-def test_what_is_free_is_some_of_what_there_is():
-    assert 2**20 < free_bytes(CPU) < 2**50
-
-
-def test_where_nobody_can_tell_what_is_free_the_error_says_what_to_do(monkeypatch):
-    def missing(*args, **kwargs):
-        raise FileNotFoundError
-
-    monkeypatch.setattr("remat.budget.Path.read_text", missing)
-    with pytest.raises(BudgetError, match="give the budget in bytes"):
-        free_bytes(CPU)
+@pytest.mark.parametrize("budget", ["auto", " AUTO "])
+def test_auto_is_not_known_before_the_first_step(budget):
+    assert parse_budget(budget).is_auto
+    with pytest.raises(BudgetError, match="first step"):
+        bytes_of(budget)
 
 
 def test_a_budget_is_taken_as_it_is():
@@ -98,8 +80,8 @@ def test_any_other_input_is_a_budget_or_a_budget_error(budget):
         parsed = parse_budget(budget)
     except BudgetError:
         return
-    if parsed.size_bytes is not None or parsed.fraction is not None:
-        assert parsed.resolve(CPU, lambda: 1000) > 0
+    if not parsed.is_auto:
+        assert parsed.resolve(lambda: 1000) > 0
 
 
 @given(st.integers(1, 2**60))

@@ -42,7 +42,7 @@ class AutoBudget:
     ) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
-        self._seen: weakref.WeakSet[torch.nn.Parameter] = weakref.WeakSet()
+        self._seen: dict[int, weakref.ref[torch.nn.Parameter]] = {}
         self._device: torch.device | None = None
         self._free = 0
         self._budget: Budget | None = None
@@ -54,7 +54,8 @@ class AutoBudget:
         if self._device is None:
             self._device, self._free = device, free_bytes(device)
         if self._parameters is None:
-            self._seen.update(i for i in inputs if isinstance(i, torch.nn.Parameter))
+            parameters = (item for item in inputs if isinstance(item, torch.nn.Parameter))
+            self._seen |= {id(parameter): weakref.ref(parameter) for parameter in parameters}
 
     def fix(self) -> Budget:
         """Give the budget in bytes, the same each time.
@@ -64,7 +65,10 @@ class AutoBudget:
         """
         if self._budget is None:
             device = self._device or torch.device("cpu")
-            known = list(self._parameters() if self._parameters is not None else self._seen)
+            if self._parameters is not None:
+                known = list(self._parameters())
+            else:
+                known = [p for seen in self._seen.values() if (p := seen()) is not None]
             here = [parameter for parameter in known if parameter.device.type == device.type]
             pending = pending_state_bytes(here, self._optimizer)
             size = int(_SHARE * self._free) - pending

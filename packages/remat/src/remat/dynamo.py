@@ -24,7 +24,7 @@ from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
 from torch._dynamo.source import AttrSource
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.variables import ConstantVariable, builder, misc
@@ -96,6 +96,12 @@ class _Frames:
             self.root = self.root or code
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
+            except (AssertionError, InternalTorchDynamoError) as error:  # a defect of Dynamo's
+                if _UNGUARDED in str(error):
+                    raise
+                self._failures[code] += 1
+                self._skipped(f"{_place(code)} runs as it is: {str(error).strip().splitlines()[0]}")
+                return _AS_IT_IS
             finally:
                 self.code = before
                 self.met += 1
@@ -105,13 +111,16 @@ class _Frames:
         # error of the user's: we count, for this model.
         self._failures[code] += 1
         if result.skip_reason:
-            where = f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
-            self._skipped(f"{where} runs as it is: {result.skip_reason}")
+            self._skipped(f"{_place(code)} runs as it is: {result.skip_reason}")
         return _AS_IT_IS
 
     def _is_of_watched(self, frame: Any) -> bool:
         """Whether a frame is the forward of the module whose hooks the caller watches."""
         return self._watched is not None and frame.f_locals.get("self") is self._watched
+
+
+def _place(code: CodeType) -> str:
+    return f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
 
 
 def compile_frames(

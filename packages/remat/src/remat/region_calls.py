@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import torch
 
 from remat.planning import have_same_ops
 from remat_exec import Executor, Runnable
-from remat_graph import Graph
+from remat_graph import Compute, Graph
 from remat_graph.torch import Capture
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 from remat_solvers.store_all import store_all
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from remat.step_planning import StepPlanner
 
 __all__ = ["RegionCall", "RegionKind", "RegionPlan"]
+
+Watched = tuple[int, torch.Tensor, int]
+"""The position of an input, the input, and its version when it was copied."""
 
 
 class RegionPlan:
@@ -30,6 +35,8 @@ class RegionPlan:
         self.capture = capture
         self.least = least
         self._executables: dict[RegionOption, Runnable] = {}
+        self._exposed = _exposed_inputs(capture)
+        self._changes: dict[int, bool] = {}
 
     def executable(self, option: RegionOption) -> Runnable:
         """Give the code of an option."""
@@ -39,6 +46,51 @@ class RegionPlan:
             made = self.executor(self.capture, option.schedule, leaner=leaner)
             self._executables[option] = made
         return made
+
+    def protect(self, tensors: list[torch.Tensor]) -> list[Watched]:
+        """Put copies in the place of inputs that code between the regions may change in place.
+
+        Those are inputs which the backward may read only because something is computed again: eager
+        would not notice a change. Each is watched in the first call, and copied from then on if it
+        was changed. Those to be watched are returned.
+        """
+        watched = []
+        for position in self._exposed:
+            tensor = tensors[position]
+            if isinstance(tensor, torch.nn.Parameter) or not self._changes.get(position, True):
+                continue
+            if any(s == 0 < n - 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+                continue  # expanded: writing to it in place is an error
+            copied = torch.empty_strided(  # in the layout that the plan was made for
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            tensors[position] = copied.copy_(tensor)
+            if position not in self._changes:
+                watched.append((position, tensor, tensor._version))
+        return watched
+
+    def note(self, position: int, *, changed: bool) -> None:
+        """Note whether an input was changed between the forward and the backward of a call."""
+        self._changes[position] = changed or self._changes.get(position, False)
+
+
+def _exposed_inputs(capture: Capture) -> frozenset[int]:
+    """List inputs that a backward would not read if everything was stored, as in eager.
+
+    Inputs that the region writes to, or gives out views of, are left out: a copy is another tensor.
+    """
+    graph, program = capture.graph, capture.program
+    computed = [step.op for step in store_all(graph) if isinstance(step, Compute)]
+    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
+    read = {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
+    given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
+    given |= {write.target for write in program.writes.values()}
+    read |= {program.storage[name] for name in given if name in program.storage}
+    return frozenset(
+        int(item.key)
+        for item in program.inputs
+        if item.kind == "input" and program.storage.get(item.variable, "") not in read
+    )
 
 
 @dataclass(eq=False)
@@ -69,6 +121,7 @@ class RegionCall:
     plan: RegionPlan
     option: RegionOption
     drop: Callable[[], None] | None = None
+    watched: list[Watched] = field(default_factory=list)
 
     @property
     def droppable_bytes(self) -> int:
@@ -85,6 +138,9 @@ class RegionCall:
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""
+        for position, tensor, version in self.watched:
+            self.plan.note(position, changed=tensor._version != version)
+        self.watched.clear()
         if self in self.planner.live:  # else it is left over from an earlier step
             self.planner.mark(f"backward {self.position}")
             self.planner.live_backward(self)

@@ -1,6 +1,6 @@
 """One budget for a step of several regions: recorded once, then planned as one.
 
-In its first step each region runs by the schedule that keeps the least. The step is recorded: what
+In its first step each region runs by a schedule that keeps little. The step is recorded: what
 is held at the start and end of each half of each region, and the most in between. From that follow
 the moments at which the step must be within the budget, and one program chooses a schedule for
 every region (`remat_solvers.step`). The step after it is recorded, too, and planned again if it
@@ -150,12 +150,15 @@ class StepPlanner:
         if not self.within_forward:
             self.enter(plan.capture.program.device)
         position = len(self._calls)
-        option = self._patterns.option_for(self._pattern, plan.kind) or plan.least
+        option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
+        watched = plan.protect(tensors)
+        if watched:
+            self.stop_recording()  # of a step that holds them twice
         if self._recorder is not None:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
-        call = RegionCall(self, position, learn, executable, plan, option)
+        call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
         if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self.mark(f"forward {position}")
@@ -169,6 +172,19 @@ class StepPlanner:
         self.live.add(call)
         self.mark(f"kept {position}")
         return outputs
+
+    def _unplanned(self, plan: RegionPlan) -> RegionOption:
+        """Find the option that keeps the least of those whose halves fit beside the live calls."""
+        budget = self.settings.budget
+        if self._room is None and budget.fraction is not None:
+            return plan.least  # of a peak that is not known yet
+        room = self._room or self._budget(0)
+        left = room - sum(call.option.kept_bytes for call in self.live)
+        options = self._kinds[plan.kind].front.options
+        fitting = [option for option in options if option.peak_bytes <= left]
+        if fitting:
+            return min(fitting, key=lambda option: option.kept_bytes)
+        return min(options, key=lambda option: option.peak_bytes)
 
     def live_regions(self) -> list[Any]:
         """Give the regions of the calls that are between their halves."""
@@ -260,7 +276,8 @@ class StepPlanner:
         if ran_by is not None:
             ran_by.plan = replace(ran_by.plan, measured_peak_bytes=record.peak_bytes)
             ran_by.awaited = 0
-            self.told(ran_by.plan)
+            if ran_by.fits:
+                self.told(ran_by.plan)
         planned = self._patterns.of(record.pattern) or ran_by
         if planned is not None:
             over = record.peak_bytes - planned.plan.budget_bytes
@@ -272,9 +289,8 @@ class StepPlanner:
         wanted = planned.record if planned and record.pattern != planned.record.pattern else record
         try:
             made = self._plan(wanted)
-            error = self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
-            if error is not None:
-                raise error
+            if record.peak_bytes > made.plan.budget_bytes:
+                self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_misfit == "raise":
                 self._error = error
@@ -287,14 +303,16 @@ class StepPlanner:
         if made.fits:
             self.told(made.plan)
 
-    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> BudgetExceeded | None:
-        """Warn of a step over the budget; give an error after those of several plans in a row."""
-        if peak <= budget:
-            return None
+    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> None:
+        """Warn of a step over the budget.
+
+        Raises:
+            BudgetExceeded: after the steps of several plans in a row.
+        """
         reason = (
             "what runs between the regions took more than in the step that was planned by"
             if by_plan
-            else "its calls of regions, or their order, were not planned for"
+            else "it was not planned for, or its calls of regions were not"
         )
         text = (
             f"step {self._steps} took {peak:,} bytes, {peak - budget:,} more than the budget of "
@@ -302,13 +320,12 @@ class StepPlanner:
         )
         if self._over_in_a_row >= _ATTEMPTS:
             text += f"; so did the steps of {_ATTEMPTS - 1} plans before it; raise the budget"
-            return BudgetExceeded(text, budget, peak)
+            raise BudgetExceeded(text, budget, peak)
         warnings.warn(
             f"{text}, and the next step is planned anew, with {self._set_aside:,} bytes set aside",
             BudgetWarning,
             stacklevel=2,
         )
-        return None
 
     def _plan(self, record: Recorded) -> KnownPattern:
         moments = list(moments_of(record))

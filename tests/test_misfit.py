@@ -1,0 +1,94 @@
+"""A call, or a step of several regions, that no plan can keep within the budget."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+class Tanh(nn.Module):
+    """Linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Broken(Tanh):
+    """The same with breaks between them."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+def step(model, rows):
+    model.zero_grad()
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+    model(x).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def made(broken, **options):
+    torch.manual_seed(0)
+    plain = Broken() if broken else Tanh()
+    return remat.rematerialize(copy.deepcopy(plain), budget="100kB", **options), plain
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_misfit_is_refused_unless_told_otherwise(broken):
+    model, _ = made(broken)
+    with pytest.raises(remat.BudgetTooSmall):  # noqa: PT012
+        for _ in range(4):
+            step(model, 512)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_misfit_runs_plain_and_is_warned_of_once(broken):
+    model, plain = made(broken, on_misfit="plain")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            for ours, theirs in zip(step(model, 512), step(plain, 512), strict=True):
+                assert torch.equal(ours, theirs)
+    texts = [str(w.message) for w in told if w.category is remat.BudgetWarning]
+    assert sum("runs without a plan" in text for text in texts) == 1
+    assert "budget 97.7 KiB is below" in texts[-1]
+    assert "runs without a plan" in str(model.plan)
+    for _ in range(4):  # another kind of call fits, and is planned for
+        for ours, theirs in zip(step(model, 8), step(plain, 8), strict=True):
+            assert torch.equal(ours, theirs)
+    assert model.plan.budget_bytes == 100_000
+    assert model.plan.measured_peak_bytes <= 100_000
+
+
+def test_the_back_end_of_torch_compile_takes_it_too():
+    options = {"budget": "100kB", "on_misfit": "plain"}
+    model = torch.compile(Tanh(), backend="remat", options=options)
+    with pytest.warns(remat.BudgetWarning, match="runs without a plan"):
+        step(model, 512)
+
+
+def test_what_is_no_way_to_deal_with_misfits_is_refused():
+    with pytest.raises(remat.RematError, match="give 'raise' or 'plain'"):
+        made(False, on_misfit="split")

@@ -1,0 +1,164 @@
+"""Steps that differ: regions that run again, in another order or not at all; steps off their plan.
+
+The models are those of benchmarks/patterns.py, which trains each for 50 steps.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from pattern_models import PATTERNS, seed_everything
+from remat.step_planning import StepPlanner
+from remat_exec import measure_peak
+
+
+def train(name, budget, steps, plans=None):
+    """Train beside eager with the same batches; every gradient must have the same bits."""
+    pattern = PATTERNS[name]
+    seed_everything(0)
+    plain = pattern.build()
+    model = remat.rematerialize(copy.deepcopy(plain), budget=budget, limit_seconds=0.2)
+    for step in steps:
+        losses = []
+        for each in (plain, model):
+            each.zero_grad()
+            seed_everything(1000 + step)
+            loss = each(**pattern.batch(step)).loss
+            loss.backward()
+            losses.append(loss.detach())
+        assert torch.equal(*losses)
+        for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
+            assert (theirs.grad is None) == (ours.grad is None)
+            assert theirs.grad is None or torch.equal(theirs.grad, ours.grad)
+    return model
+
+
+def count_plans(monkeypatch):
+    made, plan = [], StepPlanner._plan
+    monkeypatch.setattr(
+        StepPlanner, "_plan", lambda self, record: made.append(record) or plan(self, record)
+    )
+    return made
+
+
+@pytest.mark.parametrize("name", ["two-heads", "early-exit"])
+def test_patterns_that_come_in_turn_are_planned_once_each(name, monkeypatch):
+    made = count_plans(monkeypatch)
+    train(name, "2.2MiB", [step for step in range(15) if step % 7])
+    assert 1 <= len(made) <= len({record.pattern for record in made}) + 1
+
+
+def test_steps_before_the_first_plan_are_within_a_budget_that_can_be_kept():
+    """The region that keeps least takes more than the budget to compute it all again."""
+    train("loop", "2.2MiB", [1, 2, 3, 4])  # a step over the budget would warn
+
+
+class Changing(nn.Module):
+    """The last of three parts changes in place what the second was given; eager keeps a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(64, 32)
+
+    def forward(self, x):
+        x = self.enter(x)
+        torch._dynamo.graph_break()
+        y = self.leave(torch.cat([x, x.roll(1, 0)], 1)).tanh()
+        self.change(x)
+        return (y + x).square().mean()
+
+    @torch.compiler.disable
+    def change(self, x):
+        x[3] = 0
+
+
+def test_an_input_of_a_region_that_later_code_changes_in_place_is_copied():
+    torch.manual_seed(0)
+    plain = Changing()
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    for _ in range(5):
+        run(plain)
+        run(model)
+        for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+
+
+class Between(nn.Module):
+    """Two regions, and code after them that takes memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = (
+            nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh())
+            for _ in range(2)
+        )
+        self.taken = 0
+
+    def forward(self, x):
+        x = self.enter(x)
+        torch._dynamo.graph_break()
+        x = self.leave(x)
+        self.take()
+        return x.square().mean()
+
+    @torch.compiler.disable
+    def take(self):
+        torch.empty(self.taken, dtype=torch.uint8)
+
+
+X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
+
+
+def run(model):
+    model.zero_grad()
+    model(X).backward()
+
+
+def peak_of(model):
+    model.zero_grad()
+    with measure_peak() as peak:
+        model(X).backward()
+    return peak.peak_bytes
+
+
+def planned_between(budget=None, **options):
+    torch.manual_seed(0)
+    model = Between()
+    budget = budget or int(0.9 * peak_of(model))
+    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
+    for _ in range(2):  # captured, recorded
+        run(model)
+    return model, budget
+
+
+def test_a_step_over_its_budget_is_told_with_its_bytes_and_planned_anew():
+    model, budget = planned_between()
+    model.taken = int(0.63 * budget)  # in the step that is measured
+    run(model)
+    with pytest.warns(remat.BudgetWarning, match=r"step 3 took .* bytes, .* more than the budget"):
+        run(model)
+    assert model.plan.predicted_peak_bytes <= budget
+    run(model)
+    assert peak_of(model) <= budget
+
+
+def test_code_between_regions_that_takes_more_than_there_is_is_refused():
+    model, budget = planned_between()
+    model.taken = 2 * budget
+    run(model)
+    with pytest.raises(remat.BudgetTooSmall) as error:
+        run(model)
+    assert error.value.smallest_bytes > budget
+
+
+def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch):
+    monkeypatch.setattr("remat.step_planning._ATTEMPTS", 1)
+    model, budget = planned_between()
+    model.taken = int(0.63 * budget)
+    run(model)
+    with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
+        run(model)
+    assert error.value.peak_bytes > error.value.budget_bytes == budget
