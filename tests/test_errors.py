@@ -26,7 +26,8 @@ def errors_of(name):
     for module in [package, *(importlib.import_module(info.name) for info in found)]:
         for kind in vars(module).values():
             defined = inspect.isclass(kind) and kind.__module__ == module.__name__
-            if defined and issubclass(kind, BaseException) and not kind.__name__.startswith("_"):
+            raised = inspect.isclass(kind) and issubclass(kind, Exception)
+            if defined and raised and not issubclass(kind, Warning) and kind.__name__[0] != "_":
                 yield kind
 
 

@@ -143,7 +143,7 @@ def _train(
         try:
             with measure_peak("cpu") as taken:
                 step()
-        except RuntimeError as error:
+        except remat.RematError as error:
             if "profiler" not in str(error):
                 raise
             prepare(STEPS - 1)

@@ -24,7 +24,7 @@ __all__ = ["draw", "draw_again", "draw_once"]
 _TRIES = 10
 
 
-def draw_once(device: str, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def draw_once(device: str, operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that is not replayed."""
     with _one_at_a_time(device):
         return operator(*args, **kwargs)
@@ -35,6 +35,7 @@ def draw(
     op: str,
     device: str,
     operator: Callable[..., Any],
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -52,6 +53,7 @@ def draw_again(
     op: str,
     device: str,
     operator: Callable[..., Any],
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:

@@ -55,6 +55,7 @@ def run_lowered(
     dtype: torch.dtype,
     wanted: torch.dtype,
     operator: Callable[..., Any],
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:

@@ -25,10 +25,19 @@ Watched = tuple[int, torch.Tensor, int]
 
 
 class RegionPlan:
-    """A captured region: the number of its kind, and the code of the options that were used."""
+    """A captured region: the number of its kind, and the code of the options that were used.
+
+    `changes` says which of its inputs later code was seen to change in place, or not to; it is
+    shared by the regions of one place in the code, of whatever sizes.
+    """
 
     def __init__(
-        self, kind: int, capture: Capture, least: RegionOption, executor: Executor
+        self,
+        kind: int,
+        capture: Capture,
+        least: RegionOption,
+        executor: Executor,
+        changes: dict[int, bool],
     ) -> None:
         self.kind = kind
         self.executor = executor
@@ -36,7 +45,7 @@ class RegionPlan:
         self.least = least
         self._executables: dict[RegionOption, Runnable] = {}
         self._exposed = _exposed_inputs(capture)
-        self._changes: dict[int, bool] = {}
+        self._changes = changes
 
     def executable(self, option: RegionOption) -> Runnable:
         """Give the code of an option."""

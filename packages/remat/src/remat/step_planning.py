@@ -71,6 +71,7 @@ class StepPlanner:
     within_forward: bool = False
     live: weakref.WeakSet[RegionCall] = field(default_factory=weakref.WeakSet)
     _kinds: list[RegionKind] = field(default_factory=list)
+    _changes: dict[str, dict[int, bool]] = field(default_factory=dict)
     _device: torch.device | None = None
     _patterns: KnownPatterns = field(default_factory=KnownPatterns)
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
@@ -80,6 +81,7 @@ class StepPlanner:
     _awaited: bool = False
     _backward_began: bool = False
     _set_aside: int = 0
+    _stored: int = 0
     _steps: int = 0
     _over_in_a_row: int = 0
     _error: Exception | None = None
@@ -107,7 +109,8 @@ class StepPlanner:
             self._kinds.append(RegionKind(name, front))
         self._device = capture.program.device
         least = self._kinds[number].front.options[0]
-        return RegionPlan(number, capture, least, get_executor(self.settings.executor))
+        changes = self._changes.setdefault(name, {})
+        return RegionPlan(number, capture, least, get_executor(self.settings.executor), changes)
 
     def enter(self, device: torch.device | None) -> None:
         """Begin a step, unless one is under way: plan by what was recorded, record if need be.
@@ -124,6 +127,9 @@ class StepPlanner:
         self.stop_recording()
         before: KnownPattern | None = None
         if self._calls:
+            if self._is_unknown:
+                everything = [self._kinds[plan.kind].everything for plan, _ in self._calls]
+                self._stored = sum(option.kept_bytes for option in everything)
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
         self._backward_began = False
@@ -175,16 +181,20 @@ class StepPlanner:
 
     def _unplanned(self, plan: RegionPlan) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the live calls."""
-        budget = self.settings.budget
-        if self._room is None and budget.fraction is not None:
-            return plan.least  # of a peak that is not known yet
-        room = self._room or self._budget(0)
+        if self._is_unknown and not self._stored:
+            return plan.least
+        room = self._room or self._budget(self._stored)
         left = room - sum(call.option.kept_bytes for call in self.live)
         options = self._kinds[plan.kind].front.options
         fitting = [option for option in options if option.peak_bytes <= left]
         if fitting:
             return min(fitting, key=lambda option: option.kept_bytes)
         return min(options, key=lambda option: option.peak_bytes)
+
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether the budget is a fraction of a peak that no step has shown yet."""
+        return self._room is None and self.settings.budget.fraction is not None
 
     def live_regions(self) -> list[Any]:
         """Give the regions of the calls that are between their halves."""
@@ -286,10 +296,11 @@ class StepPlanner:
                 return
             self._over_in_a_row += 1
             self._set_aside += over + over // 4
+        was_unknown = self._is_unknown
         wanted = planned.record if planned and record.pattern != planned.record.pattern else record
         try:
             made = self._plan(wanted)
-            if record.peak_bytes > made.plan.budget_bytes:
+            if record.peak_bytes > made.plan.budget_bytes and not was_unknown:
                 self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_misfit == "raise":
