@@ -1,9 +1,10 @@
 """What splitting a model into regions costs, and what the front door takes.
 
-Each model of the zoo trains as one region and by blocks, at the same budgets: the overhead that
-each plan predicts and its bound, and the time of a step of one as a ratio to the other, measured
-in turns in one process. Beside it: seconds to plan, the time that checking a call takes, and steps
-of changing lengths, with how many plans they make and what stays in memory.
+Each model of the zoo trains as one region and by blocks, at the same budgets, the last of them the
+smallest that both can keep to: the overhead that each plan predicts and its bound, and the time of
+a step of one as a ratio to the other, measured in turns in one process. Beside it: seconds to plan,
+the time that checking a call takes, and steps of changing lengths, with how many plans they make
+and what stays in memory.
 
     python benchmarks/regions.py [--models gpt2 ...] [--shares 0.7 0.5] [--quick]
 """
@@ -52,8 +53,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     shares = args.shares[:1] if args.quick else args.shares
+    print(f"{'model':<22}{'budget':>9}{'plain':>7}{'whole':>19}{'blocks':>19}{'time':>7} planning")
     rows = [row for name in args.models for row in _compare(name, shares)]
-    _print(rows)
     check = _check_of_a_call()
     print(f"checking a call of a 12-layer GPT-2: {1e3 * check:.3f} ms")
     lengths = _lengths(10 if args.quick else 50, 100 if args.quick else 2000)
@@ -74,33 +75,58 @@ def main() -> int:
 
 def _compare(name: str, shares: list[float]) -> list[dict[str, Any]]:
     example = build(name, "medium")
-    model = example.model
-    plain = _peak(example, copy.deepcopy(model))
+    plain = _peak(example, copy.deepcopy(example.model))
+    kinds = {"whole": None, "blocks": BLOCKS[name]}
+    budgets = {f"{share:g}": int(share * plain) for share in shares}
+    budgets["smallest"] = max(_smallest(example, regions) for regions in kinds.values())
     rows = []
-    for share in shares:
-        budget = int(share * plain)
-        steps, row = {}, {"model": name, "share": share, "budget_bytes": budget}
-        for kind, regions in (("whole", None), ("blocks", BLOCKS[name])):
-            start = time.perf_counter()
-            made = remat.rematerialize(
-                copy.deepcopy(model), budget=budget, regions=regions, limit_seconds=10
-            )
-            spent = 0.0
-            for _ in range(5):
-                step = time.perf_counter()
-                _step(example, made)
-                spent = time.perf_counter() - step
-            plan: Any = made.plan
-            row[kind] = {
-                "planning_seconds": time.perf_counter() - start - 5 * spent,
-                "predicted_overhead": plan.predicted_overhead,
-                "bound_overhead": plan.bound_overhead,
-                "peak_bytes": _peak(example, made),
-            }
-            steps[kind] = made
-        row["ratio"] = _ratio(example, steps["blocks"], steps["whole"])
+    for shown, budget in budgets.items():
+        row: dict[str, Any] = {"model": name, "share": shown, "budget_bytes": budget}
+        row["of_plain"] = budget / plain
+        made = {}
+        for kind, regions in kinds.items():
+            try:
+                made[kind], row[kind] = _planned(example, budget, regions)
+            except remat.BudgetTooSmall as error:
+                row[kind] = {"smallest_bytes": error.smallest_bytes}
+        if len(made) == len(kinds):
+            row["ratio"] = _ratio(example, made["blocks"], made["whole"])
         rows.append(row)
+        _print([row])
     return rows
+
+
+def _planned(example: Example, budget: int, regions: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Train until the plan is made; give the model, and what was seen."""
+    start = time.perf_counter()
+    made = remat.rematerialize(
+        copy.deepcopy(example.model), budget=budget, regions=regions, limit_seconds=10
+    )
+    spent = 0.0
+    for _ in range(5):
+        step = time.perf_counter()
+        _step(example, made)
+        spent = time.perf_counter() - step
+    plan: Any = made.plan
+    return made, {
+        "planning_seconds": time.perf_counter() - start - 5 * spent,
+        "predicted_overhead": plan.predicted_overhead,
+        "bound_overhead": plan.bound_overhead,
+        "peak_bytes": _peak(example, made),
+    }
+
+
+def _smallest(example: Example, regions: Any) -> int:
+    """Find the smallest budget that an error names."""
+    model = remat.rematerialize(
+        copy.deepcopy(example.model), budget=1, regions=regions, limit_seconds=10
+    )
+    for _ in range(5):
+        try:
+            _step(example, model)
+        except remat.BudgetTooSmall as error:
+            return int(error.smallest_bytes)
+    raise RuntimeError(f"{example.name} trains within a byte")
 
 
 def _step(example: Example, model: torch.nn.Module) -> None:
@@ -195,18 +221,25 @@ def _resident() -> float:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    print(f"{'model':<12} {'share':>5} {'whole':>16} {'blocks':>16} {'time':>6} {'planning':>14}")
     for row in rows:
-        shown = [
-            f"{100 * row[kind]['predicted_overhead']:6.2f} "
-            f"({100 * (row[kind]['bound_overhead'] or 0):.2f})"
+        shown, over = [], False
+        for kind in ("whole", "blocks"):
+            found = row[kind]
+            if "smallest_bytes" in found:
+                shown.append(f"needs {found['smallest_bytes'] / 2**20:.1f} MiB")
+                continue
+            bound = 100 * (found["bound_overhead"] or 0)
+            shown.append(f"{100 * found['predicted_overhead']:.2f} ({bound:.2f})")
+            over |= found["peak_bytes"] > row["budget_bytes"]
+        seconds = "/".join(
+            f"{row[kind]['planning_seconds']:.0f}" if "planning_seconds" in row[kind] else "-"
             for kind in ("whole", "blocks")
-        ]
-        seconds = "/".join(f"{row[k]['planning_seconds']:.0f}" for k in ("whole", "blocks"))
-        over = [row[k]["peak_bytes"] > row["budget_bytes"] for k in ("whole", "blocks")]
+        )
+        ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
         print(
-            f"{row['model']:<12} {row['share']:>5} {shown[0]:>16} {shown[1]:>16} "
-            f"{row['ratio']:>6.3f} {seconds:>14} s{' OVER' if any(over) else ''}"
+            f"{row['model']:<22} {row['share']:>8} {row['of_plain']:>6.2f} {shown[0]:>18} "
+            f"{shown[1]:>18} {ratio:>6} {seconds:>8} s{' OVER' if over else ''}",
+            flush=True,
         )
 
 

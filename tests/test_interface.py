@@ -1,10 +1,12 @@
 """The result stands in for the model everywhere: what a user can do with one, works with it."""
 
 import copy
+import gc
 import inspect
 import io
 import logging
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -437,3 +439,14 @@ def test_a_zoo_model_of_every_output_structure_gives_it_back():
     assert list(output) == ["features", "halves", "spread"]
     assert isinstance(output["halves"], list)
     assert not output["spread"].requires_grad
+
+
+def test_a_batch_is_not_held_after_its_step():
+    model = remat.rematerialize(net(), budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    for _ in range(2):
+        x = torch.randn(4, 8)
+        held = weakref.ref(x)
+        model(x).sum().backward()
+        del x
+        gc.collect()
+        assert held() is None

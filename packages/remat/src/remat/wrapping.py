@@ -232,9 +232,13 @@ class RematForward:
         run = self.original_forward
         if not self._by_regions:
             run = compiled(run, self._hooks.state())
+        before = stepper.call, stepper.rebuild
         stepper.call = args, kwargs
         stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
-        return stepper.run(lambda: run(*args, **kwargs))
+        try:
+            return stepper.run(lambda: run(*args, **kwargs))
+        finally:
+            stepper.call, stepper.rebuild = before  # the batch is not held until the next one
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
