@@ -162,3 +162,31 @@ def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch
     with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
         run(model)
     assert error.value.peak_bytes > error.value.budget_bytes == budget
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_a_step_after_a_backward_in_another_autocast_is_recorded(monkeypatch):
+    """Its products work in another type, whose casts no earlier step has shown."""
+    taken, take = [], StepPlanner._take
+    monkeypatch.setattr(
+        StepPlanner, "_take", lambda self, *found: taken.append(found) or take(self, *found)
+    )
+    model = remat.rematerialize(Broken(), budget="8MiB", limit_seconds=0.2)
+    counts = []
+    for step in range(12):
+        loss = model(torch.randn(8, 32))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=step > 7):
+            loss.backward()
+        counts.append(len(taken))
+    assert counts[6] == counts[8] < counts[10] == counts[11], str(counts)

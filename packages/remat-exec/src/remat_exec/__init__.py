@@ -21,6 +21,7 @@ from remat_exec.loss import (
     stand_in_loss,
     with_call,
 )
+from remat_exec.lowering import autocast_type
 from remat_exec.measure import (
     Peak,
     StepProfile,
@@ -46,6 +47,7 @@ __all__ = [
     "UnknownExecutor",
     "__version__",
     "as_handed",
+    "autocast_type",
     "get_executor",
     "list_executors",
     "loss_gradients",

@@ -39,11 +39,12 @@ class KnownPatterns:
     """What is known, in the order in which it was last seen; and what the step under way follows.
 
     `off_plan` says that the calls of this step are part of no pattern that is known, or that the
-    first of them ran by the options of another.
+    first of them ran by the options of another. `record_next` asks for a recording in any case.
     """
 
     known: list[KnownPattern] = field(default_factory=list)
     off_plan: bool = False
+    record_next: bool = False
     _followed: KnownPattern | None = None
     _off_in_a_row: int = 0
     _wanted: bool = True
@@ -51,7 +52,8 @@ class KnownPatterns:
     @property
     def wanted(self) -> bool:
         """Whether the next step is to be recorded."""
-        return self._wanted or any(known.awaited for known in self.known)
+        awaited = any(known.awaited for known in self.known)
+        return self._wanted or self.record_next or awaited
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""
@@ -95,6 +97,7 @@ class KnownPatterns:
 
     def recorded(self) -> None:
         """Note that a step was recorded: plans that are not measured were waited for."""
+        self.record_next = False
         for known in self.known:
             known.awaited = max(0, known.awaited - 1)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from remat.planning import have_same_ops
-from remat_exec import Executor, Runnable
+from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Compute, Graph
 from remat_graph.torch import Capture
 from remat_solvers.step import RegionFront, RegionOption, measure_option
@@ -151,6 +151,7 @@ class RegionCall:
             self.plan.note(position, changed=tensor._version != version)
         self.watched.clear()
         if self in self.planner.live:  # else it is left over from an earlier step
+            self.planner.see_autocast(autocast_type(self.plan.capture.program.device))
             self.planner.mark(f"backward {self.position}")
             self.planner.live_backward(self)
             self.planner.await_end()

@@ -80,6 +80,7 @@ class StepPlanner:
     _ended: bool = False
     _awaited: bool = False
     _backward_began: bool = False
+    _autocast: torch.dtype | None = None
     _set_aside: int = 0
     _stored: int = 0
     _steps: int = 0
@@ -199,6 +200,15 @@ class StepPlanner:
     def live_regions(self) -> list[Any]:
         """Give the regions of the calls that are between their halves."""
         return list(dict.fromkeys(getattr(call.learn, "__self__", None) for call in self.live))
+
+    def see_autocast(self, autocast: torch.dtype | None) -> None:
+        """Record the next step if a backward's autocast is another than in those before it.
+
+        Products in another type take memory for casts, which no earlier step has shown.
+        """
+        if autocast != self._autocast:
+            self._autocast = autocast
+            self._patterns.record_next = True
 
     def live_backward(self, call: RegionCall) -> None:
         """See, in a step that was not planned for, that there is room for a backward."""
