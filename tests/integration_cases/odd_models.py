@@ -685,6 +685,10 @@ IN_PARTS = {
         rows(),
     ),
     "hook that stores": (storing, rows()),
+    "batch norm alone, with a simple average": (
+        lambda: nn.BatchNorm1d(rows().shape[1], momentum=None),
+        rows(),
+    ),
     "python's and numpy's random numbers": (
         lambda: Made(shaken, layer=linear(), leave=linear()),
         rows(),

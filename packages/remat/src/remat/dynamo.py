@@ -317,7 +317,7 @@ def _trace_modules(original: Any) -> Any:
     def check(obj: Any, *rest: Any, **named: Any) -> Any:
         if (
             isinstance(obj, CodeType)
-            and obj.co_name == "forward"
+            and obj.co_name.startswith(("forward", "torch_dynamo_resume_in_forward"))
             and _TORCH_MODULES in obj.co_filename
             and not obj.co_filename.endswith("rnn.py")
         ):
