@@ -292,3 +292,16 @@ def test_threads_that_plan_and_train_at_once_are_right_and_leave_the_process_as_
             assert torch.equal(got, expected)
     before["generators"] = state_of_the_process()["generators"]
     assert_unchanged(before)
+
+
+def test_other_threads_compute_with_onednn_while_one_is_traced():
+    seen = []
+
+    class Seen(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.backends.mkldnn.enabled)
+            return torch.tanh(super().forward(x))
+
+    remat.plan(Seen(8, 8), (batch(),), budget="1MiB", costs="estimate")
+    assert seen
+    assert all(seen)

@@ -8,13 +8,14 @@ tensors hold no data, others stand in for them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
 
 from remat_graph.torch._aot import Joint, StandIns, trace_joint
 from remat_graph.torch.caches import caches_within, tensors_forgotten
@@ -40,7 +41,7 @@ def trace(module: torch.nn.Module, call: FlatCall) -> tuple[Joint, Structure]:
         process_lock,
         generators_restored(),
         original_forwards(module),
-        _rnn_in_steps(),
+        _RnnInSteps(),
         left_as_it_was(module),
     ):
         inputs = [stand_ins.of(_as_leaf(tensor)) for tensor in call.tensors]
@@ -77,7 +78,7 @@ def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
     Raises:
         CaptureError: if it cannot be one static graph.
     """
-    with process_lock, _rnn_in_steps():
+    with process_lock, _RnnInSteps():
         return trace_joint(region, [_as_leaf(tensor) for tensor in tensors])
 
 
@@ -227,17 +228,24 @@ def _refuse_old_norm(module: torch.nn.Module) -> None:
             )
 
 
-@contextmanager
-def _rnn_in_steps() -> Iterator[None]:
+class _RnnInSteps(TorchFunctionMode):
     """Trace an LSTM on the CPU as the operators of its steps.
 
     oneDNN's fused layer keeps what its backward needs only where gradients are on, in a workspace
-    of no declared type.
+    of no declared type. The switch is of the process: others would compute other bits meanwhile, so
+    it is off while an LSTM is traced and no longer.
     """
-    flags: Any = torch.backends.mkldnn
-    before = flags.enabled
-    flags.enabled = False
-    try:
-        yield
-    finally:
-        flags.enabled = before
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function, and an LSTM without oneDNN."""
+        if getattr(func, "__name__", "") != "lstm":
+            return func(*args, **(kwargs or {}))
+        flags: Any = torch.backends.mkldnn
+        before = flags.enabled
+        flags.enabled = False
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            flags.enabled = before
