@@ -80,6 +80,9 @@ def test_a_misfit_runs_plain_and_is_warned_of_once(broken):
             assert torch.equal(ours, theirs)
     assert model.plan.budget_bytes == 100_000
     assert model.plan.measured_peak_bytes <= 100_000
+    if not broken:
+        step(model, 512)
+        assert "runs without a plan" in str(model.plan)
 
 
 def test_the_back_end_of_torch_compile_takes_it_too():

@@ -106,6 +106,7 @@ def test_a_budget_that_the_regions_cannot_reach_is_refused_with_one_that_they_ca
         step(model, x, y)
     with pytest.raises(remat.BudgetTooSmall) as error:
         step(model, x, y)
+    assert "Broken.forward at " in error.value.__notes__[0]  # why there are several regions
     model = remat.rematerialize(original, budget=error.value.smallest_bytes)
     for _ in range(4):
         step(model, x, y)

@@ -357,13 +357,17 @@ class StepPlanner:
         try:
             choice = self._choose(plans, moments, room)
         except BudgetTooSmall as error:
-            raise BudgetTooSmall(
+            refused = BudgetTooSmall(
                 budget,
                 self._with_margin(error.smallest_bytes),
                 error.least_bytes,
                 error.least_at,
                 error.status,
-            ) from None
+            )
+            if self.breaks:
+                where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
+                refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
+            raise refused from None
         calls = [1] * len(plans)
         bound = step_bound([plan.front for plan in plans], calls, moments, room,
                            limit_seconds=_CHOICE_SECONDS)  # fmt: skip

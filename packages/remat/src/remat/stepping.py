@@ -20,7 +20,7 @@ import torch
 from remat.auto_budget import AutoBudget
 from remat.dynamo import Found
 from remat.errors import RematError
-from remat.misfit import warn_of_misfit
+from remat.misfit import NotPlanned, warn_of_misfit
 from remat.planning import (
     Plan,
     Planned,
@@ -71,6 +71,7 @@ class Region:
         self.graph = found.graph
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
         self.plans: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self.misfits: dict[tuple[Any, ...], NotPlanned] = {}
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
@@ -102,6 +103,7 @@ class Region:
         if stepper.preparing:
             raise _Prepared
         if planned is None:
+            stepper.used_none(self.misfits.get(key))
             return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):
@@ -305,6 +307,12 @@ class Stepper:
             self._last = planned.plan
             self._told(planned.plan)
 
+    def used_none(self, misfit: NotPlanned | None) -> None:
+        """Note that a step runs without a plan, if it is because none fits."""
+        if misfit is not None:
+            self._last = None
+            self._told(misfit)
+
     def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
         """Plan for a call of a region; `None` if it is to run as it is."""
         with process_lock:
@@ -326,8 +334,8 @@ class Stepper:
             except (BudgetTooSmall, BudgetExceeded) as error:
                 if self._settings.on_misfit == "raise":
                     raise
-                self._last = None
-                self._told(warn_of_misfit(f"a call of {region.name}", error))
+                misfit = warn_of_misfit(f"a call of {region.name}", error)
+                region.misfits[_numbers(inputs)] = misfit
                 return None
         try:
             captured = region.captured(inputs, self._first_costs, loss_alone=False)
