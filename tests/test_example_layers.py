@@ -1,13 +1,9 @@
 """The example capture and executor, installed by pip into a folder and trained with from there."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from integration_cases.installed import use_installed
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "remat-layers-example"
 MODULE = EXAMPLE / "src" / "remat_layers_example" / "__init__.py"
@@ -78,28 +74,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Install a copy, so that the build leaves nothing in the tree, and use it."""
-    work = tmp_path_factory.mktemp("example")
-    source = shutil.copytree(EXAMPLE, work / "source")
-    target = work / "installed"
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", target, source],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    paths = [str(target), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", USE],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return use_installed(EXAMPLE, tmp_path_factory.mktemp("example"), USE)
 
 
 def test_the_example_is_installed_and_listed(found):

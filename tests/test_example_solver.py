@@ -1,13 +1,8 @@
 """The example plugin, installed by pip into a folder of its own and used from there."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from integration_cases.installed import use_installed
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "remat-solver-example"
 
@@ -61,34 +56,8 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Install a copy, so that the build leaves nothing in the tree."""
-    work = tmp_path_factory.mktemp("example")
-    source = shutil.copytree(EXAMPLE, work / "source")
-    target = work / "installed"
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", target, source],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def test_the_example_is_installed_listed_and_used(installed):
-    paths = [str(installed), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", USE],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_the_example_is_installed_listed_and_used(tmp_path):
+    found = use_installed(EXAMPLE, tmp_path, USE)
     assert found["origin"] == "remat-solver-example 0.1.0 (remat_solver_example:DropCheapest)"
     assert not found["imported_by_listing"]
     assert "no forward or no backward half" in found["without_backward"]

@@ -3,7 +3,8 @@
 from remat.__about__ import __version__
 from remat.budget import Budget
 from remat.errors import BudgetError, BudgetWarning, RematError
-from remat.planning import Plan, plan
+from remat.planning import plan
+from remat.plans import Plan
 from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
 from remat.wrapping import rematerialize
 from remat_exec import (

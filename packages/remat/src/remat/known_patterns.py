@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from remat.plans import StepPlan
 from remat.recording import Recorded, is_part
-from remat.step_plan import StepPlan
 from remat_solvers.step import RegionOption
 
 __all__ = ["KnownPattern", "KnownPatterns"]

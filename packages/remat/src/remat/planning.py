@@ -1,4 +1,4 @@
-"""What a plan promises, and how one is made: capture, budget, solve."""
+"""How a plan is made: capture, budget, solve."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from remat.cutting import hierarchy_for
 from remat.errors import RematError
 from remat.misfit import Misfit, check_misfit
 from remat.plain import measure_outside_loss, measure_plain
+from remat.plans import Plan
 from remat.refusals import refuse_wrapped
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
-from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Stage, Status, simulate
+from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -36,7 +37,6 @@ from remat_solvers.store_all import store_all
 
 __all__ = [
     "SCALAR_BYTES",
-    "Plan",
     "Planned",
     "Settings",
     "for_missing",
@@ -118,85 +118,6 @@ class Settings:
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_misfit,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A schedule for one training graph, and what is known about it.
-
-    Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
-    autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit.
-    `predicted_peak_bytes` is of the generated code, and may be a little below the schedule's.
-    `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
-    run. `source` is the generated code.
-    """
-
-    graph: Graph
-    solution: Solution
-    budget_bytes: int
-    plain_peak_bytes: int | None
-    store_all_peak_bytes: int
-    measured_peak_bytes: int | None
-    capture_seconds: float
-    predicted_peak_bytes: int
-    source: str
-
-    @property
-    def schedule(self) -> Schedule:
-        """The steps of the plan."""
-        if self.solution.schedule is None:
-            raise RematError("the plan has no schedule")
-        return self.solution.schedule
-
-    @property
-    def predicted_overhead(self) -> float:
-        """Time of recomputation as a fraction of computing everything once."""
-        return self.solution.time / self.graph.time - 1 if self.graph.time else 0.0
-
-    @property
-    def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order, if proved.
-
-        Within the budget less what is set aside for a loss outside the module.
-        """
-        if self.solution.lower_bound is None or not self.graph.time:
-            return None
-        return max(0.0, self.solution.lower_bound / self.graph.time - 1)
-
-    @property
-    def recomputations(self) -> int:
-        """Number of operations run a second time or more."""
-        computed = sum(1 for step in self.schedule.steps if hasattr(step, "op"))
-        return computed - len({s.op for s in self.schedule.steps if hasattr(s, "op")})
-
-    def __str__(self) -> str:
-        """Say it readably."""
-        forward = sum(op.stage is Stage.FORWARD for op in self.graph.ops)
-        mib = _mib
-        rows = [
-            ("operations", f"{forward} forward, {len(self.graph.ops) - forward} backward, "
-                           f"{self.recomputations} recomputed"),
-            ("budget", mib(self.budget_bytes)),
-            ("peak, predicted", mib(self.predicted_peak_bytes)),
-            ("peak, measured", _or_dash(self.measured_peak_bytes)),
-            ("plain autograd", _or_dash(self.plain_peak_bytes)),
-            ("storing everything", mib(self.store_all_peak_bytes)),
-            ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
-            ("overhead, at least", "unknown" if self.bound_overhead is None
-                                   else f"{100 * self.bound_overhead:.2f}%"),
-            ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
-                       f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "
-                       f"of capture"),
-        ]  # fmt: skip
-        return "\n".join(["remat plan", *(f"  {name:<20} {text}" for name, text in rows)])
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
-def _or_dash(size: int | None) -> str:
-    return "not measured" if size is None else _mib(size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import torch
 
 from remat_graph import Graph
-from remat_graph.torch import Mark
+from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
 from remat_solvers.step import Moment, RegionOption
 from remat_solvers.step.options import made_elsewhere
 
-__all__ = ["Recorded", "gradients_present", "is_part", "moments_of", "peak_of"]
+__all__ = ["Recorded", "StepRecording", "gradients_present", "is_part", "moments_of", "peak_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,62 @@ class Recorded:
     def peak_bytes(self) -> int:
         """The most that was held at any time."""
         return max(mark.peak_bytes for mark in self.marks)
+
+
+class StepRecording:
+    """Records the step under way, from its start to the end of its last backward."""
+
+    def __init__(self) -> None:
+        self._recorder: AllocationRecorder | None = None
+        self._awaited = False
+        self.ended = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the step is recorded."""
+        return self._recorder is not None
+
+    def start(self, device: torch.device) -> None:
+        """Begin, unless someone else's profiler is running."""
+        recorder = AllocationRecorder(device)
+        with contextlib.suppress(MeasurementError):
+            recorder.__enter__()
+            recorder.give_way()  # whoever else measures may end it
+            self._recorder = recorder
+            self.mark("start")
+
+    def mark(self, label: str) -> None:
+        """Note a moment of the step, if it is recorded."""
+        if self._recorder is not None:
+            self._recorder.mark(label)
+
+    def await_end(self) -> None:
+        """Take the end of the backward that is under way for the step's, unless one follows."""
+        if self._recorder is not None and not self._awaited:
+            self._awaited = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        self._awaited = False
+        if self._recorder is not None:
+            self._recorder.mark("end")
+            self.ended = True
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Stop, and give the marks of a step that has ended, up to the end of its last backward."""
+        assert self._recorder is not None
+        recorder = self._recorder
+        self.stop()
+        marks = tuple(recorder.marks)
+        last = max(position for position, mark in enumerate(marks) if mark.label == "end")
+        return marks[: 1 + last]
+
+    def stop(self) -> None:
+        """Drop what was recorded."""
+        self._awaited = self.ended = False
+        if self._recorder is not None:
+            recorder, self._recorder = self._recorder, None
+            recorder.__exit__(None, None, None)
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:

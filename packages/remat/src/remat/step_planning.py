@@ -9,7 +9,6 @@ takes more than was predicted. Between two steps nothing is alive between its ha
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 import weakref
@@ -24,11 +23,11 @@ from remat.errors import BudgetWarning
 from remat.known_patterns import KnownPattern, KnownPatterns
 from remat.misfit import warn_of_misfit
 from remat.planning import Settings, refuse_other_profilers
-from remat.recording import Recorded, gradients_present, moments_of, peak_of
+from remat.plans import StepPlan
+from remat.recording import Recorded, StepRecording, gradients_present, moments_of, peak_of
 from remat.region_calls import RegionCall, RegionKind, RegionPlan
-from remat.step_plan import StepPlan
 from remat_exec import BudgetExceeded, Runnable, get_executor
-from remat_graph.torch import AllocationRecorder, Capture, Cost, LossCost, MeasurementError
+from remat_graph.torch import Capture, Cost, LossCost
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
@@ -76,9 +75,7 @@ class StepPlanner:
     _patterns: KnownPatterns = field(default_factory=KnownPatterns)
     _calls: list[tuple[RegionPlan, RegionOption]] = field(default_factory=list)
     _present: list[dict[int, int]] = field(default_factory=list)
-    _recorder: AllocationRecorder | None = None
-    _ended: bool = False
-    _awaited: bool = False
+    _recording: StepRecording = field(default_factory=StepRecording)
     _backward_began: bool = False
     _autocast: torch.dtype | None = None
     _set_aside: int = 0
@@ -124,7 +121,7 @@ class StepPlanner:
             return
         self.live.clear()
         device = device or self._device
-        recorded = self._read() if self._ended else None
+        recorded = self._recorded() if self._recording.ended else None
         self.stop_recording()
         before: KnownPattern | None = None
         if self._calls:
@@ -140,7 +137,7 @@ class StepPlanner:
         if self._error is not None:
             raise self._error
         if self._patterns.wanted and device is not None:
-            self._start(device)
+            self._recording.start(device)
 
     @property
     def _pattern(self) -> tuple[int, ...]:
@@ -162,7 +159,7 @@ class StepPlanner:
         watched = plan.protect(tensors)
         if watched:
             self.stop_recording()  # of a step that holds them twice
-        if self._recorder is not None:
+        if self._recording.under_way:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
         call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
@@ -236,55 +233,29 @@ class StepPlanner:
 
     def mark(self, label: str) -> None:
         """Note a moment of the step, if it is recorded."""
-        if self._recorder is not None:
-            self._recorder.mark(label)
+        self._recording.mark(label)
 
     def await_end(self) -> None:
         """End the step with the backward that is under way, unless another one follows."""
         self._backward_began = True
-        if self._recorder is not None and not self._awaited:
-            self._awaited = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
-
-    def _backward_ended(self) -> None:
-        self._awaited = False
-        if self._recorder is not None:
-            self._recorder.mark("end")
-            self._ended = True
+        self._recording.await_end()
 
     def _backward_over(self) -> bool:
         """Whether a backward of this step has begun, and none is under way."""
         return self._backward_began and torch._C._current_graph_task_id() == -1
 
-    def _read(self) -> Recorded | None:
-        assert self._recorder is not None
-        self._recorder.__exit__(None, None, None)
-        marks = tuple(self._recorder.marks)
-        ends = [position for position, mark in enumerate(marks) if mark.label == "end"]
-        if not ends:
-            return None
+    def _recorded(self) -> Recorded:
         return Recorded(
             self._pattern,
             tuple(self._kinds[plan.kind].front.graph for plan, _ in self._calls),
             tuple(option for _, option in self._calls),
             tuple(self._present),
-            marks[: 1 + ends[-1]],
+            self._recording.marks(),
         )
-
-    def _start(self, device: torch.device) -> None:
-        recorder = AllocationRecorder(device)
-        with contextlib.suppress(MeasurementError):  # someone else's profiler is running
-            recorder.__enter__()
-            recorder.give_way()  # whoever else measures may end it
-            self._recorder = recorder
-            self.mark("start")
 
     def stop_recording(self) -> None:
         """Drop the recording of a step that came to no end, or in which something is measured."""
-        self._awaited = self._ended = False
-        if self._recorder is not None:
-            recorder, self._recorder = self._recorder, None
-            recorder.__exit__(None, None, None)
+        self._recording.stop()
 
     def __del__(self) -> None:
         """Leave no profiler running."""

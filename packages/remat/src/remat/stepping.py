@@ -22,7 +22,6 @@ from remat.dynamo import Found
 from remat.errors import RematError
 from remat.misfit import NotPlanned, warn_of_misfit
 from remat.planning import (
-    Plan,
     Planned,
     Settings,
     for_missing,
@@ -30,6 +29,7 @@ from remat.planning import (
     make_plan,
     refuse_other_profilers,
 )
+from remat.plans import Plan
 from remat.region_calls import RegionPlan
 from remat.step_planning import StepPlanner
 from remat_exec import BudgetExceeded, Runnable, SecondDerivative, get_executor, with_call
@@ -70,12 +70,11 @@ class Region:
         self.stepper = stepper
         self.graph = found.graph
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
-        self.plans: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
-        self.misfits: dict[tuple[Any, ...], NotPlanned] = {}
+        self.plans: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
-        self._before: dict[tuple[Any, ...], Planned | RegionPlan | None] = {}
+        self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
         self.let_go: frozenset[int] | None = None
         self._captures: dict[tuple[Any, ...], Capture] = {}
         self._in_a_row = 0
@@ -102,8 +101,10 @@ class Region:
             stepper.used(planned)
         if stepper.preparing:
             raise _Prepared
+        if isinstance(planned, NotPlanned):
+            stepper.used_none(planned)
+            return self._as_it_is(inputs)
         if planned is None:
-            stepper.used_none(self.misfits.get(key))
             return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):
@@ -307,18 +308,21 @@ class Stepper:
             self._last = planned.plan
             self._told(planned.plan)
 
-    def used_none(self, misfit: NotPlanned | None) -> None:
-        """Note that a step runs without a plan, if it is because none fits."""
-        if misfit is not None:
-            self._last = None
-            self._told(misfit)
+    def used_none(self, misfit: NotPlanned) -> None:
+        """Note that a step runs without a plan, because none fits."""
+        self._last = None
+        self._told(misfit)
 
-    def plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
-        """Plan for a call of a region; `None` if it is to run as it is."""
+    def plan(
+        self, region: Region, inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
+        """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
         with process_lock:
             return self._plan(region, inputs)
 
-    def _plan(self, region: Region, inputs: Sequence[Any]) -> Planned | RegionPlan | None:
+    def _plan(
+        self, region: Region, inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
         logger.info("planning for %s", region.name)
         if self._settings.budget.is_auto:
             self._auto.see(inputs, _device(inputs))
@@ -334,9 +338,7 @@ class Stepper:
             except (BudgetTooSmall, BudgetExceeded) as error:
                 if self._settings.on_misfit == "raise":
                     raise
-                misfit = warn_of_misfit(f"a call of {region.name}", error)
-                region.misfits[_numbers(inputs)] = misfit
-                return None
+                return warn_of_misfit(f"a call of {region.name}", error)
         try:
             captured = region.captured(inputs, self._first_costs, loss_alone=False)
             if region.expected is not None:
