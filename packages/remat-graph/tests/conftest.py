@@ -1,5 +1,6 @@
 """Random graphs for the tests of this package."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -25,10 +26,15 @@ def random_graphs(draw, max_ops=7):
         known = [v.name for v in values]
         earlier = [op.name for op in ops]
         outputs = [Value(f"v{i}.{j}", draw(st.integers(0, 9))) for j in range(draw(_FEW))]
+        inputs = draw(_some(known, 3))
+        mine = [v for v in values if v.name in inputs and v.name not in resident]
+        pairs = list(zip(mine, outputs, strict=False)) if draw(st.booleans()) else []
+        for at, (read, _) in enumerate(pairs):
+            outputs[at] = replace(outputs[at], size_bytes=read.size_bytes)
         ops.append(
             Op(
                 name=f"op{i}",
-                inputs=draw(_some(known, 3)),
+                inputs=inputs,
                 outputs=tuple(v.name for v in outputs),
                 time=draw(st.integers(0, 8)) / 4,
                 workspace_bytes=draw(st.integers(0, 9)),
@@ -37,6 +43,7 @@ def random_graphs(draw, max_ops=7):
                 equivalence=draw(st.sampled_from([None, "matmul", "add"])),
                 replayable=draw(st.integers(0, 5)) > 0,
                 order_after=draw(_some(earlier, 1)),
+                overwrites=tuple((read.name, made.name) for read, made in pairs),
             )
         )
         values += outputs

@@ -46,6 +46,16 @@ def reference(graph, steps):
     def held(names):
         return sum(sizes[v] for v in names)
 
+    def counted_twice(steps, i, past):
+        """What is not freed yet, but before the next computation, and has been overwritten."""
+        at = max((j for j in range(i + 1) if isinstance(steps[j], Compute)), default=None)
+        if at is None:
+            return set()
+        stop = next((j for j in range(at + 1, len(steps)) if isinstance(steps[j], Compute)), None)
+        freed = {step.value for step in steps[at + 1 : stop]}
+        gone = {step.value for step in past[at + 1 :]}
+        return {read for read, _ in ops[steps[at].op].overwrites if read in freed - gone}
+
     during, after = [], []
     for i, step in enumerate(steps):
         history = steps[:i]
@@ -67,7 +77,9 @@ def reference(graph, steps):
             if not legal:
                 raise Illegal(i)
             during.append(held(before) + held(op.outputs) + op.workspace_bytes)
+        during[-1] -= held(counted_twice(steps, i, steps[:i]))
         after.append(held(alive(steps[: i + 1])))
+        after[-1] -= held(counted_twice(steps, i, steps[: i + 1]))
     once = {op.name for op in graph.ops if not op.replayable}
     run = {s.op for s in steps if isinstance(s, Compute)}
     if not graph.results <= alive(steps) | graph.resident or not once <= run:

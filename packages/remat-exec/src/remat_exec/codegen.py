@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from remat_exec.lowering import lowered_bytes
-from remat_exec.writing import Group, Writer, freed_next, zero_values
+from remat_exec.writing import Group, Writer, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, Program
 
@@ -36,7 +36,7 @@ class Code:
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op; the field says how many are kept.
-    `peak_bytes` is the schedule's peak, less what ops in place save, with what a loss may keep.
+    `peak_bytes` is the schedule's peak, with what a loss may keep.
     """
 
     forward: Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -120,7 +120,6 @@ def generate(
         ]
     )
     functions = _compile(source, forward.bindings)
-    backward.in_place = [loss + 1 + position for position in backward.in_place]
     return Code(
         functions["forward"],
         functions["backward"],
@@ -132,7 +131,6 @@ def generate(
             graph,
             schedule,
             replayed,
-            (*forward.in_place, *backward.in_place),
             kept_by_loss,
             lowered,
         ),
@@ -170,14 +168,13 @@ def _executed_peak(
     graph: Graph,
     schedule: Schedule,
     replayed: set[str],
-    in_place: tuple[int, ...],
     kept_by_loss: int,
     lowered: dict[str, int],
 ) -> int:
-    """Peak of a schedule, less what the code saves, with what a loss outside keeps.
+    """Peak of a schedule with what a loss outside keeps.
 
-    The steps `in_place` make their output in the buffer of their target; drawing operators that are
-    not `replayed` save no state of their generator; what is `lowered` takes so many bytes more.
+    Drawing operators that are not `replayed` save no state of their generator; what is `lowered`
+    takes so many bytes more.
     """
     held = list(simulate(graph, schedule).during_bytes)
     for position, step in enumerate(schedule.steps):
@@ -187,11 +184,5 @@ def _executed_peak(
                 held[position] -= GENERATOR_STATE_BYTES
         if isinstance(step, Compute):
             held[position] += lowered.get(step.op, 0)
-    for position in in_place:
-        step = schedule.steps[position]
-        made = graph.ops[graph.op_index[step.op]].outputs if isinstance(step, Compute) else ()
-        saved = sum(graph.value_by_name[value].size_bytes for value in made)
-        for affected in range(position, position + 1 + len(freed_next(schedule.steps, position))):
-            held[affected] -= saved
     loss = schedule.steps.index(Compute("loss"))
     return max(*held[:loss], *(size + kept_by_loss for size in held[loss:]))

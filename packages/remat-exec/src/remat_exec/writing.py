@@ -5,7 +5,6 @@ Views are made when first read and go with their buffer. `drawing` has what runs
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,32 +15,13 @@ import torch
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_exec.lowering import run_lowered
-from remat_graph import Compute, Free, Graph, Step
-from remat_graph.torch import Call, Program, TensorFacts, Variable
+from remat_graph import Compute, Graph, Step, freed_next
+from remat_graph.torch import IN_PLACE, PARTS, Call, Program, TensorFacts, Variable
 
-__all__ = ["Group", "Writer", "freed_next", "zero_values"]
+__all__ = ["Group", "Writer", "zero_values"]
 
 _GROUPS = 16
 _GROUP_BYTES = 1 << 20
-
-aten = torch.ops.aten
-_IN_PLACE = {
-    aten.relu.default: aten.relu_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.neg.default: aten.neg_.default,
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
-    aten.div.Scalar: aten.div_.Scalar,
-}
-_PARTS = {  # what gives the part of a tensor that one of these assigns to
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +52,6 @@ class Writer:
         self.bindings = bindings
         self.live: dict[str, None] = {}
         self.read_at_entry: set[str] = set()
-        self.in_place: list[int] = []
         self.zero: frozenset[str] = frozenset()
         self.lowered: dict[str, torch.dtype | None] = {}
         self._entry: set[str] = set()
@@ -115,9 +94,7 @@ class Writer:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
-        elif self._in_place(step.op, freed_next(steps, position)):
-            self.in_place.append(position)
-        else:
+        elif not self._in_place(step.op, freed_next(steps, position)):
             self._call(step.op)
         self.computed.add(step.op)
 
@@ -185,40 +162,26 @@ class Writer:
         return bool(made) and made <= self.zero
 
     def _in_place(self, op: str, dying: set[str]) -> bool:
-        """Write an op into the buffer of its first input, if that ends here (`dying`).
-
-        Takes less memory than the schedule says, never more, and gives the same bits. A gradient
-        that came from outside is not written to: others may hold it. Returns whether it could.
-        """
+        """Write an op in the buffer of its first input, if it can and that is `dying`."""
+        pair = self.program.overwrites.get(op)
+        if pair is None or self.program.storage[pair[0]] not in dying:
+            return False
+        target, result = pair
         call = self.program.calls[op]
-        own = _IN_PLACE.get(call.target)
-        part = _PARTS.get(call.target)
-        if (own is None and part is None) or not isinstance(call.args[0], Variable):
-            return False
-        target = call.args[0].name
-        (result,) = call.results
-        storage, facts = self.program.storage, self.program.facts
-        others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
-        if (
-            result is None
-            or storage[target] not in dying
-            or storage[target] in {storage[name] for name in (*others, *self.program.tangents)}
-            or target in self.program.views
-            or facts[target] != facts[result]
-        ):
-            return False
-        for name in (target, *others):
+        for name in call.reads:
             self._require(name)
         rest = ", ".join(self._argument(item) for item in call.args[1:])
         rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
+        own = IN_PLACE.get(call.target)
         if own is not None:
             self.lines.append(f"{self._bind_target(own)}({target}, {rest})")
         else:
             source, _, where = rest.partition(", ")
-            self.lines.append(f"{self._bind_target(part)}({target}, {where}).copy_({source})")
+            part = self._bind_target(PARTS[call.target])
+            self.lines.append(f"{part}({target}, {where}).copy_({source})")
         self.lines.append(f"{result} = {target}")
         self._define(result)
-        self._delete(self._of_value[storage[target]])
+        self._delete(self._of_value[self.program.storage[target]])
         return True
 
     def _define(self, name: str) -> None:
@@ -312,12 +275,6 @@ class Writer:
         if isinstance(item, float) and math.isfinite(item):
             return repr(item)
         return self._bind("constant", item)
-
-
-def freed_next(steps: tuple[Step, ...], position: int) -> set[str]:
-    """Name the values that are freed right after a step."""
-    freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[position + 1 :])
-    return {step.value for step in freed if isinstance(step, Free)}
 
 
 def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:

@@ -26,6 +26,7 @@ from remat_graph.schedule import (
     Step,
     Timeline,
     Trial,
+    freed_next,
     simulate,
 )
 from remat_graph.subgraph import Subgraph
@@ -61,6 +62,7 @@ __all__ = [
     "decode",
     "encode",
     "equivalence_classes",
+    "freed_next",
     "from_networkx",
     "load",
     "save",

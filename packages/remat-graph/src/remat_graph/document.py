@@ -1,7 +1,8 @@
 """Graphs and schedules as JSON documents with a schema version.
 
-A document is `{"kind": ..., "version": 1, "body": ...}` with canonical bytes: equal objects give
-equal files. Writing is atomic; a damaged file is refused with the field at fault.
+A document is `{"kind": ..., "version": 2, "body": ...}` with canonical bytes: equal objects give
+equal files. Version 1 is read, too: it has no `overwrites`. Writing is atomic; a damaged file is
+refused with the field at fault.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from remat_graph.schedule import Compute, Free, Schedule, Solution, Status, Tria
 
 __all__ = ["SCHEMA_VERSION", "decode", "encode", "load", "save"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READ = (1, SCHEMA_VERSION)
 
 Document = Graph | Schedule | Hierarchy | Solution
 
@@ -42,6 +44,7 @@ class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     equivalence: str | None = None
     replayable: bool = True
     order_after: list[str] = []
+    overwrites: list[tuple[str, str]] = []
 
 
 class _Graph(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,10 +128,11 @@ def decode(data: bytes, *, source: str = "document") -> Document:
         envelope = msgspec.json.decode(data, type=_Envelope)
     except _DAMAGE as error:
         raise DocumentError(f"{source} is not a remat document: {error}") from error
-    if envelope.version != SCHEMA_VERSION:
+    if envelope.version not in _READ:
         raise DocumentError(
-            f"{source} has schema version {envelope.version}; this remat-graph reads version "
-            f"{SCHEMA_VERSION}. Make the file again, or install the remat-graph that wrote it"
+            f"{source} has schema version {envelope.version}; this remat-graph reads versions "
+            f"{_READ[0]} to {_READ[-1]}. Make the file again, or install the remat-graph that "
+            f"wrote it"
         )
     body_type = _BODIES.get(envelope.kind)
     if body_type is None:
@@ -229,6 +233,7 @@ def _graph_body(graph: Graph) -> _Graph:
             _Op(
                 op.name, list(op.inputs), list(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, list(op.order_after),
+                list(op.overwrites),
             )
             for op in graph.ops
         ],
@@ -245,6 +250,7 @@ def _read_graph(body: _Graph) -> Graph:
             Op(
                 op.name, tuple(op.inputs), tuple(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, tuple(op.order_after),
+                tuple(op.overwrites),
             )
             for op in body.ops
         ),

@@ -58,11 +58,13 @@ class Op:
     allocates and gives back while it runs. `twin` names the forward operation that a backward one
     differentiates. Operations of equal `equivalence` run the same code on the same shapes. One with
     `replayable=False` is computed exactly once by every schedule. `order_after` are operations
-    whose first computation must precede this one's; it costs no memory.
+    whose first computation must precede this one's; it costs no memory. `overwrites` are pairs of
+    an input and an output: the output takes the buffer of the input, if that is freed right after.
 
     Raises:
         InvalidGraph: if the name is empty, the time is negative or above 1e100, the workspace is no
-            int or negative, or a value is named twice in the inputs or in the outputs.
+            int or negative, a value is named twice in the inputs or in the outputs, or what
+            overwrites and is overwritten are not an output and an input, each named once.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Op:
     equivalence: str | None = None
     replayable: bool = True
     order_after: tuple[str, ...] = ()
+    overwrites: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -89,6 +92,21 @@ class Op:
         for kind, names in (("inputs", self.inputs), ("outputs", self.outputs)):
             if len(set(names)) != len(names):
                 raise InvalidGraph(f"op {self.name!r} names a value twice in its {kind}: {names}")
+        if self.overwrites:
+            self._check_overwrites()
+
+    def _check_overwrites(self) -> None:
+        read = [pair[0] for pair in self.overwrites]
+        made = [pair[1] for pair in self.overwrites]
+        if not (set(read) <= set(self.inputs) and set(made) <= set(self.outputs)):
+            raise InvalidGraph(
+                f"op {self.name!r} has overwrites={self.overwrites}; each must be a pair of one of "
+                f"its inputs {self.inputs} and one of its outputs {self.outputs}"
+            )
+        if len(set(read)) != len(read) or len(set(made)) != len(made):
+            raise InvalidGraph(
+                f"op {self.name!r} has overwrites={self.overwrites}; each value may occur once"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +119,9 @@ class Graph:
 
     Raises:
         InvalidGraph: naming the op or value at fault, if names collide, a value has no producer or
-            two, an op reads something made later, a twin is not a forward op, or the order of the
-            stages contradicts `boundary`.
+            two, an op reads something made later, a twin is not a forward op, the order of the
+            stages contradicts `boundary`, or a value is to overwrite another that is resident or
+            has another size.
     """
 
     values: tuple[Value, ...]
@@ -168,6 +187,15 @@ class Graph:
                 if v in self.resident:
                     raise InvalidGraph(f"op {op.name!r} makes {v!r}, which is resident")
                 producer[v] = i
+            for read, made in op.overwrites:
+                sizes = [self._value_by_name[v].size_bytes for v in (read, made)]
+                if read in self.resident or sizes[0] != sizes[1]:
+                    raise InvalidGraph(
+                        f"op {op.name!r} makes {made!r} of {sizes[1]} bytes in the place of "
+                        f"{read!r}, which {'is resident' if read in self.resident else 'has'} "
+                        f"{sizes[0]} bytes; only a buffer of the same size that can be freed can "
+                        f"be overwritten"
+                    )
             for earlier in op.order_after:
                 if self._op_index.get(earlier, i) >= i:
                     raise InvalidGraph(

@@ -36,7 +36,7 @@ def canonical_hash(graph: Graph) -> str:
     def position(value: str) -> int:
         return number.setdefault(value, len(number))
 
-    digest = hashlib.sha256(b"remat-graph canonical 1")
+    digest = hashlib.sha256(b"remat-graph canonical 2")
     op_index, sizes = graph.op_index, graph.value_by_name
     for op in graph.ops:
         row = (
@@ -49,6 +49,7 @@ def canonical_hash(graph: Graph) -> str:
             tuple(position(v) for v in op.outputs),
             None if op.twin is None else op_index[op.twin],
             tuple(sorted({op_index[earlier] for earlier in op.order_after})),
+            tuple(sorted((position(read), position(made)) for read, made in op.overwrites)),
         )
         digest.update(repr(row).encode())
     for v, _ in sorted(number.items(), key=lambda item: item[1]):

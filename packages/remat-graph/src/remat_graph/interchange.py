@@ -47,6 +47,7 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
             equivalence=op.equivalence,
             replayable=op.replayable,
             order_after=op.order_after,
+            overwrites=op.overwrites,
         )
         for slot, v in enumerate(op.inputs):
             dag.add_edge(("value", v), node, slot=slot)
@@ -188,6 +189,7 @@ def _from_bipartite(dag: nx.DiGraph[Any]) -> Graph:
                 data["equivalence"],
                 data["replayable"],
                 tuple(data["order_after"]),
+                tuple((read, made) for read, made in data["overwrites"]),
             )
             for node, data in ops
         ),

@@ -2,7 +2,9 @@
 
 Memory model. While an op runs, everything alive before it, all of its outputs and its workspace are
 held; afterwards its outputs stay until they are freed. Computing an op some of whose outputs are
-still alive replaces them: both copies exist while it runs. Resident values weigh nothing.
+still alive replaces them: both copies exist while it runs. Resident values weigh nothing. Where
+an op can overwrite an input, and that is freed by one of the steps that free right after it, the
+output takes its buffer: it weighs nothing more, and freeing the input gives nothing back.
 Complexity: linear in the number of steps and of values they touch.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from remat_graph.errors import InvalidSchedule
@@ -25,6 +27,7 @@ __all__ = [
     "Step",
     "Timeline",
     "Trial",
+    "freed_next",
     "simulate",
 ]
 
@@ -146,6 +149,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
     resident = graph.resident
     alive: set[str] = set()
     computed = [False] * len(graph.ops)
+    overwritten: set[str] = set()
     times: list[float] = []
     during: list[int] = []
     after: list[int] = []
@@ -156,7 +160,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
                 raise InvalidSchedule(_why_not_freeable(graph, step.value), position)
             alive.remove(step.value)
             during.append(memory)
-            memory -= values[step.value].size_bytes
+            if step.value not in overwritten:
+                memory -= values[step.value].size_bytes
             after.append(memory)
             continue
         index = op_index.get(step.op)
@@ -183,6 +188,13 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
             computed[index] = True
         made = 0
         replaced = 0
+        overwritten = set()
+        if op.overwrites:
+            dying = freed_next(schedule.steps, position)
+            for read, new in op.overwrites:
+                if read in dying:
+                    overwritten.add(read)
+                    made -= values[new].size_bytes
         for v in op.outputs:
             size = values[v].size_bytes
             made += size
@@ -210,6 +222,17 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
         during_bytes=tuple(during),
         after_bytes=tuple(after),
     )
+
+
+def freed_next(steps: Sequence[Step], position: int) -> set[str]:
+    """Name the values that are freed right after a step, before the next one that computes."""
+    freed = set()
+    for after in range(position + 1, len(steps)):
+        step = steps[after]
+        if not isinstance(step, Free):
+            break
+        freed.add(step.value)
+    return freed
 
 
 def _why_not_freeable(graph: Graph, value: str) -> str:

@@ -2,8 +2,9 @@
 
 The subgraph of a block has its forward ops and the backward ops that sit with them (see `homes`),
 in the order of the whole graph. What it reads and does not make is resident in it: whoever plans
-the level above holds it. What others need of it is a result. A twin or a soft dependency outside is
-left out: the order of the blocks keeps it. The loss is in the subgraph of the root alone.
+the level above holds it, so nothing here overwrites it. What others need of it is a result. A twin
+or a soft dependency outside is left out: the order of the blocks keeps it. The loss is in the
+subgraph of the root alone.
 
 Values stand in the order in which ops first mention them, which no name has a part in. So two
 subgraphs that are equal up to names are equal position by position (see `unique_blocks`).
@@ -108,9 +109,10 @@ class _Roles:
 def _without_outside(graph: Graph, op: Op, inside: set[int]) -> Op:
     twin = op.twin if op.twin is None or graph._op_index[op.twin] in inside else None
     order_after = tuple(name for name in op.order_after if graph._op_index[name] in inside)
-    if (twin, order_after) == (op.twin, op.order_after):
+    overwrites = tuple(pair for pair in op.overwrites if graph._producer[pair[0]] in inside)
+    if (twin, order_after, overwrites) == (op.twin, op.order_after, op.overwrites):
         return op
-    return replace(op, twin=twin, order_after=order_after)
+    return replace(op, twin=twin, order_after=order_after, overwrites=overwrites)
 
 
 def _readers_outside(

@@ -10,6 +10,7 @@ from remat_graph.torch.errors import (
     NoBackward,
     UnknownCapture,
 )
+from remat_graph.torch.in_place import IN_PLACE, PARTS
 from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.process import generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
@@ -32,6 +33,8 @@ from remat_graph.torch.tracing import original_forward, original_forwards
 
 __all__ = [
     "GENERATOR_STATE_BYTES",
+    "IN_PLACE",
+    "PARTS",
     "AllocationRecorder",
     "BrokenCapture",
     "Call",

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.torch.in_place import may_overwrite
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
@@ -141,6 +142,7 @@ class Program:
     whole buffer of a view, which is then made outside, for autograd lets the user change in place
     only what it knows how it was viewed. `tangents` maps a variable to the position in `returned`
     whose gradient it is; `gradients` maps input variables to the variable of their gradient.
+    `overwrites` names, for the ops that can run in place, what they read and make in its buffer.
     """
 
     inputs: tuple[Input, ...]
@@ -159,12 +161,37 @@ class Program:
     twins: Mapping[str, str]
     equivalence: Mapping[str, str] = field(repr=False)
     handed: tuple[str, ...] = field(init=False)
+    overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
 
     @property
     def resident(self) -> frozenset[str]:
         """The values that are there before the program runs."""
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
+
+    def _find_overwrites(self) -> dict[str, tuple[str, str]]:
+        """Find the ops that can make their result in the buffer of what they read last.
+
+        A gradient that came from outside is not written to: others may hold it.
+        """
+        found = {}
+        given = self.resident | {self.storage[name] for name in self.tangents}
+        for op, call in self.calls.items():
+            if not may_overwrite(call.target) or not isinstance(call.args[0], Variable):
+                continue
+            (result,) = call.results
+            target = call.args[0].name
+            value = self.storage[target]
+            others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
+            if (
+                result is not None
+                and value not in given
+                and value not in {self.storage[name] for name in others}
+                and target not in self.views
+                and self.facts[target] == self.facts[result]
+            ):
+                found[op] = (target, result)
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -192,6 +219,7 @@ class Program:
         taken = set(self.returned)
         handed = tuple(self._whole(name, taken) for name in self.returned)
         object.__setattr__(self, "handed", handed)
+        object.__setattr__(self, "overwrites", self._find_overwrites())
 
     def _whole(self, name: str, taken: set[str]) -> str:
         root = name
@@ -246,6 +274,7 @@ class Program:
                 replayable = False
             if held.intersection(outputs):  # the user has it from its first computation on
                 replayable = False
+            pair = self.overwrites.get(name)
             ops.append(
                 Op(
                     name,
@@ -260,6 +289,7 @@ class Program:
                     self.equivalence.get(name),
                     replayable,
                     tuple(order_after) if call is not None else self._writes_after(name),
+                    () if pair is None else ((self.storage[pair[0]], self.storage[pair[1]]),),
                 )
             )
         used = {v for op in ops for v in (*op.inputs, *op.outputs)}
