@@ -40,11 +40,11 @@ from graphs import captured
 from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import Relaxation, relax
-from remat_solvers.store_all import store_all
-from remat_solvers.wiring import Floats
 
 MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")
 SHARES = (0.5, 0.3)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from remat_solvers import milp
-from remat_solvers.milp import (
+from remat_solvers.core import milp
+from remat_solvers.core.milp import (
     Answer,
     BudgetedProgram,
     Outcome,

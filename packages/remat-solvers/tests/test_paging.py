@@ -8,14 +8,14 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
-from remat_solvers.evict import evict
-from remat_solvers.least import least
-from remat_solvers.paging import Habit, page
-from remat_solvers.prune import drop_unused, prune
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.store_all import store_all
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.evict import evict
+from remat_solvers.search.paging import Habit, page
+from remat_solvers.search.prune import drop_unused, prune
+from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 habits = st.builds(
@@ -129,7 +129,7 @@ def test_several_evictions_at_once_are_about_as_good_as_one_by_one(monkeypatch):
     everything = np.arange(wiring.op_count)
     extra = []
     for ops_per_eviction in (10**9, 20):
-        monkeypatch.setattr("remat_solvers.evict._OPS_PER_EVICTION", ops_per_eviction)
+        monkeypatch.setattr("remat_solvers.search.evict._OPS_PER_EVICTION", ops_per_eviction)
         found = prune(wiring, evict(wiring, everything, budget), budget)
         assert found.peak_bytes <= budget
         extra.append(sequence_time(wiring, found.sequence) - graph.time)

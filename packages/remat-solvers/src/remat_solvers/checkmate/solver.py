@@ -27,11 +27,11 @@ import cvxpy as cp
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.core.milp import BudgetedProgram, Outcome
+from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.milp import BudgetedProgram, Outcome
-from remat_solvers.problem import Limit, Problem, Report, check_gap, check_whole
-from remat_solvers.trace import Trace, trace
-from remat_solvers.wiring import Floats
 
 __all__ = ["MOST_COLUMNS", "Checkmate"]
 

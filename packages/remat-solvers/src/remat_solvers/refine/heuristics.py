@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import time
 
-from remat_solvers.evict import Taste, evict
-from remat_solvers.milp import Answer
-from remat_solvers.paging import Habit, page
-from remat_solvers.problem import Limit, Problem, silent
-from remat_solvers.prune import prune
+from remat_solvers.core.milp import Answer
+from remat_solvers.core.problem import Limit, Problem, silent
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
-from remat_solvers.shake import shake
-from remat_solvers.smallest import descend_to
-from remat_solvers.starts import HABITS, TASTES
-from remat_solvers.trace import Trace, trace
-from remat_solvers.wiring import Ints, in_order
+from remat_solvers.search.evict import Taste, evict
+from remat_solvers.search.paging import Habit, page
+from remat_solvers.search.prune import prune
+from remat_solvers.search.shake import shake
+from remat_solvers.search.smallest import descend_to
+from remat_solvers.search.starts import HABITS, TASTES
 
 __all__ = ["Heuristics"]
 

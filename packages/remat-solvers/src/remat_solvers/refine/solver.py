@@ -30,11 +30,11 @@ import time
 from typing import ClassVar
 
 from remat_graph import Solution, Status, simulate
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Wiring, expand, in_order
+from remat_solvers.search.smallest import smallest_trace
 
 __all__ = ["Refine"]
 

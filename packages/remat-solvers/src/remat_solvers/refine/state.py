@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from remat_solvers.problem import Limit, Progress, Report
+from remat_solvers.core.problem import Limit, Progress, Report
+from remat_solvers.core.trace import Trace, sequence_time
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine.relaxation import COST_OF_ONCE
-from remat_solvers.trace import Trace, sequence_time
-from remat_solvers.wiring import Wiring, expand
 
 __all__ = ["GAP", "TOLERANCE", "State"]
 
