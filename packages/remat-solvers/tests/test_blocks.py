@@ -27,7 +27,7 @@ from remat_solvers.hierarchical.blocks.options import Option, choose, read_optio
 from remat_solvers.hierarchical.blocks.planning import Blocks
 from remat_solvers.hierarchical.blocks.runs import again, measure_run
 from remat_solvers.hierarchical.blocks.targets import targets_of
-from remat_solvers.search.evict import Taste, evict
+from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import prune
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -320,8 +320,8 @@ def test_a_composed_level_is_never_smaller_than_what_it_stands_for(hierarchy, bu
             everything = np.arange(composed.op_count)
             peak = trace(composed, everything).peak_bytes
             for share in budgets:
-                taste = Taste(noise=0.5, seed=seed)
-                nodes = evict(composed, everything, int(share * peak), taste=taste)
+                perturbation = EvictionPerturbation(noise=0.5, seed=seed)
+                nodes = evict(composed, everything, int(share * peak), perturbation=perturbation)
                 picks = picks_of(level, selection, nodes.sequence.tolist())
                 ops = np.array(expand_nodes(level, picks), dtype=np.int64)
                 flat = trace(level.wiring, ops)

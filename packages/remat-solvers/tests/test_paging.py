@@ -13,13 +13,13 @@ from remat_solvers.bounds.least import least
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.evict import evict
-from remat_solvers.search.paging import Habit, page
+from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused, prune
 from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-habits = st.builds(
-    Habit,
+perturbations = st.builds(
+    PagingPerturbation,
     span=st.sampled_from([0.0, 0.5, 1.0]),
     deep=st.booleans(),
     noise=st.sampled_from([0.0, 0.3]),
@@ -28,12 +28,12 @@ habits = st.builds(
 
 
 @thorough
-@given(graphs() | trainings(), st.floats(0.3, 1.0), habits, st.booleans())
-def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, habit, planned):
+@given(graphs() | trainings(), st.floats(0.3, 1.0), perturbations, st.booleans())
+def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, perturbation, planned):
     wiring = Wiring.of(graph)
     budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
     plan = (lambda op, value: (op + value) % 2 == 0) if planned else None
-    sequence = page(wiring, budget, habit=habit, plan=plan)
+    sequence = page(wiring, budget, perturbation=perturbation, plan=plan)
     if sequence is None:
         return
     timeline = simulate(graph, expand(wiring, sequence))

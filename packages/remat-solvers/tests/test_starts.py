@@ -81,7 +81,7 @@ def test_the_given_schedule_comes_first_and_is_not_lost(solver, best, alone):
 
 
 @pytest.mark.parametrize("solver", NAMES)
-def test_a_given_schedule_that_does_not_fit_is_mended(solver):
+def test_a_given_schedule_that_does_not_fit_is_repaired(solver):
     reports = []
     problem = Problem(GRAPH, BUDGET, HIERARCHY, start=EVERYTHING)
     found = get_solver(solver).solve(problem, Limit.starting_now(10.0), reports.append)

@@ -119,7 +119,7 @@ class Attempt:
         return self.offer(self.stages.sequence(self.stages.least_run(kept)))
 
     def raise_bound(self, value: float) -> None:
-        """Take a bound in thousandths of the time of all ops; a hair less, for tolerances."""
+        """Take a bound in thousandths of the time of all ops; slightly less, for tolerances."""
         proved = self.once * (1 + value / 1000 * (1 - 1e-7) - 1e-8)
         if np.isfinite(proved):
             self.bound = max(self.bound, proved)

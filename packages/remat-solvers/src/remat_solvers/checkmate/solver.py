@@ -96,7 +96,7 @@ class Checkmate:
         return attempt.solution()
 
     def _search(self, attempt: Attempt, begun: list[Trace], deadline: float) -> None:
-        """Solve the program; a hair below the budget where its tolerances spoil the schedule."""
+        """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
         formulation = formulate(attempt.stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
         start = _start(attempt, begun, formulation)

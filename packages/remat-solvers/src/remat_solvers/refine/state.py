@@ -81,7 +81,7 @@ class State:
                 self._confront()
 
     def learn(self, cost: float) -> None:
-        """Raise the bound to a cost that a program has at least, less a hair for tolerances."""
+        """Raise the bound to a cost that a program has at least, slightly less for tolerances."""
         proved = self.once * (1 + cost / COST_OF_ONCE * (1 - 1e-7) - 1e-8)
         if np.isfinite(proved) and proved > self.bound:
             self.bound = proved

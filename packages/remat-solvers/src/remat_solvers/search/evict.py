@@ -20,15 +20,15 @@ import numpy as np
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["Taste", "evict"]
+__all__ = ["EvictionPerturbation", "evict"]
 
 _NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Taste:
-    """How prices are weighed; several tastes give several starts.
+class EvictionPerturbation:
+    """Perturbs the prices of values: several perturbations give several schedules.
 
     `cover` is the power of the share of over-budget moments that a life covers, `crowding` the
     weight of a recomputation that is over budget itself, `noise` the spread of a random factor.
@@ -45,21 +45,21 @@ def evict(
     sequence: Ints,
     budget_bytes: int,
     *,
-    taste: Taste | None = None,
+    perturbation: EvictionPerturbation | None = None,
     deadline: float = math.inf,
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
     `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
     """
-    taste = Taste() if taste is None else taste
-    rng = np.random.default_rng(taste.seed)
-    weights = np.exp(taste.noise * rng.standard_normal(wiring.value_count)).tolist()
+    perturbation = EvictionPerturbation() if perturbation is None else perturbation
+    rng = np.random.default_rng(perturbation.seed)
+    weights = np.exp(perturbation.noise * rng.standard_normal(wiring.value_count)).tolist()
     now = best = trace(wiring, sequence)
     least_excess, since = _excess(now, budget_bytes), 0
     patience = 40 + wiring.op_count // 20
     while now.peak_bytes > budget_bytes and since < patience:
-        choices = _cheapest(wiring, now, budget_bytes, taste, weights, deadline)
+        choices = _cheapest(wiring, now, budget_bytes, perturbation, weights, deadline)
         if not choices:
             break
         where = [q for q, closure in choices for _ in closure]
@@ -83,7 +83,7 @@ def _cheapest(
     wiring: Wiring,
     now: Trace,
     budget_bytes: int,
-    taste: Taste,
+    perturbation: EvictionPerturbation,
     weights: list[float],
     deadline: float,
 ) -> list[tuple[int, list[int]]]:
@@ -101,7 +101,7 @@ def _cheapest(
     crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
     covered = crowded[next_after] - crowded[last_before + 1]
     share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
-    gains = np.minimum(sizes, over) * share**taste.cover
+    gains = np.minimum(sizes, over) * share**perturbation.cover
     floor = wiring.time[wiring.producer[values]] / gains
     order = np.argsort(floor, kind="stable")
     room = budget_bytes + sizes - now.before[next_after]
@@ -113,12 +113,12 @@ def _cheapest(
     for v, size, q, gain, least, free in zip(*(c[order].tolist() for c in columns), strict=True):
         weight = weights[v]
         if least * weight >= worst:
-            if taste.noise == 0:
+            if perturbation.noise == 0:
                 break
             continue
         op = wiring.producer_list[v]
         crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
-        if least * weight * _dearer(taste, crowd, over) >= worst:
+        if least * weight * _dearer(perturbation, crowd, over) >= worst:
             continue
         if time.perf_counter() > deadline:
             return []
@@ -126,7 +126,7 @@ def _cheapest(
         if found is None:
             continue
         closure, cost, bytes_there = found
-        price = cost / gain * weight * _dearer(taste, bytes_there - free, over)
+        price = cost / gain * weight * _dearer(perturbation, bytes_there - free, over)
         if price < worst:
             insort(best, (price, q, closure, size))
             del best[most:]
@@ -141,9 +141,9 @@ def _cheapest(
     return chosen
 
 
-def _dearer(taste: Taste, crowd: int, over: int) -> float:
+def _dearer(perturbation: EvictionPerturbation, crowd: int, over: int) -> float:
     """Weigh a recomputation that itself is over budget, by `crowd` bytes."""
-    return 1 + taste.crowding * crowd / over if crowd > 0 else 1.0
+    return 1 + perturbation.crowding * crowd / over if crowd > 0 else 1.0
 
 
 def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:

@@ -3,8 +3,8 @@
 When an op needs room, the value that is cheapest to lose is dropped; when it reads what was
 dropped, that is computed again first, and what it needs before it. The price of a value is the time
 to make it again (with all that is gone of its ancestors) per byte, less the longer it stays unread;
-what a `plan` does not keep is cheap. Unlike `evict`, which mends a schedule at its peak, this never
-goes over the budget, so that it finds schedules where little fits.
+what a `plan` does not keep is cheap. Unlike `evict`, which repairs a schedule at its peak, this
+never goes over the budget, so that it finds schedules where little fits.
 Guarantee: the sequence is legal and its peak is within the budget; `None` proves nothing. Source:
 the idea of dynamic tensor rematerialization (Kirisame et al. 2021), with the future known.
 Complexity: about (steps + evictions) * (log values + ancestors that are gone).
@@ -22,18 +22,18 @@ import numpy as np
 
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["Habit", "page"]
+__all__ = ["PagingPerturbation", "page"]
 
 _MOST_STEPS = 30  # per op of the graph, in all
 _MOST_AT_ONCE = 3  # per op of the graph, for one first computation; more is thrashing
 
 
 @dataclass(frozen=True, slots=True)
-class Habit:
-    """How prices are weighed: `span` is the power of the share of the ops until the next read.
+class PagingPerturbation:
+    """Perturbs the prices of values: several perturbations give several schedules.
 
-    `deep` counts the ancestors that are gone, else an op costs its own time; `noise` is the spread
-    of a random factor.
+    `span` is the power of the share of the ops until the next read; `deep` counts the ancestors
+    that are gone, else an op costs its own time; `noise` is the spread of a random factor.
     """
 
     span: float = 0.5
@@ -46,7 +46,7 @@ def page(
     wiring: Wiring,
     budget_bytes: int,
     *,
-    habit: Habit | None = None,
+    perturbation: PagingPerturbation | None = None,
     plan: Callable[[int, int], bool] | None = None,
     deadline: float = math.inf,
 ) -> Ints | None:
@@ -55,7 +55,13 @@ def page(
     `plan(op, value)` says whether the value, not read before it, is worth keeping while first
     computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
     """
-    pager = _Pager(wiring, budget_bytes, Habit() if habit is None else habit, plan, deadline)
+    pager = _Pager(
+        wiring,
+        budget_bytes,
+        PagingPerturbation() if perturbation is None else perturbation,
+        plan,
+        deadline,
+    )
     for op in range(wiring.op_count):
         pager.now = op
         if not pager.bring(op):
@@ -76,7 +82,7 @@ class _Pager:
         self,
         wiring: Wiring,
         budget_bytes: int,
-        habit: Habit,
+        perturbation: PagingPerturbation,
         plan: Callable[[int, int], bool] | None,
         deadline: float,
     ) -> None:
@@ -89,11 +95,11 @@ class _Pager:
         self.alive = [False] * wiring.value_count
         self._room = budget_bytes
         self._all = wiring.graph.time
-        self._habit = habit
+        self._perturbation = perturbation
         self._plan = plan
         self._size: list[int] = wiring.size.tolist()
-        noise = np.random.default_rng(habit.seed).standard_normal(wiring.value_count)
-        self._weight: list[float] = np.exp(habit.noise * noise).tolist()
+        noise = np.random.default_rng(perturbation.seed).standard_normal(wiring.value_count)
+        self._weight: list[float] = np.exp(perturbation.noise * noise).tolist()
         self._reads: list[list[int]] = [[] for _ in range(wiring.value_count)]
         for v in wiring.results.tolist():
             self._reads[v].append(wiring.op_count)
@@ -164,7 +170,7 @@ class _Pager:
                 self._queued[v] = True
                 self._parked.add(v)
                 continue
-            true_price = self._price(v, deep=self._habit.deep)
+            true_price = self._price(v, deep=self._perturbation.deep)
             if true_price == math.inf:
                 aside.append(v)
             elif true_price > price * 1.001 and true_price > self._lowest(price, v):
@@ -196,7 +202,7 @@ class _Pager:
             if price == math.inf:
                 break
             if not final:
-                heapq.heappush(queue, (self._price(v, deep=self._habit.deep), True, v))
+                heapq.heappush(queue, (self._price(v, deep=self._perturbation.deep), True, v))
                 continue
             chosen.append(v)
             wanted -= self._size[v]
@@ -274,7 +280,7 @@ class _Pager:
         else:
             return math.inf
         span = (until - self.now + 1) / self._count
-        price: float = (cost + 1e-12) / size / span**self._habit.span * self._weight[value]
+        price: float = (cost + 1e-12) / size / span**self._perturbation.span * self._weight[value]
         if self._plan is not None and not self._plan(self.now, value):
             price *= 1e-3
         return price

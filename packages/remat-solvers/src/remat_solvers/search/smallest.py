@@ -1,7 +1,7 @@
 """The smallest budget for which a schedule is found, and the proof below which there is none.
 
-Budgets are halved between what is proved and the best found: at each, the best schedule is mended
-(`evict`), the ops are run in one pass (`paging`), and storing everything is mended. The peak that
+Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
+(`evict`), the ops are run in one pass (`paging`), and storing everything is repaired. The peak that
 an attempt reaches counts even where it misses. From the best, storing everything, and the best with
 something given up at a high moment or with a part of it run again, `replay` then descends in small
 steps, with several seeds: slower far from the least peak, better near it.
@@ -26,15 +26,23 @@ from remat_solvers.bounds.regression import regress
 from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.search.evict import Taste, evict
-from remat_solvers.search.paging import Habit, page
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused
 from remat_solvers.search.replay import give_up, replay
 
 __all__ = ["SmallestBudget", "descend_to", "smallest_budget", "smallest_trace"]
 
-_TASTES = (Taste(), Taste(crowding=8.0), Taste(cover=0.0, crowding=0.5))
-_HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
+_EVICTION_PERTURBATIONS = (
+    EvictionPerturbation(),
+    EvictionPerturbation(crowding=8.0),
+    EvictionPerturbation(cover=0.0, crowding=0.5),
+)
+_PAGING_PERTURBATIONS = (
+    PagingPerturbation(),
+    PagingPerturbation(span=0.0),
+    PagingPerturbation(span=1.0),
+)
 _ATTEMPT_SECONDS = 0.5
 _DEFAULT_SECONDS = 10.0
 _PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
@@ -168,23 +176,25 @@ def _descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float)
 
 
 def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> Trace:
-    """Try in turn to reach the target: mend the best, run in one pass, mend storing everything."""
+    """Try in turn to reach the target: repair the best, run in one pass, repair storing all."""
     everything = np.arange(wiring.op_count)
-    for attempt in range(2 * len(_TASTES) + 1):
+    for attempt in range(2 * len(_EVICTION_PERTURBATIONS) + 1):
         now = time.perf_counter()
         if best.peak_bytes <= target_bytes or now >= deadline:
             break
         soon = min(deadline, now + max(_ATTEMPT_SECONDS, (deadline - now) / 30))
         which, paged = divmod(attempt, 2)
         if paged:
-            sequence = page(wiring, target_bytes, habit=_HABITS[which], deadline=soon)
+            sequence = page(
+                wiring, target_bytes, perturbation=_PAGING_PERTURBATIONS[which], deadline=soon
+            )
             if sequence is None:
                 continue
             found = trace(wiring, sequence)
         else:
             start = everything if attempt else best.sequence
-            taste = _TASTES[max(which - 1, 0)]
-            found = evict(wiring, start, target_bytes, taste=taste, deadline=soon)
+            perturbation = _EVICTION_PERTURBATIONS[max(which - 1, 0)]
+            found = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
         found = drop_unused(wiring, found)
         if found.peak_bytes < best.peak_bytes:
             best = found

@@ -1,10 +1,10 @@
 """Schedules to begin with, found without a program, so that there are some before the first bound.
 
-In turn: the given schedule as it is; that one and storing everything, each mended by eviction and
+In turn: the given schedule as it is; that one and storing everything, each repaired by eviction and
 then rid of what the budget does not need; and while nothing fits, running the ops within the budget
-in one pass, mending storing everything in other ways, and a descent to the budget by all that looks
-for the least peak. A given schedule that does not first compute all ops in the order of the graph
-is left out.
+in one pass, repairing storing everything in other ways, and a descent to the budget by all that
+looks for the least peak. A given schedule that does not first compute all ops in the order of the
+graph is left out.
 
 Guarantee: every sequence is legal in the order of the graph; some may be over the budget. The given
 one comes even without time. Complexity: that of `evict`, `prune` and `page`, each attempt for at
@@ -22,24 +22,28 @@ import numpy as np
 from remat_graph import Schedule
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring, in_order
-from remat_solvers.search.evict import Taste, evict
-from remat_solvers.search.paging import Habit, page
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.local_search import local_search
+from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
-from remat_solvers.search.shake import shake
 from remat_solvers.search.smallest import descend_to
 
-__all__ = ["HABITS", "TASTES", "starts"]
+__all__ = ["EVICTION_PERTURBATIONS", "PAGING_PERTURBATIONS", "starts"]
 
 _SHARE = 0.1
 _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
-TASTES = (
-    Taste(),
-    Taste(cover=0.0, crowding=0.5),
-    Taste(cover=1.0, crowding=8.0),
-    Taste(noise=0.2, seed=1),
+EVICTION_PERTURBATIONS = (
+    EvictionPerturbation(),
+    EvictionPerturbation(cover=0.0, crowding=0.5),
+    EvictionPerturbation(cover=1.0, crowding=8.0),
+    EvictionPerturbation(noise=0.2, seed=1),
 )
-HABITS = (Habit(), Habit(span=0.0), Habit(span=1.0))
+PAGING_PERTURBATIONS = (
+    PagingPerturbation(),
+    PagingPerturbation(span=0.0),
+    PagingPerturbation(span=1.0),
+)
 
 
 def starts(
@@ -70,31 +74,35 @@ def _always(
     begun = None if given is None else in_order(wiring, given)
     if begun is not None:
         yield trace(wiring, begun)
-        yield _mended(wiring, begun, budget_bytes, TASTES[0], until)
-    yield _mended(wiring, np.arange(wiring.op_count), budget_bytes, TASTES[0], until)
+        yield _repaired(wiring, begun, budget_bytes, EVICTION_PERTURBATIONS[0], until)
+    yield _repaired(
+        wiring, np.arange(wiring.op_count), budget_bytes, EVICTION_PERTURBATIONS[0], until
+    )
 
 
 def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]:
-    for taste, habit in zip(TASTES[1:], HABITS, strict=True):
-        paged = page(wiring, budget_bytes, habit=habit, deadline=_soon(until))
+    for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
+        paged = page(wiring, budget_bytes, perturbation=paging, deadline=_soon(until))
         if paged is not None:
             yield prune(wiring, trace(wiring, paged), budget_bytes, deadline=until)
-        yield _mended(wiring, np.arange(wiring.op_count), budget_bytes, taste, until)
+        yield _repaired(wiring, np.arange(wiring.op_count), budget_bytes, eviction, until)
     yield _descended(wiring, budget_bytes, until)
 
 
 def _descended(wiring: Wiring, budget_bytes: int, until: float) -> Trace:
-    """Descend to the budget whatever the time, then shake, as what is found so is slow."""
+    """Descend to the budget whatever the time, then search locally: what is found so is slow."""
     now = time.perf_counter()
     found = descend_to(wiring, budget_bytes, now + (until - now) / 2)
     found = prune(wiring, found, budget_bytes, deadline=until)
     if found.peak_bytes > budget_bytes:
         return found
-    return shake(wiring, found, budget_bytes, seed=1, deadline=until)
+    return local_search(wiring, found, budget_bytes, seed=1, deadline=until)
 
 
-def _mended(wiring: Wiring, start: Ints, budget_bytes: int, taste: Taste, until: float) -> Trace:
-    found = evict(wiring, start, budget_bytes, taste=taste, deadline=_soon(until))
+def _repaired(
+    wiring: Wiring, start: Ints, budget_bytes: int, perturbation: EvictionPerturbation, until: float
+) -> Trace:
+    found = evict(wiring, start, budget_bytes, perturbation=perturbation, deadline=_soon(until))
     return prune(wiring, found, budget_bytes, deadline=until)
 
 

@@ -27,12 +27,16 @@ from remat_solvers.hierarchical.blocks.compose import (
 from remat_solvers.hierarchical.blocks.level import Level
 from remat_solvers.hierarchical.hilp.formulation import formulate
 from remat_solvers.refine import Refine
-from remat_solvers.search.evict import Taste, evict
+from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import prune
 
 __all__ = ["Found", "search"]
 
-_TASTES = (Taste(), Taste(cover=0.0, crowding=0.5), Taste(cover=1.0, crowding=8.0))
+_EVICTION_PERTURBATIONS = (
+    EvictionPerturbation(),
+    EvictionPerturbation(cover=0.0, crowding=0.5),
+    EvictionPerturbation(cover=1.0, crowding=8.0),
+)
 _LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 _REFINE_SECONDS = 1.0
 _CHANGE_SHARE = 0.2
@@ -174,10 +178,12 @@ def _fixed(
     """
     everything = np.arange(wiring.op_count)
     yield trace(wiring, everything)
-    for taste in _TASTES:
+    for perturbation in _EVICTION_PERTURBATIONS:
         if time.perf_counter() > deadline:
             return
-        found = evict(wiring, everything, budget_bytes, taste=taste, deadline=deadline)
+        found = evict(
+            wiring, everything, budget_bytes, perturbation=perturbation, deadline=deadline
+        )
         yield prune(wiring, found, budget_bytes)
         if found.peak_bytes <= budget_bytes:
             break

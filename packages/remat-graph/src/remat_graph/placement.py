@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 
 from remat_graph.graph import Graph
 
-__all__ = ["backward_homes"]
+__all__ = ["backward_placement"]
 
 
-def backward_homes(graph: Graph, order: Iterable[str]) -> dict[str, str]:
+def backward_placement(graph: Graph, order: Iterable[str]) -> dict[str, str]:
     """Find the forward op with which each backward op sits; one that sits nowhere is left out.
 
     `order` has every forward op once, in the order of the hierarchy.

@@ -1,4 +1,4 @@
-"""Improve a schedule that fits: take some recomputations out, evict anew with other tastes, prune.
+"""Improve a schedule that fits: take some recomputations out, evict with other prices, prune.
 
 A large-neighbourhood search on the tracer. A step frees a window of moments (or a random share) of
 its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
@@ -13,13 +13,13 @@ import numpy as np
 
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.evict import Taste, evict
+from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import drop_unused, prune, repeats
 
-__all__ = ["shake"]
+__all__ = ["local_search"]
 
 
-def shake(
+def local_search(
     wiring: Wiring,
     incumbent: Trace,
     budget_bytes: int,
@@ -38,13 +38,15 @@ def shake(
     while since < patience and time.perf_counter() < deadline and repeats(best).any():
         since += 1
         freed = drop_unused(wiring, trace(wiring, _thin(best, rng)))
-        taste = Taste(
+        perturbation = EvictionPerturbation(
             cover=float(rng.choice([0.0, 0.5, 1.0])),
             crowding=float(rng.choice([0.5, 2.0, 8.0])),
             noise=float(rng.choice([0.0, 0.1, 0.3])),
             seed=int(rng.integers(1 << 30)),
         )
-        found = evict(wiring, freed.sequence, budget_bytes, taste=taste, deadline=deadline)
+        found = evict(
+            wiring, freed.sequence, budget_bytes, perturbation=perturbation, deadline=deadline
+        )
         if found.peak_bytes > budget_bytes:
             continue
         found = prune(wiring, found, budget_bytes, deadline=deadline)
