@@ -7,8 +7,8 @@ the first; the others leave one part out:
 
     running rows      rows of running memory inside segments
     reserves          programs with less room than the budget
-    tastes            mending a program's schedule in more ways than one
-    local search      `shake`, and integer programs over parts
+    perturbations     repairing a program's schedule in more ways than one
+    local search      `search.local_search`, and integer programs over parts
     neighbourhoods    integer programs over parts of a program of many checkpoints
     warm start        the best schedule as the start point of each program
     relaxation first  linear relaxations to choose checkpoints, and before large programs
@@ -40,11 +40,11 @@ from graphs import captured
 from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import Relaxation, relax
-from remat_solvers.store_all import store_all
-from remat_solvers.wiring import Floats
 
 MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")
 SHARES = (0.5, 0.3)
@@ -89,7 +89,7 @@ VARIANTS: dict[str, Patches] = {
     "no tightest ops": {"programs.tightest": lambda *_: []},
     "no running rows": {"programs.refinements": without_running_rows},
     "no reserves": {"programs.Programs.reserve": nothing},
-    "no tastes": {"heuristics._GAP_TO_TRY_MORE": np.inf},
+    "no perturbations": {"heuristics._GAP_TO_TRY_MORE": np.inf},
     "no local search": {"heuristics.Heuristics.polish": nothing},
     "no neighbourhoods": {"heuristics._PATIENCE": 0},
     "no warm start": {"programs.Programs._start": without_warm_start},

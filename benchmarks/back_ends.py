@@ -28,10 +28,10 @@ from remat_graph.files import write_atomically
 from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import Form, formulate
 from remat_solvers.checkmate.stages import Stages
-from remat_solvers.milp import Outcome, Program, solve_program
+from remat_solvers.core.milp import Outcome, Program, solve_program
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.refine.relaxation import relax
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring
 
 MOST = 1_900  # rows or columns; Gurobi's licence from pip takes 2,000
 TOLERANCE = 1e-4

@@ -32,7 +32,7 @@ from graphs import DEVICE, captured
 from remat_graph import Graph, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, Progress, smallest_budget, solve
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
 
 RESULTS = Path(__file__).parent / "results" / "certified.json"
 FIRST_SECONDS = 5.0

@@ -30,7 +30,7 @@ from partition import growth, high_water_bytes, random_layers, transformer, u_ne
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
 
 SIZES = (100, 1_000, 10_000, 100_000)
 QUICK_SIZES = SIZES[:-1]

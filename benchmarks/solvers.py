@@ -62,8 +62,8 @@ from remat_solvers import (
     list_solvers,
     solve,
 )
+from remat_solvers.baselines.store_all import store_all
 from remat_solvers.solve import AUTO
-from remat_solvers.store_all import store_all
 from solver_tables import (
     FOUND,
     MODELS,

@@ -24,13 +24,13 @@ from typing import Any
 
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_graph.files import write_atomically
-from remat_solvers.decomposition import Precedence
-from remat_solvers.pw_remat import PathRecursion
-from remat_solvers.recursion import Recursion, playable
-from remat_solvers.store_all import store_all
-from remat_solvers.tw_remat import TreeRecursion
-from remat_solvers.wiring import Wiring, expand
-from remat_solvers.xla_greedy import greedy_sequence
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.baselines.xla_greedy import greedy_sequence
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.decompositions.decomposition import Precedence
+from remat_solvers.decompositions.pw_remat import PathRecursion
+from remat_solvers.decompositions.recursion import Recursion, playable
+from remat_solvers.decompositions.tw_remat import TreeRecursion
 
 DEPTHS = {"feed-forward": (10, 20, 30, 40, 50, 60, 70, 80, 90, 100), "residual": (8, 16, 33, 50)}
 RECURSIONS: dict[str, Callable[[Precedence], Recursion]] = {

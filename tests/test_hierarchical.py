@@ -12,9 +12,9 @@ from remat_graph import Status, simulate
 from remat_graph.torch import capture
 from remat_partition import partition
 from remat_solvers import Limit, Problem
-from remat_solvers.h_tw_remat import HTWRemat
-from remat_solvers.hilp import HILP
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.hierarchical.h_tw_remat import HTWRemat
+from remat_solvers.hierarchical.hilp import HILP
 
 SOLVERS = [HILP, HTWRemat]
 SECONDS = 1.0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, InvalidGraph, Op, Stage, Value
-from remat_graph.homes import backward_homes
+from remat_graph.placement import backward_placement
 
 
 def before(graph, name):
@@ -15,20 +15,20 @@ def before(graph, name):
     return made | set(op.order_after)
 
 
-def homes(hierarchy):
-    return backward_homes(hierarchy.graph, hierarchy.root.op_names())
+def placement(hierarchy):
+    return backward_placement(hierarchy.graph, hierarchy.root.op_names())
 
 
 @given(data=st.data())
 def test_backward_halves_run_in_the_reverse_order(hierarchies, data):
     hierarchy = hierarchies(data)
     position = {name: i for i, name in enumerate(hierarchy.root.op_names())}
-    home = homes(hierarchy)
+    place = placement(hierarchy)
     for op in hierarchy.graph.ops[hierarchy.graph.boundary_index :]:
-        sources = [position[home[source]] for source in before(hierarchy.graph, op.name)
-                   if source in home]  # fmt: skip
-        if op.name in home:
-            assert all(source >= position[home[op.name]] for source in sources)
+        sources = [position[place[source]] for source in before(hierarchy.graph, op.name)
+                   if source in place]  # fmt: skip
+        if op.name in place:
+            assert all(source >= position[place[op.name]] for source in sources)
         else:
             assert not sources
 
@@ -39,7 +39,7 @@ def test_backward_ops_sit_where_they_are_said_to(hierarchies, data):
     hierarchy = hierarchies(data)
     graph = hierarchy.graph
     order = list(hierarchy.root.op_names())
-    home = homes(hierarchy)
+    place = placement(hierarchy)
     backward = graph.ops[graph.boundary_index :]
 
     def grounded(name):
@@ -49,7 +49,7 @@ def test_backward_ops_sit_where_they_are_said_to(hierarchies, data):
         return own and (op.twin is not None or any(map(grounded, before(graph, name))))
 
     def places(names):
-        return [order.index(home[name]) for name in names if name in home]
+        return [order.index(place[name]) for name in names if name in place]
 
     for i, op in enumerate(backward):
         sources = places(before(graph, op.name))
@@ -58,18 +58,18 @@ def test_backward_ops_sit_where_they_are_said_to(hierarchies, data):
         if not grounded(op.name):
             own = [max(readers)] if readers and i else []
         expected = min((*own, *sources), default=None)
-        assert home.get(op.name) == (None if expected is None else order[expected])
+        assert place.get(op.name) == (None if expected is None else order[expected])
 
 
 @given(data=st.data())
 def test_a_subgraph_is_what_it_says(hierarchies, data):
     hierarchy = hierarchies(data)
     whole = hierarchy.graph
-    home = homes(hierarchy)
+    place = placement(hierarchy)
     for block in hierarchy.root.blocks():
         sub = hierarchy.subgraph(block)
         forward = set(block.op_names())
-        inside = forward | {op for op, at in home.items() if at in forward}
+        inside = forward | {op for op, at in place.items() if at in forward}
         if block is hierarchy.root:
             inside = set(whole.op_index)
         assert [op.name for op in sub.graph.ops] == [o.name for o in whole.ops if o.name in inside]
@@ -113,7 +113,7 @@ def test_a_subgraph_is_what_it_says(hierarchies, data):
 @given(data=st.data())
 def test_the_blocks_of_a_block_share_out_its_ops(hierarchies, data):
     hierarchy = hierarchies(data)
-    home = homes(hierarchy)
+    place = placement(hierarchy)
     for block in hierarchy.root.blocks():
         if block is hierarchy.root:
             continue
@@ -122,7 +122,7 @@ def test_the_blocks_of_a_block_share_out_its_ops(hierarchies, data):
             if isinstance(member, Block):
                 parts += [op.name for op in hierarchy.subgraph(member).graph.ops]
             else:
-                parts += [member, *(op for op, at in home.items() if at == member)]
+                parts += [member, *(op for op, at in place.items() if at == member)]
         assert sorted(parts) == sorted(op.name for op in hierarchy.subgraph(block).graph.ops)
 
 
@@ -169,7 +169,7 @@ def residual():
 
 def test_sums_sit_with_what_they_sum_constants_with_their_reader_and_the_loss_nowhere():
     graph = residual()
-    assert backward_homes(graph, ["X", "F", "ADD"]) == {
+    assert backward_placement(graph, ["X", "F", "ADD"]) == {
         "ones": "F", "dF": "F", "sum": "F", "dX": "X"
     }  # fmt: skip
     layer = Hierarchy(graph, Block("root", ("X", Block("layer", ("F", "ADD"))))).subgraph("layer")

@@ -11,7 +11,7 @@ from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Block, Compute, Hierarchy, Solution, Stage, Status, simulate
 from remat_solvers import Limit, Problem, get_solver, list_solvers, solve
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
 
 SECONDS = 3.0
 EXAMPLES = 60

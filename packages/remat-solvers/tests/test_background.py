@@ -4,14 +4,14 @@ from unittest import mock
 
 import pytest
 
-from remat_solvers.background import in_background
+from remat_solvers.core.background import in_background
 
 PATIENCE = 30.0  # seconds, after which a test has failed
 
 
 @pytest.fixture
 def two_cores():
-    with mock.patch("remat_solvers.background._cores", return_value=2):
+    with mock.patch("remat_solvers.core.background._cores", return_value=2):
         yield
 
 
@@ -44,7 +44,7 @@ def test_takes_turns_until_the_call_is_done():
 
 def test_takes_no_turns_without_a_second_core():
     turns: list[float] = []
-    with mock.patch("remat_solvers.background._cores", return_value=1):
+    with mock.patch("remat_solvers.core.background._cores", return_value=1):
         assert not in_background(lambda: threading.Event().wait(1.5), turns.append)
     assert turns == []
 

@@ -16,8 +16,8 @@ from remat_solvers.baselines.forward import articulation_ops
 from remat_solvers.baselines.griewank import keep_snapshots
 from remat_solvers.baselines.segments import every_root, greedy_choices, keep_segments
 from remat_solvers.checkmate.stages import Stages
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring
 
 CHAINS = ("chen-sqrt", "chen-greedy", "griewank")
 GENERAL = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy", "last-node")

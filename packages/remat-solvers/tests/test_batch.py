@@ -10,7 +10,7 @@ from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_solvers import InvalidProblem, UnknownSolver, max_batch_size, with_batch
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
 
 
 def test_a_graph_is_scaled_but_for_what_is_fixed():

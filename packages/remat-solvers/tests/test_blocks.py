@@ -15,20 +15,20 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import Recorder, branching, levels_of, nested, quick
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value, simulate
-from remat_solvers.blocks.adopt import follow
-from remat_solvers.blocks.closing import close
-from remat_solvers.blocks.compose import compose, expand_nodes, picks_of, selections
-from remat_solvers.blocks.hierarchical import Blocks
-from remat_solvers.blocks.level import Layer, Level
-from remat_solvers.blocks.options import Option, choose, read_option, shares
-from remat_solvers.blocks.runs import again, measure_run
-from remat_solvers.blocks.targets import targets_of
+from remat_solvers.bounds.least import least
 from remat_solvers.checkmate.stages import Stages
-from remat_solvers.evict import Taste, evict
-from remat_solvers.least import least
-from remat_solvers.prune import prune
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.hierarchical.blocks.adopt import follow
+from remat_solvers.hierarchical.blocks.closing import close
+from remat_solvers.hierarchical.blocks.compose import compose, expand_nodes, picks_of, selections
+from remat_solvers.hierarchical.blocks.level import Layer, Level
+from remat_solvers.hierarchical.blocks.options import Option, choose, read_option, shares
+from remat_solvers.hierarchical.blocks.planning import Blocks
+from remat_solvers.hierarchical.blocks.runs import again, measure_run
+from remat_solvers.hierarchical.blocks.targets import targets_of
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.prune import prune
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 any_graph = st.one_of(branching(), branching(most_ops=9), trainings(), graphs())
@@ -320,8 +320,8 @@ def test_a_composed_level_is_never_smaller_than_what_it_stands_for(hierarchy, bu
             everything = np.arange(composed.op_count)
             peak = trace(composed, everything).peak_bytes
             for share in budgets:
-                taste = Taste(noise=0.5, seed=seed)
-                nodes = evict(composed, everything, int(share * peak), taste=taste)
+                perturbation = EvictionPerturbation(noise=0.5, seed=seed)
+                nodes = evict(composed, everything, int(share * peak), perturbation=perturbation)
                 picks = picks_of(level, selection, nodes.sequence.tolist())
                 ops = np.array(expand_nodes(level, picks), dtype=np.int64)
                 flat = trace(level.wiring, ops)

@@ -6,10 +6,10 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value
-from remat_solvers.bottleneck import bottleneck
-from remat_solvers.least import least
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Wiring
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.least import least
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

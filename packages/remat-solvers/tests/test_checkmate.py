@@ -18,10 +18,10 @@ from remat_solvers.checkmate import Checkmate, CheckmateRounding, Form
 from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import count_columns, formulate
 from remat_solvers.checkmate.stages import Stages
+from remat_solvers.core.milp import BudgetedProgram, Outcome, solve_program
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.milp import BudgetedProgram, Outcome, solve_program
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring, expand
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(), graphs(most_ops=10, most_values=9), trainings())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from remat_solvers import milp
-from remat_solvers.milp import (
+from remat_solvers.core import milp
+from remat_solvers.core.milp import (
     Answer,
     BudgetedProgram,
     Outcome,
@@ -16,7 +16,7 @@ from remat_solvers.milp import (
     solve_program,
 )
 
-HAIR = 1 - 1e-6  # values are negative, so this makes them larger
+SLACK = 1 - 1e-6  # values are negative, so this makes them larger
 
 
 def knapsacks(items: int = 300, rows: int = 40) -> Program:
@@ -41,11 +41,11 @@ def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     assert short.bound < short.value < 0
     coarse = solve_program(program, seconds=60, gap=0.2, back_end=back_end)
     assert coarse.outcome is Outcome.SOLVED
-    assert coarse.value * 1.2 <= coarse.bound * HAIR <= coarse.value * HAIR
+    assert coarse.value * 1.2 <= coarse.bound * SLACK <= coarse.value * SLACK
     longer = solve_program(program, seconds=2, back_end=back_end)
     resumed = solve_program(program, seconds=0.3, start=longer.point, back_end=back_end)
-    assert resumed.value <= longer.value * HAIR
-    assert longer.value <= short.value * HAIR
+    assert resumed.value <= longer.value * SLACK
+    assert longer.value <= short.value * SLACK
     full = dataclasses.replace(program, lower=np.ones(300))
     assert solve_program(full, seconds=5, back_end=back_end).outcome is Outcome.INFEASIBLE
     assert capfd.readouterr() == ("", "")
@@ -72,7 +72,7 @@ def test_a_target_ends_the_search_and_many_nodes_find_the_same():
     enough = solve_program(program, seconds=60, target=target)
     assert enough.outcome is Outcome.SOLVED
     assert best.value <= enough.value <= target
-    assert enough.bound <= best.value * HAIR
+    assert enough.bound <= best.value * SLACK
     assert enough.bound < best.bound
 
 
@@ -84,7 +84,7 @@ def test_a_sweep_with_gurobi_starts_where_it_is_told():
     first = program.solve(1.0, seconds=1)
     assert program.solve(0.5, seconds=1, start=first.point).value > first.value
     again = program.solve(1.0, seconds=0.02, start=first.point)  # not from the solve before
-    assert again.value <= first.value * HAIR
+    assert again.value <= first.value * SLACK
 
 
 def test_a_program_beyond_the_licence_of_gurobi_is_out_of_time(caplog):

@@ -10,13 +10,13 @@ from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
-from remat_solvers.evict import evict
-from remat_solvers.milp import Outcome, restricted, solve_program
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.milp import Outcome, restricted, solve_program
+from remat_solvers.core.trace import sequence_time
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import relax
-from remat_solvers.store_all import store_all
-from remat_solvers.trace import sequence_time
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.search.evict import evict
 
 FAR = 1e9  # a deadline
 

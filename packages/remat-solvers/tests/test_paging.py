@@ -8,18 +8,18 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
-from remat_solvers.evict import evict
-from remat_solvers.least import least
-from remat_solvers.paging import Habit, page
-from remat_solvers.prune import drop_unused, prune
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.store_all import store_all
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.evict import evict
+from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.prune import drop_unused, prune
+from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-habits = st.builds(
-    Habit,
+perturbations = st.builds(
+    PagingPerturbation,
     span=st.sampled_from([0.0, 0.5, 1.0]),
     deep=st.booleans(),
     noise=st.sampled_from([0.0, 0.3]),
@@ -28,12 +28,12 @@ habits = st.builds(
 
 
 @thorough
-@given(graphs() | trainings(), st.floats(0.3, 1.0), habits, st.booleans())
-def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, habit, planned):
+@given(graphs() | trainings(), st.floats(0.3, 1.0), perturbations, st.booleans())
+def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, perturbation, planned):
     wiring = Wiring.of(graph)
     budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
     plan = (lambda op, value: (op + value) % 2 == 0) if planned else None
-    sequence = page(wiring, budget, habit=habit, plan=plan)
+    sequence = page(wiring, budget, perturbation=perturbation, plan=plan)
     if sequence is None:
         return
     timeline = simulate(graph, expand(wiring, sequence))
@@ -129,7 +129,7 @@ def test_several_evictions_at_once_are_about_as_good_as_one_by_one(monkeypatch):
     everything = np.arange(wiring.op_count)
     extra = []
     for ops_per_eviction in (10**9, 20):
-        monkeypatch.setattr("remat_solvers.evict._OPS_PER_EVICTION", ops_per_eviction)
+        monkeypatch.setattr("remat_solvers.search.evict._OPS_PER_EVICTION", ops_per_eviction)
         found = prune(wiring, evict(wiring, everything, budget), budget)
         assert found.peak_bytes <= budget
         extra.append(sequence_time(wiring, found.sequence) - graph.time)

@@ -21,8 +21,8 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
 from remat_solvers import InvalidProblem, Problem, SolverError, WorkerDied, solve
-from remat_solvers.parallel import run_all
-from remat_solvers.store_all import StoreAll, store_all
+from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.core.parallel import run_all
 
 NUMBERS = [(f"number {n}", (n,)) for n in range(6)]
 
@@ -145,7 +145,7 @@ INTERRUPTED = """
 import multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor
 from solver_cases import tasks
-from remat_solvers.parallel import run_all
+from remat_solvers.core.parallel import run_all
 
 if __name__ == "__main__":
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:

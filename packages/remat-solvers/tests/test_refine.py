@@ -12,18 +12,18 @@ from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, smallest_budget
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least, while_running
 from remat_solvers.checkmate import Checkmate
-from remat_solvers.least import least, while_running
-from remat_solvers.milp import relaxed, solve_program
+from remat_solvers.core.milp import relaxed, solve_program
+from remat_solvers.core.trace import first_runs, trace
+from remat_solvers.core.wiring import Wiring, expand, in_order, sequence_of
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, fullest, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, relax
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
-from remat_solvers.store_all import store_all
-from remat_solvers.trace import first_runs, trace
-from remat_solvers.wiring import Wiring, expand, in_order, sequence_of
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -22,7 +22,7 @@ from remat_solvers import (
 SOLVERS = """
 import dataclasses
 from remat_graph import Compute, Schedule, Solution, Status
-from remat_solvers.store_all import StoreAll
+from remat_solvers.baselines.store_all import StoreAll
 
 class Good(StoreAll):
     name = "good"
@@ -131,7 +131,7 @@ if sys._imported_once:  # as some modules written in C
     raise ImportError("cannot load module more than once per process")
 sys._imported_once = True
 signal.raise_signal(signal.SIGINT)
-from remat_solvers.store_all import StoreAll as Good
+from remat_solvers.baselines.store_all import StoreAll as Good
 """
 
 

@@ -17,15 +17,15 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Stage, Status, Value, simulate
 from remat_solvers import Limit, Problem, solve
-from remat_solvers.hilp.planner import LevelPlanner
-from remat_solvers.rk_rotor import RKRotor
-from remat_solvers.rk_rotor.options import StagePlans
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.hierarchical.rk_rotor import RKRotor
+from remat_solvers.hierarchical.rk_rotor.options import StagePlans
 from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import Chain, ChainStage, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest, least_bytes
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 few, times = st.integers(0, 6), st.integers(0, 9).map(float)

@@ -22,14 +22,14 @@ from remat_solvers import (
     UnsuitableSolver,
     solve,
 )
-from remat_solvers.rk_rotor import RKRotor
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.hierarchical.rk_rotor import RKRotor
 from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest as fastest_sequence
 from remat_solvers.rotor.program import least_bytes
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring
 
 UNIT = {
     "size": 1,

@@ -9,13 +9,13 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value, simulate
 from remat_solvers import smallest_budget
-from remat_solvers.bottleneck import bottleneck
-from remat_solvers.evict import evict
-from remat_solvers.least import Least, least
-from remat_solvers.replay import give_up, replay
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring, expand, in_order
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.least import Least, least
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring, expand, in_order
+from remat_solvers.search.evict import evict
+from remat_solvers.search.replay import give_up, replay
+from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -119,7 +119,7 @@ def test_sizes_near_64_bits_do_not_overflow():
 
 
 def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr("remat_solvers.smallest.regress", lambda *_: Least(10**6, "wrong"))
+    monkeypatch.setattr("remat_solvers.search.smallest.regress", lambda *_: Least(10**6, "wrong"))
     graph = heavy_results(2)
     found = smallest_budget(graph, limit_seconds=1.0)
     assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes

@@ -26,8 +26,8 @@ from remat_graph import (
     simulate,
 )
 from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve
-from remat_solvers.store_all import store_all
-from remat_solvers.wiring import MOST_BYTES, total_bytes
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.wiring import MOST_BYTES, total_bytes
 
 GRAPH = gpt2(layers=1)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes

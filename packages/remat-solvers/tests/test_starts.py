@@ -14,18 +14,19 @@ from solver_cases.random_graphs import graphs, trainings
 
 from remat_graph import Compute, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, get_solver, smallest_budget, solve
+from remat_solvers.baselines.store_all import store_all
 from remat_solvers.checkmate import CheckmateRounding
-from remat_solvers.milp import BudgetedProgram
-from remat_solvers.prune import prune
-from remat_solvers.starts import starts
-from remat_solvers.store_all import store_all
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Wiring, expand, in_order
+from remat_solvers.core.milp import BudgetedProgram
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Wiring, expand, in_order
+from remat_solvers.search.prune import prune
+from remat_solvers.search.starts import starts
 
 NAMES = ["checkmate", "checkmate-rounding", "rk-checkmate", "h-ilp"]
 HIERARCHY = feed_forward_in_blocks(6, 2)
 GRAPH = HIERARCHY.graph
 BUDGET = 10
+STARTS = "remat_solvers.search.starts"
 EVERYTHING = store_all(GRAPH)
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -80,7 +81,7 @@ def test_the_given_schedule_comes_first_and_is_not_lost(solver, best, alone):
 
 
 @pytest.mark.parametrize("solver", NAMES)
-def test_a_given_schedule_that_does_not_fit_is_mended(solver):
+def test_a_given_schedule_that_does_not_fit_is_repaired(solver):
     reports = []
     problem = Problem(GRAPH, BUDGET, HIERARCHY, start=EVERYTHING)
     found = get_solver(solver).solve(problem, Limit.starting_now(10.0), reports.append)
@@ -99,7 +100,7 @@ def test_the_program_is_started_from_the_given_schedule(solver, free, best, alon
         raise TimeoutError
 
     monkeypatch.setattr(BudgetedProgram, "solve", record)
-    monkeypatch.setattr("remat_solvers.hilp.search._start", lambda *_: None)
+    monkeypatch.setattr("remat_solvers.hierarchical.hilp.search._start", lambda *_: None)
     monkeypatch.setattr("remat_solvers.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None)
     problem = Problem(GRAPH, BUDGET, start=best.schedule)
     with pytest.raises(TimeoutError):
@@ -163,7 +164,7 @@ def test_all_starts_are_legal_and_in_order(graph, share):
 
 def test_where_eviction_finds_nothing_it_is_paged(monkeypatch):
     wiring = Wiring.of(GRAPH)
-    monkeypatch.setattr("remat_solvers.starts.evict", lambda w, found, *_, **__: trace(w, found))
+    monkeypatch.setattr(f"{STARTS}.evict", lambda w, found, *_, **__: trace(w, found))
     *over, last = starts(wiring, BUDGET, None, time.perf_counter() + 10)
     assert all(now.peak_bytes > BUDGET for now in over)
     assert last.peak_bytes <= BUDGET
@@ -185,7 +186,7 @@ def test_starts_take_a_small_share_of_the_time():
         return trace(w, found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remat_solvers.starts.evict", spend)
+        patch.setattr(f"{STARTS}.evict", spend)
         list(starts(wiring, BUDGET, None, time.perf_counter() + 60))
     assert all(0 < seconds <= 2 for seconds in deadlines)
 
@@ -213,8 +214,8 @@ def test_pruning_ends_at_its_deadline():
 def test_a_descent_finds_what_mending_and_paging_do_not(monkeypatch):
     wiring = Wiring.of(GRAPH)
     budget = smallest_budget(GRAPH).peak_bytes
-    monkeypatch.setattr("remat_solvers.starts.page", lambda *_, **__: None)
-    monkeypatch.setattr("remat_solvers.starts.evict", lambda _, now, *__, **___: trace(wiring, now))
+    monkeypatch.setattr(f"{STARTS}.page", lambda *_, **__: None)
+    monkeypatch.setattr(f"{STARTS}.evict", lambda _, now, *__, **___: trace(wiring, now))
     *others, last = starts(wiring, budget, None, time.perf_counter() + 5)
     assert all(found.peak_bytes > budget for found in others)
     assert last.peak_bytes <= budget

@@ -25,10 +25,10 @@ from remat_solvers import (
     solve,
     step_bound,
 )
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import front_of
-from remat_solvers.store_all import store_all
-from remat_solvers.wiring import Wiring, expand
 
 few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -26,13 +26,14 @@ from remat_solvers import (
     tradeoff,
     with_batch,
 )
-from remat_solvers.evict import evict
-from remat_solvers.store_all import StoreAll, store_all
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.queries import curve
+from remat_solvers.queries import tradeoff as tradeoff_module
+from remat_solvers.search.evict import evict
 
 # By name: `remat_solvers.solve` is the function.
-SOLVE, CURVE = (importlib.import_module(f"remat_solvers.{name}") for name in ("solve", "curve"))
-TRADEOFF = importlib.import_module("remat_solvers.tradeoff")
+SOLVE = importlib.import_module("remat_solvers.solve")
 CHAIN = with_batch(unit_chain(6), 10)
 PEAK = simulate(CHAIN, store_all(CHAIN)).peak_bytes
 PERMISSIVE = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -79,9 +80,9 @@ class Fake(StoreAll):
 def fake(monkeypatch):
     def make(answer):
         made = Fake(answer)
-        for module in (SOLVE, TRADEOFF):
+        for module in (SOLVE, tradeoff_module):
             monkeypatch.setattr(module, "get_solver", lambda name: made)
-        for module in (SOLVE, CURVE):
+        for module in (SOLVE, curve):
             monkeypatch.setattr(module, "find", lambda name: made)
         return made
 
@@ -178,7 +179,7 @@ def test_a_known_schedule_near_the_bound_needs_no_solve(fake):
 def test_a_least_peak_that_a_schedule_refutes_is_a_defect(monkeypatch):
     smallest = smallest_budget(CHAIN)
     wrong = dataclasses.replace(smallest, least_bytes=smallest.peak_bytes + 1)
-    monkeypatch.setattr(CURVE, "smallest_budget", lambda *_, **__: wrong)
+    monkeypatch.setattr(curve, "smallest_budget", lambda *_, **__: wrong)
     with pytest.raises(BrokenSolver, match="nothing fits"):
         tradeoff(CHAIN, points=3)
 
@@ -228,7 +229,7 @@ def test_infeasibility_holds_at_smaller_budgets(fake, monkeypatch):
     def blind(graph, limit_seconds):
         return type(smallest_budget(graph))(PEAK, store_all(graph), 1, None)
 
-    monkeypatch.setattr(CURVE, "smallest_budget", blind)
+    monkeypatch.setattr(curve, "smallest_budget", blind)
     solver = fake(lambda problem: nothing(problem, Status.INFEASIBLE))
     found = tradeoff(CHAIN, budgets=[1, 2, 3], solver="fake")
     check(CHAIN, found)
@@ -348,7 +349,7 @@ def test_what_else_is_refused_before_work(fake, monkeypatch):
         raise AssertionError("work was done")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CURVE, "smallest_budget", never)
+        patch.setattr(curve, "smallest_budget", never)
         with pytest.raises(UnknownSolver):
             tradeoff(CHAIN, solver="refined")
         with pytest.raises(InvalidProblem, match="limit_seconds"):

@@ -1,9 +1,9 @@
 """A hierarchy of blocks over the forward operations of a graph.
 
-Each backward operation sits with its twin (see `homes` for those that have none), so a hierarchy
-only names forward operations. The tree is what H-Partition makes (HiRemate, section 3.1) and what
-hierarchical solvers consume: `subgraph` is the problem of one block, and `unique_blocks` are the
-problems that differ.
+Each backward operation sits with its twin (see `placement` for those that have none), so a
+hierarchy only names forward operations. The tree is what H-Partition makes (HiRemate, section 3.1)
+and what hierarchical solvers consume: `subgraph` is the problem of one block, and `unique_blocks`
+are the problems that differ.
 
 Members of a block stand in execution order: each depends on members before it alone. So the
 quotient of every block by its members is acyclic, and every block is convex (a path that left one
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from remat_graph.errors import InvalidGraph
 from remat_graph.graph import Graph, Stage
-from remat_graph.homes import backward_homes
+from remat_graph.placement import backward_placement
 from remat_graph.subgraph import Subgraph, cut_out
 from remat_graph.unique_blocks import UniqueBlock, find_unique
 
@@ -105,8 +105,8 @@ class Hierarchy:
         self._check_order()
         object.__setattr__(self, "_block_by_name", blocks)
         object.__setattr__(self, "_backward", {})
-        for op, home in backward_homes(self.graph, self.root.op_names()).items():
-            self._backward.setdefault(home, []).append(self.graph.op_index[op])
+        for op, place in backward_placement(self.graph, self.root.op_names()).items():
+            self._backward.setdefault(place, []).append(self.graph.op_index[op])
 
     def __getstate__(self) -> tuple[object, ...]:
         return (self.graph, self.root)

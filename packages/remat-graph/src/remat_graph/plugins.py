@@ -1,7 +1,7 @@
 """Plugins of other distributions, found through entry points without importing any.
 
 The registries of all four layers (captures, partitioners, solvers, executors) are made of this. A
-plugin carries the distribution it comes from, so that every error can name who must mend it.
+plugin carries the distribution it comes from, so that every error can name who must fix it.
 `Registry` is for plugins that are functions or classes, taken as they are.
 """
 

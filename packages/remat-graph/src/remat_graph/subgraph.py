@@ -1,10 +1,10 @@
 """What a block stands for in training: a graph of its own, and how it meets the rest.
 
-The subgraph of a block has its forward ops and the backward ops that sit with them (see `homes`),
-in the order of the whole graph. What it reads and does not make is resident in it: whoever plans
-the level above holds it, so nothing here overwrites it. What others need of it is a result. A twin
-or a soft dependency outside is left out: the order of the blocks keeps it. The loss is in the
-subgraph of the root alone.
+The subgraph of a block has its forward ops and the backward ops that sit with them (see
+`placement`), in the order of the whole graph. What it reads and does not make is resident in it:
+whoever plans the level above holds it, so nothing here overwrites it. What others need of it is a
+result. A twin or a soft dependency outside is left out: the order of the blocks keeps it. The loss
+is in the subgraph of the root alone.
 
 Values stand in the order in which ops first mention them, which no name has a part in. So two
 subgraphs that are equal up to names are equal position by position (see `unique_blocks`).

@@ -2,10 +2,16 @@
 
 `solve` turns a `remat_graph.Graph` and a budget in bytes into a checked `Solution`. Needs no torch.
 Solvers are found through the entry-point group `remat.solvers`.
+
+From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
+arrays, integer programs), `bounds` (what no schedule beats), `search` (schedules without a
+program); then the solvers, `decompositions`, `rotor`, `checkmate`, `refine`, `baselines` and
+`hierarchical`; then `registry` and `solve`, which ask them by name, and on top `queries` and
+`step`, which ask many times.
 """
 
 from remat_solvers.__about__ import __version__
-from remat_solvers.batch import LargestBatch, max_batch_size, with_batch
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.errors import (
     BrokenSolver,
     BudgetTooSmall,
@@ -16,9 +22,10 @@ from remat_solvers.errors import (
     UnsuitableSolver,
     WorkerDied,
 )
-from remat_solvers.problem import Limit, Problem, Progress, Report, Solver
+from remat_solvers.queries.batch import LargestBatch, max_batch_size, with_batch
+from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, tradeoff
 from remat_solvers.registry import cite, get_solver, list_solvers
-from remat_solvers.smallest import SmallestBudget, smallest_budget
+from remat_solvers.search.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 from remat_solvers.step import (
     ANY_BYTES,
@@ -35,7 +42,6 @@ from remat_solvers.step import (
     region_options,
     step_bound,
 )
-from remat_solvers.tradeoff import Tradeoff, TradeoffPoint, tradeoff
 
 __all__ = [
     "ANY_BYTES",

@@ -10,8 +10,8 @@ import difflib
 import functools
 
 from remat_graph.plugins import Plugin, find_plugins
+from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
-from remat_solvers.problem import Solver
 
 __all__ = ["GROUP", "cite", "find", "get_solver", "list_solvers"]
 

@@ -22,6 +22,7 @@ from remat_graph import (
     Trial,
     simulate,
 )
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.errors import (
     BrokenSolver,
     BudgetTooSmall,
@@ -29,9 +30,8 @@ from remat_solvers.errors import (
     SolverError,
     UnsuitableSolver,
 )
-from remat_solvers.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.registry import find, get_solver
-from remat_solvers.smallest import SmallestBudget, smallest_budget
+from remat_solvers.search.smallest import SmallestBudget, smallest_budget
 
 __all__ = ["AUTO", "search", "solve"]
 

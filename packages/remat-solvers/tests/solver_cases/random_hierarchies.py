@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value
-from remat_solvers.blocks.hierarchical import Blocks
-from remat_solvers.blocks.level import Level
-from remat_solvers.evict import evict
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Ints
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Ints
+from remat_solvers.hierarchical.blocks.level import Level
+from remat_solvers.hierarchical.blocks.planning import Blocks
+from remat_solvers.search.evict import evict
 
 
 @st.composite

@@ -19,7 +19,7 @@ from remat.tradeoff import check_picture, plot_tradeoff, read_budgets, save_trad
 from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
 from remat_solvers import Progress, Tradeoff, list_solvers, solve
-from remat_solvers.tradeoff import check_arguments
+from remat_solvers.queries.tradeoff import check_arguments
 
 __all__ = ["app", "main"]
 

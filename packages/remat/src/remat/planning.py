@@ -33,7 +33,7 @@ from remat_graph.torch import (
     read_call,
 )
 from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
-from remat_solvers.store_all import store_all
+from remat_solvers.baselines.store_all import store_all
 
 __all__ = [
     "SCALAR_BYTES",

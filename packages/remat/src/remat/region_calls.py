@@ -12,8 +12,8 @@ from remat.planning import have_same_ops
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Compute, Graph
 from remat_graph.torch import Capture
+from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
-from remat_solvers.store_all import store_all
 
 if TYPE_CHECKING:
     from remat.step_planning import StepPlanner

@@ -30,7 +30,7 @@ from remat_graph import Graph, encode
 from remat_graph.files import write_atomically
 from remat_graph.torch import Costs
 from remat_solvers import Progress, Tradeoff, TradeoffPoint
-from remat_solvers.tradeoff import check_arguments
+from remat_solvers.queries.tradeoff import check_arguments
 
 __all__ = ["check_picture", "plot_tradeoff", "read_budgets", "save_tradeoff", "tradeoff"]
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from remat_solvers.baselines.checkpoints import CHECKMATE_PAPER, GreedyBytes
 from remat_solvers.baselines.forward import articulation_ops
-from remat_solvers.wiring import Wiring
+from remat_solvers.core.wiring import Wiring
 
 __all__ = ["ApGreedy"]
 

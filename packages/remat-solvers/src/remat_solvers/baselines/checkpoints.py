@@ -13,8 +13,8 @@ from remat_solvers.baselines.forward import why_no_chain, why_unsuitable
 from remat_solvers.baselines.segments import every_root, greedy_choices, keep_segments
 from remat_solvers.baselines.sweep import cheapest
 from remat_solvers.checkmate.attempt import Attempt
-from remat_solvers.problem import Limit, Problem, Report
-from remat_solvers.wiring import Wiring
+from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.wiring import Wiring
 
 __all__ = ["CHECKMATE_PAPER", "CHEN_PAPER", "EveryRoot", "GreedyBytes"]
 

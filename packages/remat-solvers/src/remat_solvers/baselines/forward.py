@@ -10,7 +10,7 @@ import networkx as nx
 
 from remat_graph import Graph
 from remat_solvers.checkmate.stages import Stages
-from remat_solvers.wiring import Wiring
+from remat_solvers.core.wiring import Wiring
 
 __all__ = ["articulation_ops", "turns", "why_no_chain", "why_unsuitable"]
 

@@ -28,7 +28,7 @@ from remat_solvers.baselines.forward import turns, why_no_chain, why_unsuitable
 from remat_solvers.baselines.sweep import cheapest
 from remat_solvers.checkmate.attempt import Attempt
 from remat_solvers.checkmate.stages import Bits, Stages
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, Problem, Report
 
 __all__ = ["Griewank", "keep_snapshots", "snapshots_taken"]
 

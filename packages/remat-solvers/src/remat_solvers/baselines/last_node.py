@@ -18,7 +18,7 @@ from remat_solvers.baselines.checkpoints import CHECKMATE_PAPER
 from remat_solvers.baselines.forward import why_unsuitable
 from remat_solvers.baselines.sweep import cheapest
 from remat_solvers.checkmate.attempt import Attempt
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, Problem, Report
 
 __all__ = ["LastNode"]
 

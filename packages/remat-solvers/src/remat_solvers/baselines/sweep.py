@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from remat_graph import Solution
+from remat_solvers.bounds.least import least
 from remat_solvers.checkmate.attempt import Attempt
 from remat_solvers.checkmate.stages import Bits
-from remat_solvers.least import least
-from remat_solvers.problem import Limit
+from remat_solvers.core.problem import Limit
 
 __all__ = ["cheapest"]
 

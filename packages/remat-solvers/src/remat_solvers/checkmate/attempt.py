@@ -8,15 +8,15 @@ import math
 import numpy as np
 
 from remat_graph import Schedule, Solution, Status, simulate
+from remat_solvers.bounds.least import least
 from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import count_columns
 from remat_solvers.checkmate.stages import Bits, Stages
-from remat_solvers.least import least
-from remat_solvers.milp import Outcome, missing_back_end, relaxed, solve_program
-from remat_solvers.problem import Limit, Problem, Progress, Report
-from remat_solvers.starts import starts
-from remat_solvers.trace import Trace, sequence_time, trace
-from remat_solvers.wiring import Ints, Wiring, expand
+from remat_solvers.core.milp import Outcome, missing_back_end, relaxed, solve_program
+from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Ints, Wiring, expand
+from remat_solvers.search.starts import starts
 
 __all__ = ["Attempt", "why_not"]
 
@@ -119,7 +119,7 @@ class Attempt:
         return self.offer(self.stages.sequence(self.stages.least_run(kept)))
 
     def raise_bound(self, value: float) -> None:
-        """Take a bound in thousandths of the time of all ops; a hair less, for tolerances."""
+        """Take a bound in thousandths of the time of all ops; slightly less, for tolerances."""
         proved = self.once * (1 + value / 1000 * (1 - 1e-7) - 1e-8)
         if np.isfinite(proved):
             self.bound = max(self.bound, proved)

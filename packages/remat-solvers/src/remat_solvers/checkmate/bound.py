@@ -23,9 +23,9 @@ from __future__ import annotations
 import numpy as np
 
 from remat_solvers.checkmate.stages import Bits, Stages
-from remat_solvers.milp import Program
-from remat_solvers.rows import Rows
-from remat_solvers.wiring import Ints
+from remat_solvers.core.milp import Program
+from remat_solvers.core.rows import Rows
+from remat_solvers.core.wiring import Ints
 
 __all__ = ["bounding_program"]
 

@@ -39,10 +39,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.checkmate.stages import Bits, Stages
-from remat_solvers.milp import Program
-from remat_solvers.rows import Rows
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Floats, Ints
+from remat_solvers.core.milp import Program
+from remat_solvers.core.rows import Rows
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Floats, Ints
 
 __all__ = ["Form", "Formulation", "count_columns", "formulate"]
 

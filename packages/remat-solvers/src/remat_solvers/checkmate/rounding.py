@@ -31,12 +31,12 @@ import numpy as np
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.core.milp import BudgetedProgram, relaxed
+from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.milp import BudgetedProgram, relaxed
-from remat_solvers.problem import Limit, Problem, Report, check_whole
-from remat_solvers.prune import prune
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Floats
+from remat_solvers.search.prune import prune
 
 __all__ = ["CheckmateRounding"]
 

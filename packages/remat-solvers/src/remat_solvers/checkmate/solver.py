@@ -27,11 +27,11 @@ import cvxpy as cp
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.core.milp import BudgetedProgram, Outcome
+from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.milp import BudgetedProgram, Outcome
-from remat_solvers.problem import Limit, Problem, Report, check_gap, check_whole
-from remat_solvers.trace import Trace, trace
-from remat_solvers.wiring import Floats
 
 __all__ = ["MOST_COLUMNS", "Checkmate"]
 
@@ -96,7 +96,7 @@ class Checkmate:
         return attempt.solution()
 
     def _search(self, attempt: Attempt, begun: list[Trace], deadline: float) -> None:
-        """Solve the program; a hair below the budget where its tolerances spoil the schedule."""
+        """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
         formulation = formulate(attempt.stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
         start = _start(attempt, begun, formulation)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.trace import Trace, first_runs
-from remat_solvers.wiring import Ints, Wiring
+from remat_solvers.core.trace import Trace, first_runs
+from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Bits", "Stages"]
 

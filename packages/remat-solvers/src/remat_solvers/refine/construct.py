@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.relaxation import Stagewise
-from remat_solvers.wiring import Ints, Wiring
 
 __all__ = ["construct"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_solvers.core.trace import Trace, first_runs
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine.relaxation import Relaxation
-from remat_solvers.trace import Trace, first_runs
-from remat_solvers.wiring import Floats, Ints, Wiring
 
 __all__ = ["embed"]
 

@@ -1,33 +1,32 @@
 """Schedules without a proof: found at first, built from points of programs, and improved.
 
-A first schedule comes of mending the given one and storing everything; while nothing fits, of
-running the ops within the budget in one pass and of mending in other ways; at last of a descent to
-the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
+A first schedule comes of repairing the given one and storing everything; while nothing fits, of
+running the ops within the budget in one pass and of repairing in other ways; at last of a descent
+to the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
-state, which keeps the fastest.
-Guarantee: what is kept fits; nothing is proved. Complexity: each attempt has its time
-(`State.soon`). Source: ALGORITHMS.md, refine, step 6.
+state, which keeps the fastest. Guarantee: what is kept fits; nothing is proved. Complexity: each
+attempt has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
 from __future__ import annotations
 
 import time
 
-from remat_solvers.evict import Taste, evict
-from remat_solvers.milp import Answer
-from remat_solvers.paging import Habit, page
-from remat_solvers.problem import Limit, Problem, silent
-from remat_solvers.prune import prune
+from remat_solvers.core.milp import Answer
+from remat_solvers.core.problem import Limit, Problem, silent
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
-from remat_solvers.shake import shake
-from remat_solvers.smallest import descend_to
-from remat_solvers.starts import HABITS, TASTES
-from remat_solvers.trace import Trace, trace
-from remat_solvers.wiring import Ints, in_order
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.local_search import local_search
+from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.prune import prune
+from remat_solvers.search.smallest import descend_to
+from remat_solvers.search.starts import EVICTION_PERTURBATIONS, PAGING_PERTURBATIONS
 
 __all__ = ["Heuristics"]
 
@@ -51,13 +50,13 @@ class Heuristics:
     def start(self, everything: Trace, given: Ints | None) -> None:
         """Find a schedule that fits without a program, by whatever gives one first."""
         if given is not None:
-            self._repair(trace(self._state.wiring, given), TASTES[0])
-        self._repair(everything, TASTES[0])
-        for taste, habit in zip(TASTES[1:], HABITS, strict=True):
+            self._repair(trace(self._state.wiring, given), EVICTION_PERTURBATIONS[0])
+        self._repair(everything, EVICTION_PERTURBATIONS[0])
+        for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
             if self._state.best is None:
-                self._page(habit, None)
+                self._page(paging, None)
             if self._state.best is None:
-                self._repair(everything, taste)
+                self._repair(everything, eviction)
 
     def descend(self) -> None:
         """Look for a peak within the budget whatever the time, for a share of what is left."""
@@ -72,12 +71,14 @@ class Heuristics:
             return None
         stagewise = read_point(relaxation, state.wiring, answer.point)
         built = trace(state.wiring, construct(state.wiring, stagewise))
-        for taste in TASTES if state.round > 1 else TASTES[:1]:
-            self._repair(built, taste)
+        for perturbation in (
+            EVICTION_PERTURBATIONS if state.round > 1 else EVICTION_PERTURBATIONS[:1]
+        ):
+            self._repair(built, perturbation)
             if state.closed(_GAP_TO_TRY_MORE) or state.left() <= 0:
                 break
         if state.best is None:
-            self._page(HABITS[0], stagewise)
+            self._page(PAGING_PERTURBATIONS[0], stagewise)
         return built
 
     def plan_chain(self) -> None:
@@ -100,7 +101,7 @@ class Heuristics:
         return self._polish_seconds
 
     def polish(self, seconds: float, *, by_parts: bool) -> None:
-        """Improve what fits by `shake`, then, if asked for and of use, by parts of a program."""
+        """Improve what fits by local search, then, if asked for, by parts of a program."""
         state = self._state
         if state.best is None or seconds <= 0 or state.enough():
             return
@@ -110,7 +111,7 @@ class Heuristics:
         by_parts = by_parts and self._neighbourhood.is_of_use
         self._seed += 1
         state.offer(
-            shake(
+            local_search(
                 state.wiring,
                 state.best,
                 state.budget_bytes,
@@ -127,21 +128,25 @@ class Heuristics:
             since = 0 if state.best_time < before else since + 1
         self._polish_seconds += time.perf_counter() - started
 
-    def _repair(self, start: Trace, taste: Taste) -> None:
+    def _repair(self, start: Trace, perturbation: EvictionPerturbation) -> None:
         """Evict, prune and offer."""
         state = self._state
         fitting = evict(
-            state.wiring, start.sequence, state.budget_bytes, taste=taste, deadline=state.soon()
+            state.wiring,
+            start.sequence,
+            state.budget_bytes,
+            perturbation=perturbation,
+            deadline=state.soon(),
         )
         self._offer_pruned(fitting)
 
-    def _page(self, habit: Habit, stagewise: Stagewise | None) -> None:
+    def _page(self, perturbation: PagingPerturbation, stagewise: Stagewise | None) -> None:
         """Run within the budget in one pass, keeping what the point of a program keeps."""
         state = self._state
         sequence = page(
             state.wiring,
             state.budget_bytes,
-            habit=habit,
+            perturbation=perturbation,
             plan=None if stagewise is None else stagewise.keeps,
             deadline=state.soon(),
         )

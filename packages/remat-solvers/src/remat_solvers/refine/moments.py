@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.least import while_running
-from remat_solvers.trace import Trace, first_runs, trace
-from remat_solvers.wiring import Wiring
+from remat_solvers.bounds.least import while_running
+from remat_solvers.core.trace import Trace, first_runs, trace
+from remat_solvers.core.wiring import Wiring
 
 __all__ = ["Refinement", "fullest", "refinements", "tightest"]
 

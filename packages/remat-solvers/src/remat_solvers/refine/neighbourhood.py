@@ -17,15 +17,15 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.evict import evict
-from remat_solvers.milp import Outcome, restricted, solve_program
-from remat_solvers.prune import prune
+from remat_solvers.core.milp import Outcome, restricted, solve_program
+from remat_solvers.core.trace import Trace, first_runs, sequence_time, trace
+from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
-from remat_solvers.trace import Trace, first_runs, sequence_time, trace
-from remat_solvers.wiring import Ints, Wiring
+from remat_solvers.search.evict import evict
+from remat_solvers.search.prune import prune
 
 __all__ = ["Neighbourhood"]
 

@@ -41,9 +41,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.milp import Program
-from remat_solvers.rows import Rows
-from remat_solvers.wiring import Floats, Ints, Wiring
+from remat_solvers.core.milp import Program
+from remat_solvers.core.rows import Rows
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 
 __all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
 

@@ -7,17 +7,17 @@ import time
 
 import numpy as np
 
-from remat_solvers.bottleneck import bottleneck
-from remat_solvers.exhaust import exhaust
-from remat_solvers.least import least
-from remat_solvers.milp import Answer, Outcome
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.exhaust import exhaust
+from remat_solvers.bounds.least import least
+from remat_solvers.bounds.regression import regress
+from remat_solvers.core.milp import Answer, Outcome
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Ints
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.state import State
-from remat_solvers.regression import regress
-from remat_solvers.trace import sequence_time, trace
-from remat_solvers.wiring import Ints
 
 __all__ = ["Rounds"]
 

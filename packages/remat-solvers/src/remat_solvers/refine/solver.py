@@ -1,17 +1,17 @@
 """`refine`: rounds of the stage-refined ILP, each certified, repaired and improved.
 
-A first schedule comes of mending storing everything (`evict`) or, where little fits, of running the
-ops within the budget in one pass (`paging`). Memory binds only at a few moments, so the program has
-few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the first
+A first schedule comes of repairing storing everything (`evict`) or, where little fits, of running
+the ops within the budget in one pass (`paging`). Memory binds only at a few moments, so the program
+has few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the first
 program is small, are the ops that leave least room (`moments`). A round solves it, while the search
 goes on beside it on a second core (`background`), takes the back end's dual bound as a lower bound
 on the time of every schedule in the order of the graph, builds a schedule from the point, and
 simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
-shaken, and kept if it is the fastest so far, and checkpoints and running-memory rows are added
-where it was over budget. The first program is also solved with reserves, less room than the budget,
-for schedules that overshoot less; what they leave free is pruned back. Where a wide gap is left, a
-graph that is a chain of blocks is planned as one (`rotor`). On graphs of about a dozen ops a search
-of all states (`exhaust`) closes what the program leaves open.
+improved by local search, and kept if it is the fastest so far, and checkpoints and running-memory
+rows are added where it was over budget. The first program is also solved with reserves, less room
+than the budget, for schedules that overshoot less; what they leave free is pruned back. Where a
+wide gap is left, a graph that is a chain of blocks is planned as one (`rotor`). On graphs of about
+a dozen ops a search of all states (`exhaust`) closes what the program leaves open.
 
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
@@ -30,11 +30,11 @@ import time
 from typing import ClassVar
 
 from remat_graph import Solution, Status, simulate
-from remat_solvers.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.smallest import smallest_trace
-from remat_solvers.wiring import Wiring, expand, in_order
+from remat_solvers.search.smallest import smallest_trace
 
 __all__ = ["Refine"]
 

@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from remat_solvers.problem import Limit, Progress, Report
+from remat_solvers.core.problem import Limit, Progress, Report
+from remat_solvers.core.trace import Trace, sequence_time
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine.relaxation import COST_OF_ONCE
-from remat_solvers.trace import Trace, sequence_time
-from remat_solvers.wiring import Wiring, expand
 
 __all__ = ["GAP", "TOLERANCE", "State"]
 
@@ -81,7 +81,7 @@ class State:
                 self._confront()
 
     def learn(self, cost: float) -> None:
-        """Raise the bound to a cost that a program has at least, less a hair for tolerances."""
+        """Raise the bound to a cost that a program has at least, slightly less for tolerances."""
         proved = self.once * (1 + cost / COST_OF_ONCE * (1 - 1e-7) - 1e-8)
         if np.isfinite(proved) and proved > self.bound:
             self.bound = proved

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.wiring import Ints, Wiring
+from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Chain", "ChainStage", "find_chains", "merged"]
 

@@ -28,8 +28,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.rotor.chain import Chain
-from remat_solvers.wiring import Wiring
 
 __all__ = ["Halves", "Record", "Run", "StageCosts", "measure_stages"]
 

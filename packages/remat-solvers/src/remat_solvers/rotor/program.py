@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_solvers.core.wiring import Floats, Ints
 from remat_solvers.rotor.costs import Record, Run, StageCosts
-from remat_solvers.wiring import Floats, Ints
 
 __all__ = ["fastest", "least_bytes"]
 

@@ -15,12 +15,12 @@ from operator import itemgetter
 import numpy as np
 
 from remat_graph import Schedule, Solution, Status, Timeline, simulate
-from remat_solvers.problem import Limit, Problem, Progress, Report
-from remat_solvers.prune import drop_unused
+from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.rotor.costs import StageCosts
 from remat_solvers.rotor.program import fastest, least_bytes
-from remat_solvers.trace import trace
-from remat_solvers.wiring import Wiring, expand
+from remat_solvers.search.prune import drop_unused
 
 __all__ = ["DEFAULT_SECONDS", "Search"]
 

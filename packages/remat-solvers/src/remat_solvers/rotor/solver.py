@@ -27,12 +27,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import UnsuitableSolver
-from remat_solvers.problem import Limit, Problem, Report, check_whole
 from remat_solvers.rotor.chain import Chain, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.search import Search
-from remat_solvers.wiring import Wiring
 
 __all__ = ["Rotor"]
 

@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 
 from remat_graph import Schedule, Status
+from remat_solvers.core.problem import Limit, check_whole
 from remat_solvers.errors import BudgetTooSmall, InvalidProblem, format_bytes
-from remat_solvers.problem import Limit, check_whole
 from remat_solvers.step.options import (
     ANY_BYTES,
     RegionFront,

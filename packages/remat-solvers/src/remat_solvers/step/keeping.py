@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from remat_solvers.milp import Answer, Outcome, Program, solve_program
-from remat_solvers.wiring import Floats, Ints, Wiring
+from remat_solvers.core.milp import Answer, Outcome, Program, solve_program
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 
 __all__ = ["Keeping", "Kept"]
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_graph import Compute, Graph, Op, Schedule, simulate
+from remat_solvers.core.problem import check_graph
+from remat_solvers.core.wiring import MOST_BYTES
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.problem import check_graph
-from remat_solvers.wiring import MOST_BYTES
 
 __all__ = [
     "ANY_BYTES",

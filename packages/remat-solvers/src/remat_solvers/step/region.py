@@ -20,9 +20,11 @@ import math
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
-from remat_solvers.least import while_running
-from remat_solvers.problem import Limit, Problem, check_whole
-from remat_solvers.smallest import smallest_budget
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import while_running
+from remat_solvers.core.problem import Limit, Problem, check_whole
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.smallest import smallest_budget
 from remat_solvers.solve import search
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import (
@@ -34,8 +36,6 @@ from remat_solvers.step.options import (
     made_elsewhere,
     measure_option,
 )
-from remat_solvers.store_all import store_all
-from remat_solvers.wiring import Wiring, expand
 
 __all__ = ["refined_options", "region_front", "region_options"]
 

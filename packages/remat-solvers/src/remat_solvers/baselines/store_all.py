@@ -1,0 +1,71 @@
+"""Store everything: each op once, in the order of the graph, every value freed after its last use.
+
+What plain autograd would hold at best.
+
+Guarantee: no schedule is faster, so it is optimal wherever it fits. Complexity: linear.
+Limits: where it does not fit it says so, and nothing else.
+Source: the "checkpoint all" of Jain et al. 2020, section 6.1 and table 1: the ideal for the time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from remat_graph import Graph, Schedule, Solution, Status, simulate
+from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_solvers.core.wiring import Wiring, expand
+
+__all__ = ["StoreAll", "store_all"]
+
+
+def store_all(graph: Graph) -> Schedule:
+    """Compute every op once, in order; free values right after their last use, results never."""
+    wiring = Wiring.of(graph)
+    return expand(wiring, np.arange(wiring.op_count))
+
+
+class StoreAll:
+    """The schedule without recomputation: optimal if it fits, else nothing (`LIMIT`)."""
+
+    name: ClassVar[str] = "store-all"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "The schedule of reverse-mode automatic differentiation, without a method; as a baseline "
+        "in P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, "
+        "J. Gonzalez: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. "
+        "MLSys 2020."
+    )
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Take any problem."""
+        return None
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Say whether storing everything is within the budget."""
+        schedule = store_all(problem.graph)
+        timeline = simulate(problem.graph, schedule)
+        fits = timeline.peak_bytes <= problem.budget_bytes
+        message = "fits" if fits else f"needs {timeline.peak_bytes} bytes"
+        report(
+            Progress(
+                solver=self.name,
+                round=1,
+                incumbent_time=timeline.time if fits else None,
+                incumbent_peak_bytes=timeline.peak_bytes if fits else None,
+                lower_bound=timeline.time,
+                seconds=limit.elapsed,
+                message=message,
+            )
+        )
+        return Solution(
+            status=Status.OPTIMAL if fits else Status.LIMIT,
+            schedule=schedule if fits else None,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=timeline.time,
+            solver=self.name,
+            solve_seconds=limit.elapsed,
+        )

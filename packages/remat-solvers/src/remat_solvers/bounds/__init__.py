@@ -1,0 +1,5 @@
+"""What no schedule can beat, proved without a program.
+
+`least`, `bottleneck` and `regression` bound every peak from below; `exhaust` solves graphs of a
+dozen ops exactly.
+"""

@@ -1,0 +1,82 @@
+"""Bytes below which no schedule in the order of the graph can go, proved without search.
+
+While an op runs for the first time, these are alive: its inputs, all its outputs, its workspace,
+and whatever cannot be made again but is still to be read by a first computation, or is a result.
+And when the last computation of any result runs, all other results are there. Linear time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.core.wiring import Ints, Wiring
+
+__all__ = ["Least", "least", "while_running"]
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """A proved lower bound on every peak, and the op that cannot run with less.
+
+    No op if it is what is alive at the end that needs as much.
+    """
+
+    peak_bytes: int
+    op: str | None
+
+
+def least(wiring: Wiring, *, any_order: bool = False) -> Least:
+    """Find the op that needs most whatever the schedule; with `any_order`, whatever its order."""
+    if not wiring.op_count:
+        return Least(0, None)
+    need = while_running(wiring)
+    if not any_order:
+        need = need + _pinned(wiring)
+    at = int(need.argmax())
+    bound, where = int(need[at]), wiring.graph.ops[at].name
+    at_end = _at_last_result(wiring)
+    if at_end is not None and at_end[0] > bound:
+        bound, where = at_end[0], wiring.graph.ops[at_end[1]].name
+    return Least(bound, where)
+
+
+def while_running(wiring: Wiring) -> Ints:
+    """Sum, for each op, its inputs, its outputs and its workspace."""
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    need: Ints = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
+    np.add.at(need, reader, wiring.size[wiring.in_value])
+    return need
+
+
+def _pinned(wiring: Wiring) -> Ints:
+    """Sum what cannot be made again and is neither read nor made by the op, but needed after it."""
+    last = wiring.producer.copy()
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    np.maximum.at(last, wiring.in_value, reader)
+    last[wiring.results] = wiring.op_count
+    once = np.flatnonzero(~wiring.replayable[wiring.producer])
+    change = np.zeros(wiring.op_count + 2, dtype=np.int64)
+    np.add.at(change, wiring.producer[once] + 1, wiring.size[once])
+    np.subtract.at(change, np.maximum(last[once], wiring.producer[once] + 1), wiring.size[once])
+    held: Ints = np.cumsum(change)[: wiring.op_count]
+    for v in once.tolist():
+        for op in set(reader[wiring.in_value == v].tolist()):
+            if op < last[v]:
+                held[op] -= wiring.size[v]
+    return held
+
+
+def _at_last_result(wiring: Wiring) -> tuple[int, int] | None:
+    """Bound the memory of whichever computation of a result comes last."""
+    results = set(wiring.results.tolist())
+    if not results:
+        return None
+    total = int(wiring.size[wiring.results].sum())
+    bounds: list[tuple[int, int]] = []
+    for op in sorted({wiring.producer_list[v] for v in results}):
+        others = set(wiring.inputs[op]) | set(wiring.outputs[op])
+        more = sum(int(wiring.size[v]) for v in others - results)
+        bounds.append((total + more + wiring.workspace_list[op], op))
+    return min(bounds)

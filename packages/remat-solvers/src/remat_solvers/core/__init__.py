@@ -1,0 +1,6 @@
+"""What every solver is built of.
+
+`problem` is what a solver is given and may say; `wiring` is a graph as arrays, `trace` what a
+sequence of computations holds. `rows` and `milp` write and solve integer programs, `background`
+waits for them; `parallel` runs sub-problems on any executor.
+"""

@@ -1,0 +1,339 @@
+"""The door to MILP solvers: a program in matrix form, solved through CVXPY.
+
+HiGHS by default; any MILP solver that CVXPY has installed can be named. HiGHS and Gurobi are given
+the time limit, the gap, the start point and a single thread, and give a bound back; the others run
+as long as they run, with their own gap, and a program with whole variables gets no bound from them.
+"Infeasible" and "out of time" are different answers. A back end that fails (Gurobi, with the
+licence that comes from pip, does beyond 2,000 variables) is logged and counts as out of time.
+
+HiGHS's cuts on continuous variables can cut off the optimum, so the programs of this package
+declare whole whatever is whole in some optimum, and an answer that a known point contradicts (a
+start point below its bound) is logged and refused. Why, and how often: docs/decisions/0014.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib.metadata
+import logging
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from remat_solvers.core.background import in_background
+from remat_solvers.core.wiring import Floats
+
+__all__ = [
+    "Answer",
+    "BudgetedProgram",
+    "Outcome",
+    "Program",
+    "missing_back_end",
+    "relaxed",
+    "restricted",
+    "solve_program",
+]
+
+_TOLERANCE = 1e-5
+_INTERIOR_COLUMNS = 20_000
+_INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
+
+_log = logging.getLogger(__name__)
+_filters_of_warnings = threading.Lock()  # one list, of the process
+
+
+def missing_back_end(name: str) -> str | None:
+    """Say what to install where CVXPY has no solver of this name, or `None`."""
+    if not isinstance(name, str):
+        return f"back_end={name!r}; give the name of a solver of CVXPY, such as 'HIGHS'"
+    installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
+    if name in installed:
+        return None
+    extra = name.lower().replace("_", "-")
+    offered = importlib.metadata.metadata("cvxpy").get_all("Provides-Extra") or []
+    if name == cp.GUROBI:
+        help_ = "pip install remat-solvers[gurobi]"
+    elif extra in offered:
+        help_ = f"pip install cvxpy[{extra}]"
+    else:
+        help_ = "see cvxpy.org for how to install it"
+    return f"CVXPY has no solver {name!r} installed; {help_}, or use one of {', '.join(installed)}"
+
+
+class Outcome(enum.StrEnum):
+    """How a solve ended: as good as was wanted, infeasible by proof, or stopped by a limit."""
+
+    SOLVED = "solved"
+    INFEASIBLE = "infeasible"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """Minimise `cost @ x` subject to `matrix @ x <= right` and `lower <= x <= upper`.
+
+    `integral` marks the variables that must be whole.
+    """
+
+    cost: Floats
+    matrix: sparse.csr_array
+    right: Floats
+    lower: Floats
+    upper: Floats
+    integral: NDArray[np.bool_]
+
+
+def relaxed(program: Program) -> Program:
+    """Drop the wish for whole variables: the linear relaxation."""
+    return dataclasses.replace(program, integral=np.zeros_like(program.integral))
+
+
+def restricted(program: Program, point: Floats, free: NDArray[np.bool_]) -> Program:
+    """Fix all columns but the `free` ones at a point, and leave them out; so too of the cost."""
+    matrix = program.matrix[:, free]
+    rows = np.diff(matrix.indptr) > 0
+    return Program(
+        cost=program.cost[free],
+        matrix=matrix[rows],
+        right=(program.right - program.matrix @ np.where(free, 0.0, point))[rows],
+        lower=program.lower[free],
+        upper=program.upper[free],
+        integral=program.integral[free],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """The best point found, and a bound below which no point can be; either may be missing."""
+
+    outcome: Outcome
+    point: Floats | None
+    value: float
+    bound: float
+
+
+def solve_program(
+    program: Program,
+    *,
+    seconds: float,
+    gap: float = 0.0,
+    start: Floats | None = None,
+    target: float | None = None,
+    many_nodes: bool = False,
+    back_end: str = cp.HIGHS,
+    meanwhile: Callable[[float], None] | None = None,
+) -> Answer:
+    """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
+
+    A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
+    branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
+    of the time on trying branches. Both are for HiGHS alone. `meanwhile` is called by turns, with
+    the seconds of a turn, while the back end works, if there is a second core.
+    """
+    count = len(program.cost)
+    if count == 0:
+        feasible = bool(np.all(program.right >= 0))
+        outcome = Outcome.SOLVED if feasible else Outcome.INFEASIBLE
+        return Answer(outcome, np.zeros(0) if feasible else None, 0.0, 0.0)
+    x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
+    problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
+    more: dict[str, Any] = {}
+    if back_end == cp.HIGHS:
+        more |= {} if target is None else {"objective_target": target}
+        more |= {"mip_pscost_minreliable": 0} if many_nodes else {}
+    answer = _run(problem, x, program, seconds, gap, start, back_end, more, meanwhile)
+    if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
+        return dataclasses.replace(answer, outcome=Outcome.SOLVED)
+    return answer
+
+
+class BudgetedProgram:
+    """A program solved at one budget after another; CVXPY writes its canonical form once.
+
+    Its right side is `program.right + budget_bytes * per_byte`.
+    """
+
+    def __init__(self, program: Program, per_byte: Floats, back_end: str = cp.HIGHS) -> None:
+        self._program = program
+        self._per_byte = per_byte
+        self._back_end = back_end
+        self._x = cp.Variable(
+            len(program.cost), bounds=[program.lower, program.upper], **_kind(program.integral)
+        )
+        # A share of a fixed scale, so that the parameter is near 1 whatever the size of the graph.
+        self._scale = 1 / max(float(per_byte.max(initial=0.0)), 1e-300)
+        self._share = cp.Parameter()
+        right = program.right + self._share * (per_byte * self._scale)
+        self._problem = cp.Problem(
+            cp.Minimize(program.cost @ self._x), [program.matrix @ self._x <= right]
+        )
+
+    def solve(
+        self, budget_bytes: float, *, seconds: float, gap: float = 0.0, start: Floats | None = None
+    ) -> Answer:
+        """Solve at a budget; as `solve_program`."""
+        self._share.value = budget_bytes / self._scale
+        right = self._program.right + budget_bytes * self._per_byte
+        program = dataclasses.replace(self._program, right=right)
+        return _run(self._problem, self._x, program, seconds, gap, start, self._back_end, {})
+
+
+def _run(
+    problem: cp.Problem,
+    x: cp.Variable,
+    program: Program,
+    seconds: float,
+    gap: float,
+    start: Floats | None,
+    back_end: str,
+    more: dict[str, Any],
+    meanwhile: Callable[[float], None] | None = None,
+) -> Answer:
+    try:
+        options = _options(problem, x, seconds, gap, start, back_end) | more
+        warm_start = options.pop("warm_start", True)
+        data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
+        call = partial(chain.solve_via_data, problem, data, warm_start, False, options)
+        solution = in_background(call, meanwhile)
+    except cp.error.SolverError as error:
+        return _give_up(back_end, program, error)
+    try:
+        with _filters_of_warnings, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
+            problem.unpack_results(solution, chain, inverse)
+    except (cp.error.SolverError, ValueError) as error:  # the second: a status that CVXPY lacks
+        return _give_up(back_end, program, error)
+    answer = _read(problem, x, program)
+    return answer if start is None else _confront(answer, program, start, back_end)
+
+
+def _give_up(back_end: str, program: Program, error: Exception) -> Answer:
+    _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
+    return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+
+
+def _confront(answer: Answer, program: Program, start: Floats, back_end: str) -> Answer:
+    """Refuse an answer that the start point proves wrong; the point itself still stands."""
+    value = float(program.cost @ start)
+    if answer.bound <= value or not _holds(program, start):
+        return answer
+    if answer.bound <= value + _TOLERANCE * (1 + abs(value)):
+        return dataclasses.replace(answer, bound=value)
+    _log.warning("%s: bound %g, but a point has %g; refused", back_end, answer.bound, value)
+    point, value = (start, value) if value < answer.value else (answer.point, answer.value)
+    return Answer(Outcome.STOPPED, point, value, -math.inf)
+
+
+def _options(
+    problem: cp.Problem,
+    x: cp.Variable,
+    seconds: float,
+    gap: float,
+    start: Floats | None,
+    back_end: str,
+) -> dict[str, Any]:
+    """Say it in the words of the back end."""
+    if back_end == cp.HIGHS:
+        # Of 89,000 columns, the simplex method took 39 s, an interior point with crossover 2 s.
+        large = x.size > _INTERIOR_COLUMNS and not x.attributes["integer"]
+        return {
+            "highs_options": {"solver": "ipm"} if large else {},
+            "time_limit": max(seconds, 0.01),
+            "mip_rel_gap": gap,
+            "threads": 1,
+            "parallel": "off",
+            "warm_start": start is not None and _hand_over(problem, start),
+        }
+    if back_end == cp.GUROBI:
+        import gurobipy  # noqa: PLC0415 - an extra
+
+        if start is not None:
+            _cache(problem, back_end).pop(back_end, None)  # else the solve before is the start
+            x.value = start
+        return {
+            "TimeLimit": max(seconds, 0.01),
+            "MIPGap": gap,
+            "Threads": 1,
+            "warm_start": start is not None,
+            "reoptimize": True,  # to tell infeasible from unbounded
+            # Of its own, as threads may not share one; the default one prints its licence.
+            "env": gurobipy.Env(params={"OutputFlag": 0}),
+        }
+    return {}
+
+
+def _kind(integral: NDArray[np.bool_]) -> dict[str, Any]:
+    if not integral.any():
+        return {}
+    return {"integer": True if integral.all() else list(np.nonzero(integral))}
+
+
+def _hand_over(problem: cp.Problem, start: Floats) -> bool:
+    """Leave a start point where CVXPY's HiGHS interface looks for that of the solve before."""
+    import highspy  # noqa: PLC0415 - only this back end needs it
+
+    solution = highspy.HighsSolution()
+    solution.col_value = start.tolist()
+    solution.value_valid = True
+    cache = _cache(problem, cp.HIGHS)
+    cache[cp.HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
+    return getattr(problem, "_solver_cache", None) is cache
+
+
+def _cache(problem: cp.Problem, back_end: str) -> dict[str, Any]:
+    """Find where CVXPY's interfaces keep the solve before, if this version has it."""
+    if problem.solver_stats is None:
+        problem.get_problem_data(back_end)  # the first solve, which would empty it
+    cache = getattr(problem, "_solver_cache", None)
+    return cache if isinstance(cache, dict) else {}
+
+
+def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
+    status = problem.status
+    if status in _INFEASIBLE:
+        return Answer(Outcome.INFEASIBLE, None, math.inf, math.inf)
+    stats = problem.solver_stats
+    info = None if stats is None else stats.extra_stats
+    point: Floats | None = None
+    if x.value is not None and _holds(program, np.asarray(x.value)):
+        point = np.where(program.integral, np.round(x.value), x.value)
+    value = math.inf if point is None else float(program.cost @ point)
+    outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
+    if program.integral.any():
+        # Of HiGHS and of Gurobi; others tell none.
+        bound = float(getattr(info, "mip_dual_bound", getattr(info, "ObjBound", -math.inf)))
+    else:
+        bound = _dual_bound(program, problem.constraints[0].dual_value)
+    return Answer(outcome, point, value, bound)
+
+
+def _dual_bound(program: Program, prices: Floats | None) -> float:
+    """Bound a linear program by weak duality: whatever the prices of the rows are, it holds."""
+    if prices is None or np.shape(prices) != program.right.shape or not np.isfinite(prices).all():
+        return -math.inf
+    prices = np.maximum(prices, 0.0)
+    reduced = program.cost + program.matrix.T @ prices
+    ends = np.where(reduced >= 0, program.lower, program.upper)
+    moves = reduced != 0
+    return float(reduced[moves] @ ends[moves] - prices @ program.right)
+
+
+def _holds(program: Program, point: Floats) -> bool:
+    """Check a point; a solve that was stopped may leave one that means nothing."""
+    if point.shape != program.cost.shape or not np.all(np.isfinite(point)):
+        return False
+    slack = program.right - program.matrix @ point
+    tolerance = _TOLERANCE * (1 + np.abs(program.right))
+    inside = (point >= program.lower - _TOLERANCE) & (point <= program.upper + _TOLERANCE)
+    whole = np.abs(point - np.round(point))[program.integral]
+    return bool(np.all(slack >= -tolerance) and np.all(inside) and np.all(whole <= _TOLERANCE))

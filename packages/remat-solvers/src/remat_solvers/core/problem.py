@@ -1,0 +1,235 @@
+"""What a solver is given and what it may say: problem, limit, progress, and the solver protocol."""
+
+from __future__ import annotations
+
+import numbers
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from remat_graph import Compute, Free, Graph, Hierarchy, Schedule, Solution
+from remat_solvers.core.wiring import MOST_BYTES, total_bytes
+from remat_solvers.errors import InvalidProblem
+
+__all__ = [
+    "Limit",
+    "Problem",
+    "Progress",
+    "Report",
+    "Solver",
+    "check_executor",
+    "check_gap",
+    "check_graph",
+    "check_whole",
+    "silent",
+]
+
+_MOST_SHOWN = 60  # characters of what is not what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A graph to be scheduled within `budget_bytes`; `hierarchy` for solvers that cut first.
+
+    `executor` is where a solver may run independent sub-problems (`parallel.run_all`); `None` is
+    here. The caller owns it: a solver never shuts it down. `start` is a schedule to begin with,
+    which a solver may use; it need not fit.
+
+    Raises:
+        InvalidProblem: if the budget is not a positive whole number of bytes, the hierarchy is of
+            another graph, one of the others is not what it should be, or the sizes of the graph add
+            up to more than can be counted.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    hierarchy: Hierarchy | None = None
+    executor: Executor | None = field(default=None, compare=False, repr=False)
+    start: Schedule | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_graph(self.graph)
+        budget = self.budget_bytes
+        if isinstance(budget, bool) or not isinstance(budget, int):
+            raise InvalidProblem(
+                f"budget_bytes={budget!r} is a {type(budget).__name__}; "
+                f"it must be a whole number of bytes, such as 8 * 2**30"
+            )
+        if budget <= 0:
+            raise InvalidProblem(f"budget_bytes={budget}; it must be 1 or more")
+        if self.hierarchy is not None:
+            _check_hierarchy(self.hierarchy, self.graph)
+        if self.executor is not None:
+            check_executor(self.executor)
+        if self.start is not None:
+            _check_start(self.start)
+
+
+def check_graph(graph: object) -> None:
+    """Refuse what is no graph, or one whose sizes do not add up within 64 bits.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if not isinstance(graph, Graph):
+        raise InvalidProblem(
+            f"graph={_shown(graph)}; it must be a remat_graph.Graph, such as "
+            f"remat_graph.load() reads and from_networkx() makes"
+        )
+    total = total_bytes(graph)
+    if total > MOST_BYTES:
+        raise InvalidProblem(
+            f"the values of the graph and its largest workspace are {total:,} bytes together, more "
+            f"than the {MOST_BYTES:,} that can be added up; give all sizes, and the budget, in a "
+            f"larger unit"
+        )
+
+
+def check_executor(executor: object) -> None:
+    """Refuse what takes no tasks.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
+        raise InvalidProblem(
+            f"executor={_shown(executor)}; it must be a concurrent.futures.Executor, such as "
+            f"ProcessPoolExecutor(4), or None"
+        )
+
+
+def check_gap(gap: object) -> None:
+    """Refuse a gap that is no number of 0 or more.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(gap, bool) or not isinstance(gap, int | float) or not gap >= 0:
+        raise InvalidProblem(f"gap={gap!r}; it must be a number, 0 or more")
+
+
+def check_whole(name: str, given: object, least: int = 1) -> None:
+    """Refuse a setting that is no whole number, or below `least`.
+
+    Raises:
+        InvalidProblem: as it says.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise InvalidProblem(f"{name}={given!r}; it must be a whole number, {least} or more")
+
+
+def _check_hierarchy(hierarchy: object, graph: Graph) -> None:
+    if not isinstance(hierarchy, Hierarchy):
+        raise InvalidProblem(
+            f"hierarchy={_shown(hierarchy)}; it must be a remat_graph.Hierarchy, such as "
+            f"remat_partition.partition() makes of the graph, or None"
+        )
+    if hierarchy.graph != graph:
+        raise InvalidProblem("the hierarchy was made of another graph; partition this one")
+
+
+def _check_start(start: object) -> None:
+    if not isinstance(start, Schedule):
+        raise InvalidProblem(
+            f"start={_shown(start)}; it must be a remat_graph.Schedule, such as the schedule of a "
+            f"solution, or None"
+        )
+    for number, step in enumerate(start.steps):
+        if not isinstance(step, Compute | Free):
+            raise InvalidProblem(
+                f"step {number} of start is {_shown(step)}; it must be a Compute(op) or a "
+                f"Free(value) of remat_graph"
+            )
+
+
+def _shown(given: object) -> str:
+    """Show something that is not what was asked for, and of which type it is."""
+    text = repr(given)
+    text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return f"{text} of type {type(given).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Wall-clock time a solver may take, counted from `started` (of `time.perf_counter`).
+
+    `seconds=None` leaves it to the solver.
+
+    Raises:
+        InvalidProblem: if `seconds` is negative or not a number.
+    """
+
+    seconds: float | None
+    started: float
+
+    def __post_init__(self) -> None:
+        seconds = self.seconds
+        if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds >= 0):
+            raise InvalidProblem(f"limit_seconds={seconds!r}; it must be 0 or more, or None")
+
+    @classmethod
+    def starting_now(cls, seconds: float | None) -> Limit:
+        """Start the clock."""
+        return cls(seconds, time.perf_counter())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started
+
+    def left(self, default_seconds: float) -> float:
+        """Seconds that remain, of `default_seconds` where no limit was set; never below 0."""
+        seconds = default_seconds if self.seconds is None else self.seconds
+        return max(0.0, seconds - self.elapsed)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a solver is: the best schedule so far, and what no schedule can beat.
+
+    `incumbent` makes that schedule when called; `None` where there is none, or it cannot be had.
+    """
+
+    solver: str
+    round: int
+    incumbent_time: float | None
+    incumbent_peak_bytes: int | None
+    lower_bound: float | None
+    seconds: float
+    message: str
+    incumbent: Callable[[], Schedule] | None = field(default=None, compare=False, repr=False)
+
+
+class Report(Protocol):
+    """Called with each `Progress`, in the thread of the solver."""
+
+    def __call__(self, progress: Progress, /) -> None:
+        """Take note; an exception stops the solver."""
+        ...
+
+
+def silent(_progress: Progress, /) -> None:
+    """Report nothing."""
+
+
+class Solver(Protocol):
+    """Turns a graph and a byte budget into a schedule.
+
+    `exact` solvers prove optimality for the order of the graph when given enough time. A solver
+    whose `needs_hierarchy` is true is only asked about problems that have one. An attribute
+    `citation` is what `cite` gives; there need not be one.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool]
+    needs_hierarchy: ClassVar[bool]
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Say why not, or return `None`; asked before work, so it must be quick."""
+        ...
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Find a schedule; one with a schedule must be within the budget."""
+        ...

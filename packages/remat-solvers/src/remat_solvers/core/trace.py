@@ -1,0 +1,128 @@
+"""What a sequence of computations holds at each moment, vectorised.
+
+A *sequence* is an array of op numbers; the schedule it stands for (`wiring.expand`) frees every
+value right after its last use. A *copy* is one value made by one computation; it lives from the
+position of that computation to the last position that reads it. The figures are those of
+`remat_graph.simulate`, which remains the referee.
+Complexity: O((steps + reads) log steps) in numpy, about 0.3 ms for 1,000 ops.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.core.wiring import Ints, Wiring
+
+__all__ = ["Trace", "first_runs", "sequence_time", "trace"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Memory during each computation, and the lives of all copies.
+
+    `key` holds `op * (steps + 1) + position` of all computations, sorted; computation `r` in that
+    order made the copies `first_copy[r]:first_copy[r + 1]`. Read `u` at `use_position[u]` is of
+    the copy `use_copy[u]`; position `steps` is the end, which reads the results.
+    """
+
+    sequence: Ints
+    during: Ints
+    before: Ints
+    key: Ints
+    first_copy: Ints
+    copy_value: Ints
+    copy_start: Ints
+    copy_last: Ints
+    use_position: Ints
+    use_copy: Ints
+
+    @property
+    def steps(self) -> int:
+        """Number of computations."""
+        return len(self.sequence)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return int(self.during.max(initial=0))
+
+
+def trace(wiring: Wiring, sequence: Ints) -> Trace:
+    """Follow a legal sequence; the inputs of each op must have been made before it."""
+    steps = len(sequence)
+    order = np.argsort(sequence, kind="stable")
+    made_by = sequence[order]
+    key = made_by * (steps + 1) + order
+    outs = np.diff(wiring.out_start)[made_by]
+    first_copy = _starts(outs)
+    copy_value = wiring.out_value[_ranges(wiring.out_start[made_by], outs)]
+    copy_start = np.repeat(order, outs)
+
+    reads = np.diff(wiring.in_start)[sequence]
+    use_value = np.concatenate(
+        [wiring.in_value[_ranges(wiring.in_start[sequence], reads)], wiring.results]
+    )
+    use_position = np.concatenate(
+        [np.repeat(np.arange(steps), reads), np.full(len(wiring.results), steps)]
+    )
+    maker = _makers(wiring, sequence, key, use_value, use_position)
+    use_copy = first_copy[maker] + wiring.slot[use_value]
+    copy_last = copy_start.copy()
+    np.maximum.at(copy_last, use_copy, use_position)
+
+    weight = wiring.size[copy_value]
+    made = np.zeros(steps + 1, dtype=np.int64)
+    np.add.at(made, copy_start, weight)
+    freed = np.zeros(steps + 2, dtype=np.int64)
+    np.add.at(freed, copy_last + 1, weight)
+    held = np.cumsum(made - freed[: steps + 1])
+    return Trace(
+        sequence=sequence,
+        during=held[:steps] + wiring.workspace[sequence],
+        before=held - made,
+        key=key,
+        first_copy=first_copy,
+        copy_value=copy_value,
+        copy_start=copy_start,
+        copy_last=copy_last,
+        use_position=use_position,
+        use_copy=use_copy,
+    )
+
+
+def first_runs(wiring: Wiring, now: Trace) -> Ints:
+    """Find the position of the first computation of each op."""
+    width = now.steps + 1
+    first: Ints = now.key[np.searchsorted(now.key, np.arange(wiring.op_count) * width)] % width
+    return first
+
+
+def sequence_time(wiring: Wiring, sequence: Ints) -> float:
+    """Time of all computations of a sequence."""
+    return math.fsum(wiring.time[sequence].tolist())
+
+
+def _makers(wiring: Wiring, sequence: Ints, key: Ints, use_value: Ints, use_position: Ints) -> Ints:
+    """Find the rank in `key` of the computation that each read is of: the last before it."""
+    times = np.bincount(sequence, minlength=wiring.op_count)
+    op = wiring.producer[use_value]
+    maker: Ints = (np.cumsum(times) - times)[op]
+    again = np.flatnonzero(times[op] > 1)
+    wanted = op[again] * (len(sequence) + 1) + use_position[again]
+    maker[again] = np.searchsorted(key, wanted) - 1
+    return maker
+
+
+def _starts(counts: Ints) -> Ints:
+    start = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=start[1:])
+    return start
+
+
+def _ranges(start: Ints, counts: Ints) -> Ints:
+    total = int(counts.sum())
+    ends = np.cumsum(counts)
+    return np.arange(total) + np.repeat(start - ends + counts, counts)

@@ -1,0 +1,212 @@
+"""What the two recursions over decompositions share: the division, the sweep, the clean-up.
+
+Kumar et al. (NeurIPS 2019), Algorithm 1 and section 4.3. `sequences` sweeps over the limit at which
+a recursion stops; `RecursionSolver` is a solver made of that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from remat_graph import Schedule, Solution, Status, Timeline, simulate
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, check_whole
+from remat_solvers.core.wiring import Ints, Wiring, expand
+from remat_solvers.decompositions.decomposition import Bag, Precedence
+
+__all__ = ["Recursion", "RecursionSolver", "playable", "sequences"]
+
+Part = TypeVar("Part")
+
+_DEFAULT_SECONDS = 30.0
+_MOST_LENGTHS = 60
+
+
+class Recursion(ABC):
+    """Computes nodes of parts of a graph, divided by separators; `bags` are all there are."""
+
+    def __init__(self, precedence: Precedence, bags: Sequence[Bag]) -> None:
+        self.precedence = precedence
+        self.bags = bags
+        self._start(1, 0)
+
+    @property
+    def bag_count(self) -> int:
+        """Number of bags of the decomposition."""
+        return len(self.bags)
+
+    @property
+    def width(self) -> int:
+        """One less than the size of the largest bag."""
+        return max(map(len, self.bags)) - 1
+
+    @abstractmethod
+    def order(self, k: int, most: int) -> list[int] | None:
+        """Order computations of all ops, the recursion stopped below `k` bags.
+
+        `None` if there are more than `most`.
+        """
+
+    def _start(self, k: int, most: int) -> None:
+        self._k = k
+        self._most = most
+        self._known: dict[Hashable, list[int] | None] = {}
+
+    def _divide(
+        self,
+        separator: Sequence[int],
+        parts: Sequence[tuple[Part, Bag]],
+        wanted: Bag,
+        compute: Callable[[Part, Bag], list[int] | None],
+    ) -> list[int] | None:
+        """Compute a separator node by node, and with it there what else is wanted."""
+        before = self.precedence.before
+        found: list[int] = []
+        goals: list[tuple[Bag, int | None]] = [(frozenset(before[v]), v) for v in separator]
+        goals.append((wanted.difference(separator), None))
+        for goal, node in goals:
+            for part, members in parts:
+                inner = goal & members
+                if inner:
+                    more = compute(part, inner)
+                    if more is None or len(found) + len(more) > self._most:
+                        return None
+                    found.extend(more)
+            if node is not None:
+                found.append(node)
+        return found
+
+
+def playable(wiring: Wiring, order: Sequence[int]) -> Ints:
+    """Leave out of an order the virtual node and what must not or need not be computed.
+
+    Ops that are not replayable are computed the first time only; recomputations that nothing
+    reads are left out. One pass each way.
+    """
+    seen = [False] * wiring.op_count
+    firsts: list[bool] = []
+    legal: list[int] = []
+    for op in order:
+        if op == wiring.op_count or (seen[op] and not wiring.replayable_list[op]):
+            continue
+        firsts.append(not seen[op])
+        legal.append(op)
+        seen[op] = True
+    wanted = [False] * wiring.value_count
+    for v in wiring.results.tolist():
+        wanted[v] = True
+    kept: list[int] = []
+    for op, first in zip(reversed(legal), reversed(firsts), strict=True):
+        if first or any(wanted[v] for v in wiring.outputs[op]):
+            kept.append(op)
+            for v in wiring.outputs[op]:
+                wanted[v] = False
+            for v in wiring.inputs[op]:
+                wanted[v] = True
+    return np.array(kept[::-1], dtype=np.int64)
+
+
+def sequences(
+    wiring: Wiring, recursion: Recursion, deadline: float, only: int | None = None
+) -> Iterator[tuple[int, Ints]]:
+    """Yield legal sequences with their k, from storing everything down to k = 1.
+
+    Ends at `deadline` of `time.perf_counter`, but not before the first, and where the sequences are
+    longer than 60 times the ops; with `only` a k, nothing else is tried.
+    """
+    limits = _recursion_limits(recursion.bag_count) if only is None else [only]
+    for tried, k in enumerate(limits):
+        if tried and time.perf_counter() > deadline:
+            return
+        order = recursion.order(k, _MOST_LENGTHS * wiring.op_count)
+        if order is None:
+            return
+        yield k, playable(wiring, order)
+
+
+class RecursionSolver(ABC):
+    """Takes the fastest sequence of a recursion within the budget: with one k, or over all.
+
+    Raises:
+        InvalidProblem: if `k` is no whole number of 1 or more.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+
+    def __init__(self, k: int | None = None) -> None:
+        if k is not None:
+            check_whole("k", k)
+        self._k = k
+
+    @abstractmethod
+    def recursion(self, precedence: Precedence) -> Recursion:
+        """Decompose a graph."""
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Take any graph that has an op."""
+        return None if problem.graph.ops else "the graph has no ops"
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Try k from storing everything down to 1 (for 30 s if no limit is set).
+
+        `LIMIT` with the least peak met if none fits.
+        """
+        graph, budget = problem.graph, problem.budget_bytes
+        wiring = Wiring.of(graph)
+        recursion = self.recursion(Precedence.of(wiring))
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        best: tuple[Schedule, Timeline] | None = None
+        least: int | None = None
+        found = sequences(wiring, recursion, deadline, self._k)
+        for number, (k, sequence) in enumerate(found, start=1):
+            schedule = expand(wiring, sequence)
+            timeline = simulate(graph, schedule)
+            least = min(timeline.peak_bytes, timeline.peak_bytes if least is None else least)
+            fits = timeline.peak_bytes <= budget
+            if fits and (best is None or timeline.time < best[1].time):
+                best = schedule, timeline
+            report(
+                Progress(
+                    solver=self.name,
+                    round=number,
+                    incumbent_time=best[1].time if best else None,
+                    incumbent_peak_bytes=best[1].peak_bytes if best else None,
+                    lower_bound=None,
+                    seconds=limit.elapsed,
+                    message=f"k={k}: time {timeline.time:.6g}, peak {timeline.peak_bytes} bytes",
+                    incumbent=None if best is None else partial(itemgetter(0), best),
+                )
+            )
+            if best and best[1].time <= graph.time:
+                break
+        if best is None:
+            peak = 0 if least is None else least
+            return Solution(Status.LIMIT, None, math.inf, peak, None, self.name, limit.elapsed)
+        schedule, timeline = best
+        once = timeline.time <= graph.time
+        return Solution(
+            status=Status.OPTIMAL if once else Status.FEASIBLE,
+            schedule=schedule,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=graph.time if once else None,
+            solver=self.name,
+            solve_seconds=limit.elapsed,
+        )
+
+
+def _recursion_limits(bag_count: int) -> list[int]:
+    """List the k to try, from above the number of bags, about two per octave."""
+    limits = [bag_count + 1]
+    while limits[-1] > 1:
+        limits.append(min(limits[-1] - 1, limits[-1] * 5 // 7))
+    return limits

@@ -1,0 +1,261 @@
+"""The curve of time against peak, with the curve of what is proved about it.
+
+A few budgets are solved from the largest down, and what is learnt at one is used at the others
+(`curve`). Not solved are a budget at which storing everything fits, one below which nothing is
+proved to fit, and one where a known schedule is within 0.1% of a known bound. As no budget but the
+first is solved from nothing, each gets less time than it would alone.
+
+Guarantee: every solution passed `remat_graph.simulate` and fits its budget; over growing budgets
+neither its time nor the bound grows. Bounds and infeasibility hold for schedules in the order of
+the graph, as those of the solver that proved them; a solver that contradicts a schedule in that
+order is reported as broken. Complexity: a search for the smallest budget and at most one solve per
+budget. Limits: what the last budget leaves of the time is not used; on an executor, budgets that
+run at once learn nothing of one another until they end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Collection, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+from remat_graph import Graph, Hierarchy, Schedule, Solution
+from remat_solvers.core.parallel import run_all
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, check_executor, silent
+from remat_solvers.errors import InvalidProblem, format_bytes
+from remat_solvers.queries.curve import Knowledge, TradeoffPoint
+from remat_solvers.registry import get_solver
+from remat_solvers.solve import AUTO, search
+
+__all__ = ["Tradeoff", "TradeoffPoint", "check_arguments", "tradeoff"]
+
+_SMALLEST_SECONDS, _SMALLEST_SECONDS_ASIDE = 5.0, 2.0  # the second: where no budget hangs on it
+_SECONDS = 15.0  # for one budget; alone, `auto` takes up to twice as long
+
+
+@dataclass(frozen=True, slots=True)
+class Tradeoff:
+    """Points of the curve by growing budget, and its two ends.
+
+    Storing everything takes `store_all_time` and `store_all_peak_bytes`. `smallest_bytes` is the
+    least peak of any schedule found; no schedule in the order of the graph goes below
+    `least_bytes`.
+    """
+
+    points: tuple[TradeoffPoint, ...]
+    store_all_peak_bytes: int
+    store_all_time: float
+    smallest_bytes: int
+    least_bytes: int
+    solver: str
+    seconds: float
+
+    def overhead(self, time: float) -> float:
+        """Give the time of a schedule beyond that of storing everything, as a share of it."""
+        return time / self.store_all_time - 1 if self.store_all_time else 0.0
+
+
+def tradeoff(
+    graph: Graph,
+    *,
+    points: int = 8,
+    budgets: Sequence[int | float] | None = None,
+    solver: str = AUTO,
+    hierarchy: Hierarchy | None = None,
+    limit_seconds: float | None = None,
+    executor: Executor | None = None,
+    progress: Report | None = None,
+) -> Tradeoff:
+    """Find the fastest schedules within several budgets, and what no schedule can beat at each.
+
+    `points` budgets are spread evenly from the smallest for which a schedule is found to the peak
+    of storing everything, both included; fewer where they fall together. `budgets` are taken in
+    their place: whole numbers are bytes, a float in (0, 1] is a share of that peak.
+
+    The limit is shared: what one budget leaves goes to the others; without one, each gets 15 s.
+    With `executor`, which the caller owns, as many budgets are solved at once as it has workers,
+    where it says how many. `progress` is called with what the solver reports (not from an executor)
+    and after each budget.
+
+    Raises:
+        InvalidProblem: if there are fewer than 2 points, no budgets, one that is no such number or
+            share, a negative limit, the hierarchy is of another graph, or as `Problem` says.
+        SolverError: as `solve`; but where nothing fits, or is found, the point has no solution.
+    """
+    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    Problem(graph, 1, hierarchy)
+    limit = Limit.starting_now(limit_seconds)
+    known = Knowledge(graph)
+    wanted = None if budgets is None else _in_bytes(budgets, known.store_all.peak_bytes)
+    share = limit.left(math.inf) / ((points if wanted is None else len(wanted)) + 1)
+    seconds = _SMALLEST_SECONDS if wanted is None else _SMALLEST_SECONDS_ASIDE
+    known.look_for_smallest(min(seconds, share))
+    if wanted is None:
+        wanted = _spread(known.smallest_bytes, known.store_all.peak_bytes, points)
+    spent = dict.fromkeys(wanted, 0.0)
+    report = silent if progress is None else progress
+    _Sweep(known, solver, hierarchy, limit, executor, report).run(spent)
+    known.check()
+    return Tradeoff(
+        points=tuple(known.point(budget, spent[budget]) for budget in wanted),
+        store_all_peak_bytes=known.store_all.peak_bytes,
+        store_all_time=known.store_all.time,
+        smallest_bytes=known.smallest_bytes,
+        least_bytes=known.least_bytes,
+        solver=solver,
+        seconds=limit.elapsed,
+    )
+
+
+def check_arguments(
+    points: object,
+    budgets: object,
+    solver: object,
+    limit_seconds: float | None,
+    executor: object,
+    progress: object,
+) -> None:
+    """Check all of `tradeoff` that can be checked without a graph; `points` if it is of use.
+
+    What each of the budgets says is left to whoever reads them.
+
+    Raises:
+        InvalidProblem: as `tradeoff`.
+        SolverError: if the solver does not exist or cannot be loaded.
+    """
+    if budgets is None:
+        if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+            raise InvalidProblem(f"points={points!r}; it must be a whole number, 2 or more")
+    elif isinstance(budgets, str | bytes) or not (isinstance(budgets, Collection) and len(budgets)):
+        raise InvalidProblem(
+            f"budgets={budgets!r}; give one or more, in a list, such as [0.3, 8 * 2**30]"
+        )
+    Limit.starting_now(limit_seconds)
+    if not isinstance(solver, str):
+        raise InvalidProblem(f"solver={solver!r}; give a name, such as 'auto' or 'refine'")
+    if executor is not None:
+        check_executor(executor)
+    if progress is not None and not callable(progress):
+        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
+    if solver != AUTO:
+        get_solver(solver)
+
+
+def _in_bytes(budgets: Sequence[int | float], store_all_bytes: int) -> list[int]:
+    """Read budgets: sorted, each once.
+
+    Raises:
+        InvalidProblem: if one is neither bytes nor a share.
+    """
+    return sorted({_size(budget, store_all_bytes) for budget in budgets})
+
+
+def _size(budget: object, store_all_bytes: int) -> int:
+    if isinstance(budget, float) and 0 < budget <= 1:
+        return max(1, int(budget * store_all_bytes))
+    if isinstance(budget, SupportsIndex) and not isinstance(budget, bool):
+        size = operator.index(budget)
+        if size > 0:
+            return size
+    raise InvalidProblem(
+        f"budget {budget!r} is neither a whole number of bytes above 0 nor a share of the peak of "
+        f"storing everything, a float above 0 and at most 1"
+    )
+
+
+def _spread(smallest_bytes: int, largest_bytes: int, points: int) -> list[int]:
+    room = largest_bytes - smallest_bytes
+    return sorted({max(1, smallest_bytes + room * i // (points - 1)) for i in range(points)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """Solves budgets from the largest down, as many at once as there are workers."""
+
+    known: Knowledge
+    solver: str
+    hierarchy: Hierarchy | None
+    limit: Limit
+    executor: Executor | None
+    report: Report
+
+    def run(self, spent: dict[int, float]) -> None:
+        """Solve what is open of the budgets, until the limit; the seconds go into `spent`."""
+        waiting = sorted(spent, reverse=True)
+        count = len(waiting)
+        at_once = self._at_once(count)
+        while waiting:
+            left = self.limit.left(math.inf)
+            for budget in tuple(waiting):
+                if left <= 0 or not self.known.is_open(budget):
+                    waiting.remove(budget)
+                    self._say(budget, count - len(waiting), count)
+            now, waiting = waiting[:at_once], waiting[at_once:]
+            rounds = 1 + math.ceil(len(waiting) / at_once)
+            seconds = _SECONDS if self.limit.seconds is None else left / rounds
+            done = count - len(waiting) - len(now)
+            for budget, (answer, took) in zip(now, self._solve(now, seconds, count), strict=True):
+                done += 1
+                spent[budget] = took
+                self.known.learn(budget, answer, self.solver)
+                self._say(budget, done, count)
+
+    def _at_once(self, count: int) -> int:
+        if self.executor is None:
+            return 1
+        workers = getattr(self.executor, "_max_workers", None)
+        return max(1, workers) if isinstance(workers, int) else count
+
+    def _solve(
+        self, budgets: list[int], seconds: float | None, count: int
+    ) -> list[tuple[Solution, float]]:
+        graph, hierarchy = self.known.graph, self.hierarchy
+        tasks = [
+            (
+                f"budget of {budget} bytes",
+                (graph, budget, self.solver, hierarchy, seconds, self.known.start(budget)),
+            )
+            for budget in budgets
+        ]
+        if self.executor is not None:
+            return run_all(self.executor, _solve_budget, tasks)
+
+        def report(progress: Progress) -> None:
+            message = f"budget {format_bytes(budgets[0])} of {count}: {progress.message}"
+            self.report(dataclasses.replace(progress, message=message))
+
+        return [_solve_budget(*arguments, report) for _, arguments in tasks]
+
+    def _say(self, budget: int, done: int, count: int) -> None:
+        point = self.known.point(budget, 0.0)
+        found = point.solution
+        self.report(
+            Progress(
+                solver=self.solver,
+                round=done,
+                incumbent_time=None if found is None else found.time,
+                incumbent_peak_bytes=None if found is None else found.peak_bytes,
+                lower_bound=point.lower_bound,
+                seconds=self.limit.elapsed,
+                message=f"{done} of {count}, budget {format_bytes(budget)}: {point.status.value}",
+            )
+        )
+
+
+def _solve_budget(
+    graph: Graph,
+    budget_bytes: int,
+    solver: str,
+    hierarchy: Hierarchy | None,
+    seconds: float | None,
+    start: Schedule | None,
+    report: Report = silent,
+) -> tuple[Solution, float]:
+    """Solve one budget; the answer, which may have no schedule, and the seconds it took."""
+    problem = Problem(graph, budget_bytes, hierarchy, None, start)
+    limit = Limit.starting_now(seconds)
+    return search(problem, solver, limit, report), limit.elapsed

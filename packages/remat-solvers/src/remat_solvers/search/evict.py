@@ -1,0 +1,233 @@
+"""Bring a sequence of computations within a budget: evict by price, some values at a time.
+
+At the moment of the peak, of the values that are alive but idle, the one is evicted whose
+recomputation just before its next use costs least time per byte freed. The closure of what is no
+longer alive at that use is recomputed with it. Dearer: recomputations that would themselves be over
+budget. Cheaper: lives that cover more moments over budget.
+Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: a trace per eviction, or
+per handful of them on graphs of more than 500 ops, so that the number of traces does not grow.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Ints, Wiring
+
+__all__ = ["EvictionPerturbation", "evict"]
+
+_NEVER = int(np.iinfo(np.int64).max)
+_OPS_PER_EVICTION = 500
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPerturbation:
+    """Perturbs the prices of values: several perturbations give several schedules.
+
+    `cover` is the power of the share of over-budget moments that a life covers, `crowding` the
+    weight of a recomputation that is over budget itself, `noise` the spread of a random factor.
+    """
+
+    cover: float = 0.5
+    crowding: float = 2.0
+    noise: float = 0.0
+    seed: int = 0
+
+
+def evict(
+    wiring: Wiring,
+    sequence: Ints,
+    budget_bytes: int,
+    *,
+    perturbation: EvictionPerturbation | None = None,
+    deadline: float = math.inf,
+) -> Trace:
+    """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
+
+    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    """
+    perturbation = EvictionPerturbation() if perturbation is None else perturbation
+    rng = np.random.default_rng(perturbation.seed)
+    weights = np.exp(perturbation.noise * rng.standard_normal(wiring.value_count)).tolist()
+    now = best = trace(wiring, sequence)
+    least_excess, since = _excess(now, budget_bytes), 0
+    patience = 40 + wiring.op_count // 20
+    while now.peak_bytes > budget_bytes and since < patience:
+        choices = _cheapest(wiring, now, budget_bytes, perturbation, weights, deadline)
+        if not choices:
+            break
+        where = [q for q, closure in choices for _ in closure]
+        what = [op for _, closure in choices for op in closure]
+        now = trace(wiring, np.insert(now.sequence, where, what))
+        excess = _excess(now, budget_bytes)
+        since += 1
+        if excess < least_excess:
+            least_excess, since = excess, 0
+        if now.peak_bytes < best.peak_bytes:
+            best = now
+    return best
+
+
+def _excess(now: Trace, budget_bytes: int) -> float:
+    """Sum what is over budget; in floats, as over all moments it may be beyond 64 bits."""
+    return float(np.maximum(now.during - budget_bytes, 0).sum(dtype=np.float64))
+
+
+def _cheapest(
+    wiring: Wiring,
+    now: Trace,
+    budget_bytes: int,
+    perturbation: EvictionPerturbation,
+    weights: list[float],
+    deadline: float,
+) -> list[tuple[int, list[int]]]:
+    """Choose the evictions of least price at the peak: where to recompute, and what.
+
+    None once the deadline is over: the price of one alone can take a walk over the whole graph.
+    """
+    peak = int(now.during.argmax())
+    over = int(now.during[peak]) - budget_bytes
+    copies, last_before, next_after = idle_copies(wiring, now, peak)
+    if not len(copies):
+        return []
+    values = now.copy_value[copies]
+    sizes = wiring.size[values]
+    crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
+    covered = crowded[next_after] - crowded[last_before + 1]
+    share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+    gains = np.minimum(sizes, over) * share**perturbation.cover
+    floor = wiring.time[wiring.producer[values]] / gains
+    order = np.argsort(floor, kind="stable")
+    room = budget_bytes + sizes - now.before[next_after]
+    columns = (values, sizes, next_after, gains, floor, room)
+    closures = Closures(wiring, now)
+    most = 1 + wiring.op_count // _OPS_PER_EVICTION
+    best: list[tuple[float, int, list[int], int]] = []
+    worst = math.inf  # the price of the last of `most`
+    for v, size, q, gain, least, free in zip(*(c[order].tolist() for c in columns), strict=True):
+        weight = weights[v]
+        if least * weight >= worst:
+            if perturbation.noise == 0:
+                break
+            continue
+        op = wiring.producer_list[v]
+        crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
+        if least * weight * _dearer(perturbation, crowd, over) >= worst:
+            continue
+        if time.perf_counter() > deadline:
+            return []
+        found = closures.at(v, q, worst * gain / weight)
+        if found is None:
+            continue
+        closure, cost, bytes_there = found
+        price = cost / gain * weight * _dearer(perturbation, bytes_there - free, over)
+        if price < worst:
+            insort(best, (price, q, closure, size))
+            del best[most:]
+            worst = best[-1][0] if len(best) == most else math.inf
+    chosen: list[tuple[int, list[int]]] = []
+    freed = 0
+    for _, q, closure, size in best:
+        if freed >= over:
+            break
+        chosen.append((q, closure))
+        freed += size
+    return chosen
+
+
+def _dearer(perturbation: EvictionPerturbation, crowd: int, over: int) -> float:
+    """Weigh a recomputation that itself is over budget, by `crowd` bytes."""
+    return 1 + perturbation.crowding * crowd / over if crowd > 0 else 1.0
+
+
+def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:
+    """Find the copies alive but unused at a moment: copy, last use before, next use after.
+
+    Copies that must not be made again are left out.
+    """
+    alive = (now.copy_start < moment) & (now.copy_last > moment)
+    since, until = np.searchsorted(now.use_position, [moment, moment + 1])
+    alive[now.use_copy[since:until]] = False
+    alive &= wiring.replayable[wiring.producer[now.copy_value]]
+    alive &= wiring.size[now.copy_value] > 0
+    copies = np.flatnonzero(alive)
+    last_before = now.copy_start.copy()
+    next_after = np.full(len(alive), _NEVER)
+    np.maximum.at(last_before, now.use_copy[:since], now.use_position[:since])
+    np.minimum.at(next_after, now.use_copy[until:], now.use_position[until:])
+    return copies, last_before[copies], next_after[copies]
+
+
+class Closures:
+    """What must be recomputed to have a value at a position of one trace, which runs every op."""
+
+    __slots__ = ("_key", "_latest", "_lost", "_now", "_until", "_wiring")
+
+    def __init__(self, wiring: Wiring, now: Trace) -> None:
+        self._wiring = wiring
+        self._now = now
+        latest = np.searchsorted(now.key, np.arange(1, wiring.op_count + 1) * (now.steps + 1)) - 1
+        self._latest: list[int] = (now.key[latest] % (now.steps + 1)).tolist()
+        ends = now.copy_last[now.first_copy[latest][wiring.producer] + wiring.slot]
+        self._until: list[int] = ends.tolist()
+        self._key: list[int] = []
+        self._lost: list[int] = []
+
+    def alive(self, v: int, position: int) -> bool:
+        """Say whether a copy of `v` made before `position` is still there."""
+        op = self._wiring.producer_list[v]
+        if self._latest[op] < position:
+            return self._until[v] >= position
+        now = self._now
+        if not self._key:
+            self._key = now.key.tolist()
+        rank = bisect_left(self._key, op * (now.steps + 1) + position) - 1
+        return bool(now.copy_last[now.first_copy[rank] + self._wiring.slot_list[v]] >= position)
+
+    def at(self, v: int, position: int, most: float) -> tuple[list[int], float, int] | None:
+        """List the ops to run before `position`, their time and outputs; `None` above `most`."""
+        wiring = self._wiring
+        inputs, producer, times = wiring.inputs, wiring.producer_list, wiring.time_list
+        if self._lost and self._lost[producer[v]] <= position:
+            return None
+        latest, until = self._latest, self._until
+        wanted = [producer[v]]
+        chosen = {producer[v]}
+        cost = times[producer[v]]
+        while wanted:
+            for u in inputs[wanted.pop()]:
+                op = producer[u]
+                if op in chosen:
+                    continue
+                if until[u] >= position if latest[op] < position else self.alive(u, position):
+                    continue
+                cost += times[op]
+                if not wiring.replayable_list[op]:
+                    self._lost = self._lost or self._when_lost()
+                    return None
+                if cost > most:
+                    return None
+                chosen.add(op)
+                wanted.append(op)
+        closure = sorted(chosen)
+        made = sum(wiring.made_list[op] for op in closure)
+        return closure, cost, made + max(wiring.workspace_list[op] for op in closure)
+
+    def _when_lost(self) -> list[int]:
+        """Find for each op a position from which on what it needs can no longer be made again."""
+        wiring, until = self._wiring, self._until
+        lost: list[int] = []
+        for row in wiring.inputs:
+            since = _NEVER
+            for u in row:
+                op = wiring.producer_list[u]
+                gone = until[u] + 1
+                since = min(since, max(gone, lost[op]) if wiring.replayable_list[op] else gone)
+            lost.append(since)
+        return lost

@@ -1,0 +1,72 @@
+"""Improve a schedule that fits: take some recomputations out, evict with other prices, prune.
+
+A large-neighbourhood search on the tracer. A step frees a window of moments (or a random share) of
+its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
+prices; it is taken if it is not slower. Deterministic for a seed and a number of steps.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.prune import drop_unused, prune, repeats
+
+__all__ = ["local_search"]
+
+
+def local_search(
+    wiring: Wiring,
+    incumbent: Trace,
+    budget_bytes: int,
+    *,
+    seed: int,
+    deadline: float,
+    patience: int = 200,
+) -> Trace:
+    """Search until `deadline` of `time.perf_counter`, or for `patience` steps without a gain.
+
+    The result fits and is never slower.
+    """
+    rng = np.random.default_rng(seed)
+    best, best_time = incumbent, sequence_time(wiring, incumbent.sequence)
+    since = 0
+    while since < patience and time.perf_counter() < deadline and repeats(best).any():
+        since += 1
+        freed = drop_unused(wiring, trace(wiring, _thin(best, rng)))
+        perturbation = EvictionPerturbation(
+            cover=float(rng.choice([0.0, 0.5, 1.0])),
+            crowding=float(rng.choice([0.5, 2.0, 8.0])),
+            noise=float(rng.choice([0.0, 0.1, 0.3])),
+            seed=int(rng.integers(1 << 30)),
+        )
+        found = evict(
+            wiring, freed.sequence, budget_bytes, perturbation=perturbation, deadline=deadline
+        )
+        if found.peak_bytes > budget_bytes:
+            continue
+        found = prune(wiring, found, budget_bytes, deadline=deadline)
+        found_time = sequence_time(wiring, found.sequence)
+        if found_time < best_time:
+            since = 0
+        if found_time <= best_time:
+            best, best_time = found, found_time
+    return best
+
+
+def _thin(now: Trace, rng: np.random.Generator) -> Ints:
+    """Leave out recomputations: a random share, or all of a stretch of the schedule."""
+    ranks = np.flatnonzero(repeats(now))
+    positions = np.sort(now.key[ranks] % (now.steps + 1))
+    share = float(rng.choice([0.05, 0.1, 0.2, 0.4]))
+    count = max(1, min(len(positions), round(share * len(positions))))
+    if rng.random() < 0.5:
+        gone = rng.choice(positions, size=count, replace=False)
+    else:
+        since = int(rng.integers(len(positions) - count + 1))
+        gone = positions[since : since + count]
+    return np.delete(now.sequence, gone)

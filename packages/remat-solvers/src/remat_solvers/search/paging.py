@@ -1,0 +1,305 @@
+"""Run the ops in order within a budget as an operating system pages memory: in one pass.
+
+When an op needs room, the value that is cheapest to lose is dropped; when it reads what was
+dropped, that is computed again first, and what it needs before it. The price of a value is the time
+to make it again (with all that is gone of its ancestors) per byte, less the longer it stays unread;
+what a `plan` does not keep is cheap. Unlike `evict`, which repairs a schedule at its peak, this
+never goes over the budget, so that it finds schedules where little fits.
+Guarantee: the sequence is legal and its peak is within the budget; `None` proves nothing. Source:
+the idea of dynamic tensor rematerialization (Kirisame et al. 2021), with the future known.
+Complexity: about (steps + evictions) * (log values + ancestors that are gone).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.core.wiring import Ints, Wiring
+
+__all__ = ["PagingPerturbation", "page"]
+
+_MOST_STEPS = 30  # per op of the graph, in all
+_MOST_AT_ONCE = 3  # per op of the graph, for one first computation; more is thrashing
+
+
+@dataclass(frozen=True, slots=True)
+class PagingPerturbation:
+    """Perturbs the prices of values: several perturbations give several schedules.
+
+    `span` is the power of the share of the ops until the next read; `deep` counts the ancestors
+    that are gone, else an op costs its own time; `noise` is the spread of a random factor.
+    """
+
+    span: float = 0.5
+    deep: bool = True
+    noise: float = 0.0
+    seed: int = 0
+
+
+def page(
+    wiring: Wiring,
+    budget_bytes: int,
+    *,
+    perturbation: PagingPerturbation | None = None,
+    plan: Callable[[int, int], bool] | None = None,
+    deadline: float = math.inf,
+) -> Ints | None:
+    """Find a sequence within the budget, or `None`.
+
+    `plan(op, value)` says whether the value, not read before it, is worth keeping while first
+    computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
+    """
+    pager = _Pager(
+        wiring,
+        budget_bytes,
+        PagingPerturbation() if perturbation is None else perturbation,
+        plan,
+        deadline,
+    )
+    for op in range(wiring.op_count):
+        pager.now = op
+        if not pager.bring(op):
+            return None
+    pager.now = wiring.op_count
+    for v in wiring.results.tolist():
+        pager.pinned[v] += 1
+    for v in wiring.results.tolist():
+        if not pager.alive[v] and not pager.bring(wiring.producer_list[v]):
+            return None
+    return np.array(pager.sequence, dtype=np.int64)
+
+
+class _Pager:
+    """What is alive, and the values in the order of their prices, some of them out of date."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        budget_bytes: int,
+        perturbation: PagingPerturbation,
+        plan: Callable[[int, int], bool] | None,
+        deadline: float,
+    ) -> None:
+        self.wiring = wiring
+        self._deadline = deadline
+        self._count = wiring.op_count
+        self.sequence: list[int] = []
+        self.now = 0
+        self.pinned = [0] * wiring.value_count
+        self.alive = [False] * wiring.value_count
+        self._room = budget_bytes
+        self._all = wiring.graph.time
+        self._perturbation = perturbation
+        self._plan = plan
+        self._size: list[int] = wiring.size.tolist()
+        noise = np.random.default_rng(perturbation.seed).standard_normal(wiring.value_count)
+        self._weight: list[float] = np.exp(perturbation.noise * noise).tolist()
+        self._reads: list[list[int]] = [[] for _ in range(wiring.value_count)]
+        for v in wiring.results.tolist():
+            self._reads[v].append(wiring.op_count)
+        for op in range(wiring.op_count - 1, -1, -1):
+            for v in wiring.inputs[op]:
+                self._reads[v].append(op)  # the next read is the last of the list
+        self._wanted = [-1] * wiring.value_count  # the first need to make again what is gone
+        self._until = [-1] * wiring.value_count  # the last one
+        self._heap: list[tuple[float, int]] = []
+        self._queued = [False] * wiring.value_count
+        self._parked: set[int] = set()  # pinned, and in the heap at price 0 once they are not
+
+    def bring(self, op: int) -> bool:
+        """Compute an op, before it what it reads and is gone; say whether that succeeded."""
+        inputs, pinned, alive = self.wiring.inputs, self.pinned, self.alive
+        pending = [op]
+        count = self._count
+        most = min(len(self.sequence) + _MOST_AT_ONCE * count, _MOST_STEPS * count) + 1000
+        for v in inputs[op]:
+            pinned[v] += 1
+        while pending:
+            top = pending[-1]
+            missing = [v for v in inputs[top] if not alive[v]]
+            if missing:
+                makers = {self.wiring.producer_list[v] for v in missing}
+                maker = max(makers, key=self._closure) if len(makers) > 1 else makers.pop()
+                if not self.wiring.replayable_list[maker]:
+                    return False
+                pending.append(maker)
+                for v in inputs[maker]:
+                    pinned[v] += 1
+                continue
+            if not self._compute(top):
+                return False
+            pending.pop()
+            self._unpin(inputs[top])
+            if len(self.sequence) > most or self._late():
+                return False
+        return True
+
+    def _compute(self, op: int) -> bool:
+        outputs, alive = self.wiring.outputs[op], self.alive
+        fresh = [v for v in outputs if not alive[v]]
+        made = sum(self._size[v] for v in fresh)
+        for v in outputs:
+            self.pinned[v] += 1
+        there = self._make_room(made + self.wiring.workspace_list[op], op)
+        self._unpin(outputs)
+        if not there:
+            return False
+        self.sequence.append(op)
+        self._room -= made
+        for v in fresh:
+            alive[v] = True
+        for v in (*outputs, *self.wiring.inputs[op]):
+            self._push(v)
+        return True
+
+    def _make_room(self, wanted: int, op: int) -> bool:
+        """Drop values, cheapest first, until there is room; at need what waits for other ops."""
+        aside: list[int] = []
+        while self._room < wanted and self._heap and not self._late():
+            price, v = heapq.heappop(self._heap)
+            self._queued[v] = False
+            if not self.alive[v]:
+                continue
+            if self.pinned[v]:
+                self._queued[v] = True
+                self._parked.add(v)
+                continue
+            true_price = self._price(v, deep=self._perturbation.deep)
+            if true_price == math.inf:
+                aside.append(v)
+            elif true_price > price * 1.001 and true_price > self._lowest(price, v):
+                self._push(v, true_price)
+            else:
+                self._drop(v)
+        if self._room < wanted:
+            needed = {*self.wiring.inputs[op], *self.wiring.outputs[op]}
+            if self.now == self._count:
+                needed.update(self.wiring.results.tolist())
+            others = [v for v in (*aside, *self._parked) if v not in needed]
+            for v in self._cheapest(others, wanted - self._room):
+                self._drop(v)
+                self._unpark(v)
+        for v in aside:
+            self._push(v)
+        return self._room >= wanted
+
+    def _cheapest(self, values: list[int], wanted: int) -> list[int]:
+        """Choose values by price until they free enough, or none can be made again.
+
+        The ancestors of a value are walked once its price without them is the least.
+        """
+        queue = [(self._price(v, deep=False), False, v) for v in values if not self._late()]
+        heapq.heapify(queue)
+        chosen: list[int] = []
+        while queue and wanted > 0 and not self._late():
+            price, final, v = heapq.heappop(queue)
+            if price == math.inf:
+                break
+            if not final:
+                heapq.heappush(queue, (self._price(v, deep=self._perturbation.deep), True, v))
+                continue
+            chosen.append(v)
+            wanted -= self._size[v]
+        return chosen
+
+    def _lowest(self, price: float, value: int) -> float:
+        """Find the least price in the heap after that of a value; what is parked has price 0."""
+        least = self._heap[0][0] if self._heap else math.inf
+        if least > 0 == price and self._parked and max(self._parked) > value:
+            return 0.0
+        return least
+
+    def _unpin(self, values: tuple[int, ...]) -> None:
+        for v in values:
+            self.pinned[v] -= 1
+            if not self.pinned[v]:
+                self._unpark(v)
+
+    def _unpark(self, value: int) -> None:
+        if value in self._parked:
+            self._parked.remove(value)
+            heapq.heappush(self._heap, (0.0, value))
+
+    def _late(self) -> bool:
+        return time.perf_counter() > self._deadline
+
+    def _drop(self, value: int) -> None:
+        self.alive[value] = False
+        self._room += self._size[value]
+        until = self._next(value)
+        if until > self._count:
+            return
+        pending = [value]
+        while pending:
+            for u in self.wiring.inputs[self.wiring.producer_list[pending.pop()]]:
+                earlier = self._wanted[u] < self.now or until < self._wanted[u]
+                if earlier:
+                    self._wanted[u] = until
+                if until > self._until[u]:
+                    self._until[u] = until
+                elif not earlier:
+                    continue
+                if not self.alive[u]:
+                    pending.append(u)
+
+    def _push(self, value: int, price: float = 0.0) -> None:
+        if not self._queued[value]:
+            self._queued[value] = True
+            heapq.heappush(self._heap, (price, value))
+
+    def _next(self, value: int) -> int:
+        """Find the next read, by a first computation or to make again what is gone."""
+        reads = self._reads[value]
+        while reads and reads[-1] < self.now:
+            reads.pop()
+        direct = reads[-1] if reads else self._count + 1
+        for wanted in (self._wanted[value], self._until[value]):
+            if wanted >= self.now:
+                return min(direct, wanted)
+        return direct
+
+    def _price(self, value: int, *, deep: bool) -> float:
+        size = self._size[value]
+        until = self._next(value)
+        maker = self.wiring.producer_list[value]
+        if until > self._count:
+            # Without what cannot be made again, nothing that depends on it can be either.
+            return 0.0 if self.wiring.replayable_list[maker] else self._all / max(size, 1)
+        if size == 0:
+            return math.inf
+        if deep:
+            cost = self._closure(maker)
+        elif self.wiring.replayable_list[maker]:
+            cost = self.wiring.time_list[maker]
+        else:
+            return math.inf
+        span = (until - self.now + 1) / self._count
+        price: float = (cost + 1e-12) / size / span**self._perturbation.span * self._weight[value]
+        if self._plan is not None and not self._plan(self.now, value):
+            price *= 1e-3
+        return price
+
+    def _closure(self, op: int) -> float:
+        """Sum the time to compute an op again, with all of its ancestors that are gone."""
+        inputs, makers, alive = self.wiring.inputs, self.wiring.producer_list, self.alive
+        times, replayable = self.wiring.time_list, self.wiring.replayable_list
+        if not replayable[op]:
+            return math.inf
+        cost, pending, seen = times[op], [op], {op}
+        while pending:
+            for u in inputs[pending.pop()]:
+                if not alive[u]:
+                    maker = makers[u]
+                    if maker not in seen:
+                        if not replayable[maker]:
+                            return math.inf
+                        seen.add(maker)
+                        cost += times[maker]
+                        pending.append(maker)
+        return cost

@@ -1,0 +1,201 @@
+"""The smallest budget for which a schedule is found, and the proof below which there is none.
+
+Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
+(`evict`), the ops are run in one pass (`paging`), and storing everything is repaired. The peak that
+an attempt reaches counts even where it misses. From the best, storing everything, and the best with
+something given up at a high moment or with a part of it run again, `replay` then descends in small
+steps, with several seeds: slower far from the least peak, better near it.
+Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`, raised
+by `regress`); between them nothing is known. Complexity: some dozens of attempts, each limited in
+time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_graph import Graph, Schedule
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.least import least
+from remat_solvers.bounds.regression import regress
+from remat_solvers.core.problem import Limit, check_graph
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.prune import drop_unused
+from remat_solvers.search.replay import give_up, replay
+
+__all__ = ["SmallestBudget", "descend_to", "smallest_budget", "smallest_trace"]
+
+_EVICTION_PERTURBATIONS = (
+    EvictionPerturbation(),
+    EvictionPerturbation(crowding=8.0),
+    EvictionPerturbation(cover=0.0, crowding=0.5),
+)
+_PAGING_PERTURBATIONS = (
+    PagingPerturbation(),
+    PagingPerturbation(span=0.0),
+    PagingPerturbation(span=1.0),
+)
+_ATTEMPT_SECONDS = 0.5
+_DEFAULT_SECONDS = 10.0
+_PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
+_CLOSE = 1.02
+_DONE = 1.002
+_SHARES = (0.98, 0.94, 0.88, 0.995)
+_SEEDS, _PATIENCE = 12, 4  # the second: without a gain
+_HALVING_SHARE = 0.4  # of the time, and more the more ops there are
+_GOAL = 0.99  # of a budget that is to be met
+_LARGE = 30_000  # ops, of which a descent in small steps would see too little
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallestBudget:
+    """A schedule of small peak; none at all goes below `least_bytes`.
+
+    `least_at` is the op that cannot run with less, `None` if it is what is alive at the end.
+    """
+
+    peak_bytes: int
+    schedule: Schedule
+    least_bytes: int
+    least_at: str | None
+
+
+def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> SmallestBudget:
+    """Look for the schedule of least peak, whatever its time.
+
+    Raises:
+        InvalidProblem: if the limit is negative, or the graph is none, or too large to add up.
+    """
+    check_graph(graph)
+    wiring = Wiring.of(graph)
+    limit = Limit.starting_now(limit_seconds)
+    seconds = limit.left(_DEFAULT_SECONDS)
+    floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
+    floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
+    found = smallest_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
+    if floor.peak_bytes > found.peak_bytes:
+        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
+        floor = least(wiring)
+    return SmallestBudget(
+        peak_bytes=found.peak_bytes,
+        schedule=expand(wiring, found.sequence),
+        least_bytes=floor.peak_bytes,
+        least_at=floor.op,
+    )
+
+
+def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
+    """Halve, then descend from several starts and with several seeds, until `deadline`.
+
+    `floor_bytes` is a peak below which it is known that there is nothing. All ops count as equally
+    long, so that measured times, which vary, have no part in what can be reached.
+    """
+    ones = np.ones(wiring.op_count)
+    wiring = dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
+    best = trace(wiring, np.arange(wiring.op_count))
+    low = floor = max(floor_bytes, least(wiring).peak_bytes)
+    now = time.perf_counter()
+    soon = now + min(1.0, _HALVING_SHARE + wiring.op_count / _LARGE) * (deadline - now)
+    while best.peak_bytes > low * _CLOSE and time.perf_counter() < soon:
+        middle = (low + best.peak_bytes) // 2
+        best = _lower(wiring, best, middle, soon)
+        if best.peak_bytes > middle:
+            low = max(middle, low + 1)
+    since = 0
+    for seed in range(_SEEDS):
+        if since == _PATIENCE:
+            break
+        since += 1
+        for start in _STARTS:
+            if best.peak_bytes <= floor * _DONE or time.perf_counter() >= deadline:
+                return best
+            begin = start(wiring, best, seed)
+            if begin is best and start is not _same:
+                continue
+            found = _descend(wiring, begin, floor, seed, deadline)
+            if found.peak_bytes < best.peak_bytes:
+                best, since = found, 0
+    return best
+
+
+def descend_to(wiring: Wiring, budget_bytes: int, deadline: float) -> Trace:
+    """Look for a schedule within a budget, whatever its time; it may be over it."""
+    return smallest_trace(wiring, deadline, floor_bytes=int(_GOAL * budget_bytes))
+
+
+def _same(_: Wiring, best: Trace, __: int) -> Trace:
+    return best
+
+
+def _without_one(wiring: Wiring, best: Trace, which: int) -> Trace:
+    """Give up a value at a high moment; no small step leads there if making it anew needs much."""
+    return give_up(wiring, best, np.random.default_rng(which))
+
+
+def _everything(wiring: Wiring, _: Trace, __: int) -> Trace:
+    return trace(wiring, np.arange(wiring.op_count))
+
+
+def _again_at_the_end(wiring: Wiring, best: Trace, which: int) -> Trace:
+    """Run again at the end what comes before a high moment: no result made there is kept then."""
+    highest = np.argsort(-best.during, kind="stable")
+    _, first = np.unique(best.sequence[highest], return_index=True)
+    moment = int(highest[np.sort(first)[which % len(first)]])
+    again = best.sequence[:moment]
+    again = again[wiring.replayable[again]]
+    return drop_unused(wiring, trace(wiring, np.concatenate([best.sequence, again])))
+
+
+_STARTS = (_same, _without_one, _everything, _again_at_the_end)
+
+
+def _descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) -> Trace:
+    """Replay at targets that are shares of the peak, until none of them helps."""
+    helped = True
+    while helped and now.peak_bytes > floor:
+        former = now.peak_bytes
+        for share in _SHARES:
+            if time.perf_counter() >= deadline:
+                return now
+            target = max(floor, int(share * former))
+            now = replay(wiring, now, target, seed=seed, deadline=deadline)
+            if now.peak_bytes < former:
+                break
+        helped = now.peak_bytes < former
+    return now
+
+
+def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> Trace:
+    """Try in turn to reach the target: repair the best, run in one pass, repair storing all."""
+    everything = np.arange(wiring.op_count)
+    for attempt in range(2 * len(_EVICTION_PERTURBATIONS) + 1):
+        now = time.perf_counter()
+        if best.peak_bytes <= target_bytes or now >= deadline:
+            break
+        soon = min(deadline, now + max(_ATTEMPT_SECONDS, (deadline - now) / 30))
+        which, paged = divmod(attempt, 2)
+        if paged:
+            sequence = page(
+                wiring, target_bytes, perturbation=_PAGING_PERTURBATIONS[which], deadline=soon
+            )
+            if sequence is None:
+                continue
+            found = trace(wiring, sequence)
+        else:
+            start = everything if attempt else best.sequence
+            perturbation = _EVICTION_PERTURBATIONS[max(which - 1, 0)]
+            found = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
+        found = drop_unused(wiring, found)
+        if found.peak_bytes < best.peak_bytes:
+            best = found
+    return best
