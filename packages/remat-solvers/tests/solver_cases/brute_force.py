@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from remat_graph import Graph
+from remat_graph import Graph, Op
 
 State = tuple[int, int]
 
@@ -39,14 +39,24 @@ def fastest(graph: Graph, budget_bytes: int) -> float | None:
         ]
         for i, op in enumerate(graph.ops[: done + 1]):
             first = i == done
-            legal = (first or op.replayable) and reads[i] & alive == reads[i]
-            if legal and weight[alive] + made[i] <= budget_bytes:
-                following.append(((done + first, alive | makes[i]), op.time))
+            if not (first or op.replayable) or reads[i] & alive != reads[i]:
+                continue
+            for over in overwritten(op):
+                spared = sum(size[v] for v in over)
+                if weight[alive] + made[i] - spared <= budget_bytes:
+                    left = alive & ~sum(bit[v] for v in over)
+                    following.append(((done + first, left | makes[i]), op.time))
         for new, cost in following:
             if time + cost < distance.get(new, float("inf")):
                 distance[new] = time + cost
                 heapq.heappush(heap, (time + cost, next(tie), new))
     return None
+
+
+def overwritten(op: Op) -> list[tuple[str, ...]]:
+    """List what an op may overwrite: any part of what it can."""
+    can = [read for read, _ in op.overwrites]
+    return [part for n in range(len(can) + 1) for part in itertools.combinations(can, n)]
 
 
 def smallest(graph: Graph) -> int:

@@ -14,12 +14,14 @@ def least_ways(graph: Graph) -> int:
     """Find the largest over all ops, and the end, of the least peak that makes what it reads.
 
     Every set of values counts, every op may have completed it, and every value weighs what it
-    weighs. What cannot be made again and is needed later is part of what must be there.
+    weighs. What cannot be made again and is needed later is part of what must be there. What an op
+    can overwrite is there while it runs only if it is after it.
     """
     size = {v.name: v.size_bytes for v in graph.values if v.name not in graph.resident}
     place = {op.name: i for i, op in enumerate(graph.ops)}
     maker = {v: op for op in graph.ops for v in op.outputs}
     reads = {op.name: frozenset(v for v in op.inputs if v in size) for op in graph.ops}
+    held = {op.name: reads[op.name] - {read for read, _ in op.overwrites} for op in graph.ops}
     results = frozenset(v for v in graph.results if v in size)
 
     def weigh(values) -> int:
@@ -41,7 +43,7 @@ def least_ways(graph: Graph) -> int:
                 later = (place[maker[v].name] > place[op.name] for v in before)
                 if not op.replayable and any(later):
                     continue
-                there = weigh(now | set(op.outputs) | reads[op.name]) + op.workspace_bytes
+                there = weigh(now | set(op.outputs) | held[op.name]) + op.workspace_bytes
                 heapq.heappush(pending, (max(peak, there), next(order), before))
 
     most = least_peak(results)
@@ -49,6 +51,8 @@ def least_ways(graph: Graph) -> int:
         needed = results.union(*(reads[other.name] for other in graph.ops[i:]))
         once = {v for v in needed if place[maker[v].name] < i and not maker[v].replayable}
         wanted = reads[op.name] | once
-        while_running = weigh(wanted | set(op.outputs)) + op.workspace_bytes
+        after = results.union(*(reads[other.name] for other in graph.ops[i + 1 :]))
+        while_running = weigh(held[op.name] | (once & after) | set(op.outputs))
+        while_running += op.workspace_bytes
         most = max(most, least_peak(frozenset(wanted)), while_running)
     return most

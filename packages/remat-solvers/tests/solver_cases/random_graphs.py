@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from remat_graph import Graph, Op, Stage, Value
 
+Pairs = tuple[tuple[str, str], ...]
+
 
 @st.composite
 def graphs(draw, most_ops: int = 8, most_values: int = 10, uneven: bool = False) -> Graph:
@@ -21,8 +23,11 @@ def graphs(draw, most_ops: int = 8, most_values: int = 10, uneven: bool = False)
         room = most_values - len(made) - (count - i - 1)
         outputs = draw(st.integers(1, max(1, min(2, room))))
         names = tuple(f"v{i}.{slot}" for slot in range(outputs))
-        values += [Value(name, draw(sizes)) for name in names]
         inputs = draw(st.lists(st.sampled_from(["x", *made]), max_size=3, unique=True))
+        pairs = draw(_overwrites([v for v in inputs if v != "x"], names))
+        size = {value.name: value.size_bytes for value in values}
+        place = {name: size[read] for read, name in pairs}
+        values += [Value(name, place.get(name, draw(sizes))) for name in names]
         after = draw(st.lists(st.sampled_from(ops), max_size=1)) if ops else []
         ops.append(
             Op(
@@ -34,6 +39,7 @@ def graphs(draw, most_ops: int = 8, most_values: int = 10, uneven: bool = False)
                 stage=Stage.FORWARD if boundary is None or i < boundary else Stage.BACKWARD,
                 replayable=draw(st.sampled_from([True, True, True, True, False])),
                 order_after=tuple(op.name for op in after),
+                overwrites=pairs,
             )
         )
         made.extend(names)
@@ -47,6 +53,11 @@ def graphs(draw, most_ops: int = 8, most_values: int = 10, uneven: bool = False)
     )
 
 
+def _overwrites(inputs: list[str], outputs: tuple[str, ...]) -> st.SearchStrategy[Pairs]:
+    pairs = tuple(zip(inputs, outputs, strict=False))
+    return st.sampled_from([(), pairs, pairs[:1]])
+
+
 @st.composite
 def trainings(draw, most_depth: int = 4) -> Graph:
     """A chain forward and its mirror backward: the shape on which recomputation pays."""
@@ -57,8 +68,12 @@ def trainings(draw, most_depth: int = 4) -> Graph:
     ops: list[Op] = []
     before = "x"
     for i in range(depth):
+        pairs: Pairs = ()
+        if i and draw(st.booleans()):
+            sizes[i] = sizes[i - 1]
+            pairs = ((before, f"a{i}"),)
         values.append(Value(f"a{i}", sizes[i]))
-        ops.append(Op(f"f{i}", (before,), (f"a{i}",), times[i]))
+        ops.append(Op(f"f{i}", (before,), (f"a{i}",), times[i], overwrites=pairs))
         before = f"a{i}"
     grad = before
     results = set()
@@ -71,7 +86,11 @@ def trainings(draw, most_depth: int = 4) -> Graph:
             results.add(f"w{i}")
             made = (*made, f"w{i}")
         workspace = draw(st.sampled_from([0, 2]))
-        ops.append(Op(f"b{i}", read, made, times[i], workspace, Stage.BACKWARD, f"f{i}"))
+        same = {v.name: v.size_bytes for v in values}[read[-1]] == sizes[i] and draw(st.booleans())
+        pairs = ((read[-1], f"g{i}"),) if same else ()
+        ops.append(
+            Op(f"b{i}", read, made, times[i], workspace, Stage.BACKWARD, f"f{i}", overwrites=pairs)
+        )
         grad = f"g{i}"
     return Graph(
         tuple(values),

@@ -6,6 +6,7 @@ import heapq
 import itertools
 
 from remat_graph import Graph
+from solver_cases.brute_force import overwritten
 
 State = tuple[int, int, int]
 
@@ -39,12 +40,14 @@ def fastest_staged(graph: Graph, budget_bytes: int) -> float | None:
         held = sum(s for i, s in enumerate(size) if alive >> i & 1)
         following = [((stage, since, alive & ~bit[v]), 0.0) for v in names if alive & bit[v]]
         for op in range(since, min(stage + 1, count)):
-            if reads[op] & ~alive or held + made[op] > budget_bytes:
+            if reads[op] & ~alive or not (op == stage or graph.ops[op].replayable):
                 continue
-            if op == stage:
-                following.append(((stage + 1, 0, alive | makes[op]), graph.ops[op].time))
-            elif graph.ops[op].replayable:
-                following.append(((stage, op + 1, alive | makes[op]), graph.ops[op].time))
+            at = (stage + 1, 0) if op == stage else (stage, op + 1)
+            for over in overwritten(graph.ops[op]):
+                spared = sum(graph.value_by_name[v].size_bytes for v in over)
+                if held + made[op] - spared <= budget_bytes:
+                    left = alive & ~sum(bit[v] for v in over)
+                    following.append(((*at, left | makes[op]), graph.ops[op].time))
         for new, cost in following:
             if time + cost < distance.get(new, float("inf")):
                 distance[new] = time + cost

@@ -1,7 +1,8 @@
 """A lower bound on every peak, from the last time that one of the large ops runs.
 
 Take any set of ops. In every schedule there is a last time that one of them runs, say op j. Alive
-then are its inputs and outputs, its workspace, and besides values from which all results follow
+then are its inputs (but for those that it overwrites) and outputs, its workspace, and besides
+values from which all results follow
 without any of the set: those that are not alive are computed later, by other ops, from what is
 alive. So a cut of the paths from the results back to the set is alive, and the peak is at least,
 for the best j, what j needs plus the least such cut, where what j reads and makes is free. Ops that
@@ -81,6 +82,14 @@ def _thresholds(needs: Ints) -> list[int]:
     return chosen[:_THRESHOLDS]
 
 
+def _own_bytes(wiring: Wiring) -> Ints:
+    """Sum, for each op, what it reads and makes."""
+    own: Ints = np.array(wiring.made_list, dtype=np.int64)
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    np.add.at(own, reader, wiring.size[wiring.in_value])
+    return own
+
+
 class _Network:
     """Values as arcs, from the results back to what they are computed from.
 
@@ -92,6 +101,7 @@ class _Network:
         self.wiring = wiring
         self._deadline = deadline
         self._needs = while_running(wiring)
+        self._own = _own_bytes(wiring)
         count = wiring.value_count
         self._unit = max(1, -(-int(wiring.size.sum()) // _MOST_CAPACITY))
         self._size: Ints = wiring.size // self._unit
@@ -197,7 +207,7 @@ class _Network:
         """Find the ops of a set and for each a bound without a cut of its own."""
         members = np.flatnonzero(last.chosen)
         needs = self._needs[members]
-        own = needs - self.wiring.workspace[members]
+        own = self._own[members]
         cut = self._cut(self._size, self.wiring.results, last.over)
         return members, needs + np.maximum(0, cut - own)
 

@@ -8,7 +8,9 @@ is hit. Complexity: up to ops x 2^values states, so for graphs of about a dozen 
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +44,7 @@ def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> Exhausted | N
         made + work for made, work in zip(wiring.made_list, wiring.workspace_list, strict=True)
     ]
     wanted = sum(1 << v for v in wiring.results.tolist())
+    times = wiring.time_list
     start: State = (0, 0)
     least: dict[State, float] = {start: 0.0}
     came: dict[State, tuple[State, int]] = {}
@@ -59,17 +62,23 @@ def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> Exhausted | N
         edges = [((done, alive ^ 1 << v), cost, -1) for v in values if alive >> v & 1]
         for op in range(min(done + 1, wiring.op_count)):
             first = op == done
-            if reads[op] & ~alive or during[op] > room:
+            if reads[op] & ~alive or not (first or wiring.replayable_list[op]):
                 continue
-            if first or wiring.replayable_list[op]:
-                after = (done + first, alive | makes[op])
-                edges.append((after, cost + wiring.time_list[op], op))
+            for over in _subsets(wiring.overwritten[op]):
+                if during[op] - sum(size[v] for v in over) <= room:
+                    left = alive & ~sum(1 << v for v in over)
+                    edges.append(((done + first, left | makes[op]), cost + times[op], op))
         for after, total, op in edges:
             if total < least.get(after, np.inf):
                 least[after] = total
                 came[after] = (state, op)
                 heapq.heappush(heap, (total, after))
     return Exhausted(None)
+
+
+def _subsets(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for count in range(len(values) + 1):
+        yield from itertools.combinations(values, count)
 
 
 def _walk_back(came: dict[State, tuple[State, int]], state: State) -> Ints:

@@ -1,8 +1,9 @@
 """Bytes below which no schedule in the order of the graph can go, proved without search.
 
-While an op runs for the first time, these are alive: its inputs, all its outputs, its workspace,
-and whatever cannot be made again but is still to be read by a first computation, or is a result.
-And when the last computation of any result runs, all other results are there. Linear time.
+While an op runs for the first time, these are alive: its inputs, but for those that it overwrites,
+all its outputs, its workspace, and whatever cannot be made again but is still to be read by a first
+computation, or is a result. And when the last computation of any result runs, all other results are
+there. Linear time.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
 
 
 def while_running(wiring: Wiring) -> Ints:
-    """Sum, for each op, its inputs, its outputs and its workspace."""
+    """Sum, for each op, its inputs that it cannot overwrite, its outputs and its workspace."""
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
     need: Ints = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
-    np.add.at(need, reader, wiring.size[wiring.in_value])
+    read = np.where(wiring.in_overwritten, 0, wiring.size[wiring.in_value])
+    np.add.at(need, reader, read)
     return need
 
 
 def _pinned(wiring: Wiring) -> Ints:
-    """Sum what cannot be made again and is neither read nor made by the op, but needed after it."""
+    """Sum what cannot be made again, is needed after the op, and is not counted as its own."""
     last = wiring.producer.copy()
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
     np.maximum.at(last, wiring.in_value, reader)
@@ -62,7 +64,7 @@ def _pinned(wiring: Wiring) -> Ints:
     np.subtract.at(change, np.maximum(last[once], wiring.producer[once] + 1), wiring.size[once])
     held: Ints = np.cumsum(change)[: wiring.op_count]
     for v in once.tolist():
-        for op in set(reader[wiring.in_value == v].tolist()):
+        for op in set(reader[(wiring.in_value == v) & ~wiring.in_overwritten].tolist()):
             if op < last[v]:
                 held[op] -= wiring.size[v]
     return held
@@ -76,7 +78,7 @@ def _at_last_result(wiring: Wiring) -> tuple[int, int] | None:
     total = int(wiring.size[wiring.results].sum())
     bounds: list[tuple[int, int]] = []
     for op in sorted({wiring.producer_list[v] for v in results}):
-        others = set(wiring.inputs[op]) | set(wiring.outputs[op])
+        others = set(wiring.inputs[op]) - set(wiring.overwritten[op]) | set(wiring.outputs[op])
         more = sum(int(wiring.size[v]) for v in others - results)
         bounds.append((total + more + wiring.workspace_list[op], op))
     return min(bounds)

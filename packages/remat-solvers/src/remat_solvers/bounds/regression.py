@@ -110,6 +110,7 @@ class _Search:
         self._makers = [wiring.producer_list[v] for v in large]
         self._reads = [self._set(values) for values in wiring.inputs]
         self._makes = [self._set(values) for values in wiring.outputs]
+        self._overwritten = [self._set(values) for values in wiring.overwritten]
         self._made_of: list[Set] = []  # with all that these are made of in turn
         for maker in self._makers:
             made_of = self._reads[maker]
@@ -182,10 +183,11 @@ class _Search:
             if not replayable and others and self._makers[others.bit_length() - 1] > op:
                 continue  # it ran once, and what is of later ops was not there yet
             with_reads = now_bytes + self._size(new)
+            besides = (new & ~self._overwritten[op]) | (made & ~now)
             step = _Step(
                 before=others | self._reads[op],
                 before_bytes=with_reads - self._size(made & now),
-                peak_bytes=with_reads + self._size(made & ~now) + wiring.workspace_list[op],
+                peak_bytes=now_bytes + self._size(besides) + wiring.workspace_list[op],
             )
             if step.peak_bytes <= peak_bytes:
                 no_larger = replayable and step.before_bytes <= now_bytes

@@ -8,10 +8,11 @@ its program holds for them. This program asks only for what every schedule satis
 - `run[t, k]`, op k is computed again after the first run of op t-1 and before that of op t;
 - `there[t, v] <= there[t-1, v] + run[t, op of v]`, unless op t-1 makes v;
 - `run[t, k] <= there[t-1, v] + run[t, op of v]` for what k reads, unless op t-1 makes v;
-- the bytes that are there, what op t makes and its workspace are within the budget;
+- the bytes that are there, what op t makes and its workspace are within the budget; of what op t
+  can overwrite, those of `through[t+1]`;
 - `through[t, v] >= there[t, v] - run[t, op of v]`, v is alive all the time between the two runs;
   for each k the bytes of `through[t]` but for what k reads, and, if k is run, of what k reads and
-  makes and of its workspace, are within the budget.
+  makes and of its workspace, are within the budget. What k can overwrite counts only as `through`.
 
 An op computed twice in between is paid once. Guarantee: the optimum is at most the recomputation of
 any schedule in the order of the graph; if there is no point, there is no schedule.
@@ -66,9 +67,13 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
 
     made = np.append(wiring.made_list, 0.0) / unit
     work = np.append(wiring.workspace_list, 0.0) / unit
-    first = rows.add(1000 + _SLACK - made - work, stages.count)
+    over = np.array([v in wiring.overwritten[k] for v, k in zip(value, reader, strict=True)], bool)
+    spared = np.zeros(stages.count)
+    np.add.at(spared, reader[over], size[value[over]])
+    first = rows.add(1000 + _SLACK - made - work + spared, stages.count)
     t, v = np.nonzero(there >= 0)
     rows.extend(first[t], there[t, v], size[v])
+    rows.extend(first[reader[over]], through[reader[over] + 1, value[over]], size[value[over]])
 
     t, v = np.nonzero(through >= 0)
     rows.add(0.0, len(t), (there[t, v], 1.0), (through[t, v], -1.0), (run[t, maker[v]], -1.0))
@@ -77,10 +82,10 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
     rows.extend(sums[t], through[t, v], size[v])
     t, k = np.nonzero(run >= 0)
     need = made[:-1] + work[:-1]
-    np.add.at(need, reader, size[value])
+    np.add.at(need, reader[~over], size[value[~over]])
     again = np.full(run.shape, -1, dtype=np.int64)
     again[t, k] = rows.add(1000 + _SLACK, len(t), (total[t], 1.0), (run[t, k], need[k]))
-    t, e = np.nonzero(run[:, reader] >= 0)
+    t, e = np.nonzero((run[:, reader] >= 0) & ~over)
     rows.extend(again[t, reader[e]], through[t, value[e]], -size[value[e]])
 
     scale = 1000 / max(float(wiring.time.sum()), 1e-300)

@@ -9,7 +9,8 @@ without its workspace. Rows:
 - (1c) `kept[t+1, v] <= run[t, op of v] + kept[t, v]`;
 - (2, 3) `used` of the first op of a stage is what is kept plus what it makes, of the next one what
   the former used, less what was freed after it, plus what it makes;
-- `used[t, k] + workspace[k] run[t, k] <= budget`;
+- `used[t, k] + workspace[k] run[t, k] <= budget`, with less on the left for what k can overwrite:
+  its size times `free[t, v, k]`, or, for the op of the stage itself, `1 - kept[t+1, v]`;
 - (7b, 7c) with hazards(t, v, k) = (1 - run[t, k]) + kept[t+1, v] + sum over later readers j of v of
   run[t, j], kappa of them: `1 - free <= hazards <= kappa (1 - free)`;
 - (8a to 8c) by the choice of columns. FREE_{t,k,k} is 0, but for ops of several outputs, one of
@@ -42,7 +43,7 @@ from remat_solvers.checkmate.stages import Bits, Stages
 from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.trace import trace
-from remat_solvers.core.wiring import Floats, Ints
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 
 __all__ = ["Form", "Formulation", "count_columns", "formulate"]
 
@@ -268,6 +269,13 @@ def _later_readers(stages: Stages, pairs: _Pairs) -> tuple[Ints, Ints]:
     return before[after], reader[after]
 
 
+def _overwritten(wiring: Wiring) -> tuple[Ints, Ints]:
+    """List (op, value that it can overwrite)."""
+    pairs = [(op, v) for op, values in enumerate(wiring.overwritten) for v in values]
+    ops, values = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return ops, values
+
+
 def _add_memory(
     rows: Rows,
     stages: Stages,
@@ -293,7 +301,16 @@ def _add_memory(
     after[t, k] = numbers + 1
     s, p = np.nonzero(free >= 0)
     rows.extend(after[s, pairs.op[p]], free[s, p], -size[pairs.value[p]])
-    within = rows.add(0.0, len(t), (used[t, k], 1.0), (run[t, k], work[k]))
+    op, value = _overwritten(wiring)
+    spared = np.zeros(used.shape)
+    np.add.at(spared, (op, op), size[value])
+    within = rows.add(spared[t, k], len(t), (used[t, k], 1.0), (run[t, k], work[k]))
+    row = np.full(used.shape, -1, dtype=np.int64)
+    row[t, k] = within
+    rows.extend(row[op, op], kept[op + 1, value], size[value])
+    there = np.isin(pairs.op * len(size) + pairs.value, op * len(size) + value)
+    s, p = np.nonzero((free >= 0) & there)
+    rows.extend(row[s, pairs.op[p]], free[s, p], -size[pairs.value[p]])
     per_byte = np.zeros(rows.count)
     per_byte[within] = 1 / unit
     return per_byte

@@ -39,6 +39,8 @@ class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
     `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
+    `in_overwritten` says of each read whether the op can overwrite what it reads, if that ends
+    there; `overwritten[i]` are the values that op `i` can overwrite.
     The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is
     the size of all outputs of op `i`.
     """
@@ -53,11 +55,13 @@ class Wiring:
     replayable: NDArray[np.bool_]
     in_start: Ints
     in_value: Ints
+    in_overwritten: NDArray[np.bool_]
     out_start: Ints
     out_value: Ints
     results: Ints
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    overwritten: tuple[tuple[int, ...], ...]
     producer_list: tuple[int, ...]
     slot_list: tuple[int, ...]
     time_list: tuple[float, ...]
@@ -72,6 +76,7 @@ class Wiring:
         number = {name: i for i, name in enumerate(names)}
         inputs = tuple(tuple(number[v] for v in op.inputs if v in number) for op in graph.ops)
         outputs = tuple(tuple(number[v] for v in op.outputs) for op in graph.ops)
+        overwritten = tuple(tuple(number[v] for v, _ in op.overwrites) for op in graph.ops)
         in_start, in_value = _rows(inputs)
         out_start, out_value = _rows(outputs)
         sizes = [graph.value_by_name[v].size_bytes for v in names]
@@ -88,11 +93,16 @@ class Wiring:
             replayable=np.array([op.replayable for op in graph.ops], dtype=np.bool_),
             in_start=in_start,
             in_value=in_value,
+            in_overwritten=np.array(
+                [v in gone for row, gone in zip(inputs, overwritten, strict=True) for v in row],
+                dtype=np.bool_,
+            ),
             out_start=out_start,
             out_value=out_value,
             results=np.array(sorted(number[v] for v in graph.results if v in number), np.int64),
             inputs=inputs,
             outputs=outputs,
+            overwritten=overwritten,
             producer_list=tuple(producer.tolist()),
             slot_list=slots,
             time_list=tuple(op.time for op in graph.ops),

@@ -77,6 +77,11 @@ def with_batch(
                 op,
                 time=op.time * batch_size / of_batch,
                 workspace_bytes=scaled(op.workspace_bytes),
+                overwrites=tuple(
+                    (read, made)
+                    for read, made in op.overwrites
+                    if (read in fixed) == (made in fixed)
+                ),
             )
             for op in graph.ops
         ),

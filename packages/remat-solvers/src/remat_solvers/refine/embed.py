@@ -25,9 +25,11 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         since = int(first[c])
         until = int(first[stops[k + 1]]) if stops[k + 1] < wiring.op_count else steps
         alive = now.copy_value[(now.copy_start < since) & (now.copy_last >= since)]
+        over = now.copy_value[(now.copy_last == since) & (now.copy_end == since)]
         through = (now.copy_start <= since) & (now.copy_last >= until)
         for table, items in (
             (relaxation.kept_column, alive),
+            (relaxation.dies_column, over),
             (relaxation.redo_column, now.sequence[since + 1 : until]),
             (relaxation.held_column, now.copy_value[through]),
         ):

@@ -109,6 +109,7 @@ class Neighbourhood:
         ops: Ints = np.arange(wiring.op_count)
         for table, owners in (
             (relaxation.kept_column, wiring.producer),
+            (relaxation.dies_column, wiring.producer),
             (relaxation.redo_column, ops),
             (relaxation.ever_column, ops),
         ):

@@ -2,21 +2,23 @@
 
 Checkpoints are ops c_1 < ... < c_K, and the end of the schedule as the last; segment k runs from
 c_k (exclusive) to c_{k+1}. Variables, for values and ops that anything after c_k can still need:
-`kept[k, v]`, value v is alive while c_k runs for the first time; `redo[k, i]`, op i is computed
-again in segment k; `held[k, v]`, value v is alive all through segment k; `ever` and `both`, see (f)
-and (g).
+`kept[k, v]`, value v is alive while c_k runs for the first time; `dies[k, v]`, c_k then overwrites
+v; `redo[k, i]`, op i is computed again in segment k; `held[k, v]`, value v is alive all through
+segment k; `ever` and `both`, see (f) and (g).
 
 Every schedule that computes all ops, first computations in the order of the graph, gives a feasible
 point of no greater cost (`embed`), so the optimum is a lower bound on its recomputation:
 
 - (a) `kept[k+1, v] <= kept[k, v] + redo[k, op of v]`, unless v is first made in between: what is
-  alive later was alive before or was made again.
+  alive later was alive before or was made again. Here, and in (b), (c) and (e), what c_k overwrites
+  was not: read `kept - dies` for `kept`.
 - (b) `kept[k, v] + redo[k, op of v] >= 1` for what an op first computed in segment k reads.
 - (c) `kept[k, v] + redo[k, op of v] >= redo[k, i]` for what a recomputed op i reads.
-- (d) the bytes of `kept[k]`, of c_k's outputs and of its workspace are within the budget.
+- (d) the bytes of `kept[k]` less `dies[k]`, of c_k's outputs and of its workspace are within the
+  budget.
 - (e) for chosen (k, i), where i may be c_k: the bytes of `held[k]` but for i's inputs, and, if
   `redo[k, i]`, those of i's inputs, outputs and workspace, are within the budget; and
-  `kept[k+1, v] <= held[k, v] + redo[k, op of v]`.
+  `kept[k+1, v] <= held[k, v] + redo[k, op of v]`. What i can overwrite counts only as held.
 - (f) `ever[k, i]`, op i is computed again in segment k or later: the largest of `redo[k..K, i]`, at
   most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k.
 - (g) `both[k, i]`, if asked for: the same for segments k and k+1 alone, with (a) to `kept[k+2]`.
@@ -61,6 +63,7 @@ class Relaxation:
     program: Program
     checkpoints: tuple[int, ...]
     kept_column: Ints
+    dies_column: Ints
     redo_column: Ints
     held_column: Ints
     ever_column: Ints
@@ -75,7 +78,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stagewise:
-    """A point of the program: per checkpoint the values kept, per segment the ops redone."""
+    """A point of the program: the values kept past each checkpoint, the ops redone after it."""
 
     checkpoints: tuple[int, ...]
     kept: tuple[frozenset[int], ...]
@@ -106,6 +109,7 @@ def relax(
     stops = (*checkpoints, wiring.op_count)
     stages = len(checkpoints)
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
+    dies = np.full((stages, wiring.value_count), -1, dtype=np.int64)
     redo = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
     ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
@@ -118,6 +122,9 @@ def relax(
         ops = np.unique(wiring.producer[useful if c in opened else values])
         ops = ops[wiring.replayable[ops]]
         width = _number(kept[k], values, width)
+        over = np.array(wiring.overwritten[c], dtype=np.int64)
+        over = over[(kept[k, over] >= 0) & wiring.replayable[wiring.producer[over]]]
+        width = _number(dies[k], over, width)
         width = _number(redo[k], ops, width)
         if c in opened:
             width = _number(held[k], useful, width)
@@ -131,26 +138,33 @@ def relax(
     lower = np.zeros(width)
     infeasible_at: int | None = None
     for k, c in enumerate(checkpoints):
-        read = wiring.in_value[wiring.in_start[c] : wiring.in_start[c + 1]]
+        reads = slice(wiring.in_start[c], wiring.in_start[c + 1])
+        read = wiring.in_value[reads]
         columns = kept[k, read]
         lower[columns[columns >= 0]] = 1
-        constant = int(wiring.size[read[columns < 0]].sum()) + wiring.made_list[c]
-        constant += wiring.workspace_list[c]
+        ends = read[(columns < 0) & ~wiring.in_overwritten[reads]]
+        constant = int(wiring.size[ends].sum()) + wiring.made_list[c] + wiring.workspace_list[c]
         room = budget_bytes - constant - reserves.get(c, 0)
         if constant > budget_bytes:
             infeasible_at = c
         values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
-        rows.add_sum(room / unit + _SLACK, kept[k, values], wiring.size[values] / unit)
-        _link(wiring, rows, kept[k], kept[k + 1], redo[k], c, stops[k + 1])
+        over = np.flatnonzero(dies[k] >= 0)
+        rows.add_sum(
+            room / unit + _SLACK,
+            np.concatenate([kept[k, values], dies[k, over]]),
+            np.concatenate([wiring.size[values], -wiring.size[over]]) / unit,
+        )
+        _link(wiring, rows, (kept[k], dies[k]), kept[k + 1], redo[k], c, stops[k + 1])
     for k, c in enumerate(checkpoints):
+        past = (kept[k], dies[k])
         if k + 1 < stages:
             _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
-            _link(wiring, rows, kept[k], kept[stages], ever[k], c, wiring.op_count)
+            _link(wiring, rows, past, kept[stages], ever[k], c, wiring.op_count)
         if paired and k + 2 < stages:
             _unite(rows, both[k], redo[k], redo[k + 1])
-            _link(wiring, rows, kept[k], kept[k + 2], both[k], c, stops[k + 2])
+            _link(wiring, rows, past, kept[k + 2], both[k], c, stops[k + 2])
         if c in opened:
-            _hold(wiring, rows, kept, redo, held, k, c, stops[k + 1])
+            _hold(wiring, rows, past, kept, redo, held, k, c, stops[k + 1])
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
         k = place[c]
@@ -169,13 +183,16 @@ def relax(
         upper=np.ones(width),
         integral=np.ones(width, dtype=np.bool_),
     )
-    return Relaxation(program, tuple(checkpoints), kept, redo, held, ever, both, infeasible_at)
+    return Relaxation(
+        program, tuple(checkpoints), kept, dies, redo, held, ever, both, infeasible_at
+    )
 
 
 def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
     """Read which values are kept and which ops redone off a point of the program."""
     full = np.append(point, 0.0)
     kept = full[relaxation.kept_column] > 0.5
+    kept[: len(relaxation.checkpoints)] &= full[relaxation.dies_column] < 0.5
     redo = full[relaxation.redo_column] > 0.5
     stages = range(len(relaxation.checkpoints))
     return Stagewise(
@@ -205,12 +222,20 @@ def _useful(wiring: Wiring, c: int) -> Ints:
 
 
 def _link(
-    wiring: Wiring, rows: Rows, kept: Ints, later: Ints, again: Ints, c: int, stop: int
+    wiring: Wiring,
+    rows: Rows,
+    past: tuple[Ints, Ints],
+    later: Ints,
+    again: Ints,
+    c: int,
+    stop: int,
 ) -> None:
     """Add (a), (b) and (c) for the stretch from op `c` (exclusive) to op `stop`.
 
-    `kept` is what is kept at `c`, `later` at `stop`, `again` what is done again in between.
+    `past` is what is kept at `c` and what of it dies there, `later` what is kept at `stop`, `again`
+    what is done again in between.
     """
+    kept, dies = past
     last = stop == wiring.op_count
     if not last:
         values = np.flatnonzero((later >= 0) & (wiring.producer < c))
@@ -219,6 +244,7 @@ def _link(
             len(values),
             (later[values], 1.0),
             (kept[values], -1.0),
+            (dies[values], 1.0),
             (again[wiring.producer[values]], -1.0),
         )
     until = wiring.in_start[min(stop + 1, wiring.op_count)]
@@ -226,7 +252,8 @@ def _link(
     if last:
         read = np.concatenate([read, wiring.results])
     read = np.unique(read[wiring.producer[read] < c])
-    rows.add(-1.0, len(read), (kept[read], -1.0), (again[wiring.producer[read]], -1.0))
+    maker = wiring.producer[read]
+    rows.add(-1.0, len(read), (kept[read], -1.0), (dies[read], 1.0), (again[maker], -1.0))
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
     edge = (again[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
     reader, value = reader[edge], wiring.in_value[edge]
@@ -235,6 +262,7 @@ def _link(
         len(reader),
         (again[reader], 1.0),
         (kept[value], -1.0),
+        (dies[value], 1.0),
         (again[wiring.producer[value]], -1.0),
     )
 
@@ -249,11 +277,20 @@ def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
 
 
 def _hold(
-    wiring: Wiring, rows: Rows, kept: Ints, redo: Ints, held: Ints, k: int, c: int, stop: int
+    wiring: Wiring,
+    rows: Rows,
+    past: tuple[Ints, Ints],
+    kept: Ints,
+    redo: Ints,
+    held: Ints,
+    k: int,
+    c: int,
+    stop: int,
 ) -> None:
-    """Tie `held[k]` to what is kept at `c` and at `stop`, the ends of segment k."""
+    """Tie `held[k]` to what is kept past `c` and at `stop`, the ends of segment k."""
     here = np.flatnonzero((held[k] >= 0) & (wiring.producer < c))
-    rows.add(0.0, len(here), (held[k, here], 1.0), (kept[k, here], -1.0))
+    now, dies = past
+    rows.add(0.0, len(here), (held[k, here], 1.0), (now[here], -1.0), (dies[here], 1.0))
     if stop == wiring.op_count:
         read = wiring.results
     else:
@@ -275,7 +312,9 @@ def _run_row(
     wiring: Wiring, rows: Rows, held: Ints, redo: Ints, op: int, budget_bytes: int
 ) -> None:
     """Add row (e) for op `op` made again in the segment of `held` and `redo`."""
-    read = np.array(wiring.inputs[op], dtype=np.int64)
+    read = np.array(
+        [v for v in wiring.inputs[op] if v not in wiring.overwritten[op]], dtype=np.int64
+    )
     need = int(wiring.size[read].sum()) + wiring.made_list[op] + wiring.workspace_list[op]
     others = (held >= 0) & (wiring.size > 0)
     others[read] = False

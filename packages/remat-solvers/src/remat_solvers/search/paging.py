@@ -101,7 +101,8 @@ class _Pager:
         noise = np.random.default_rng(perturbation.seed).standard_normal(wiring.value_count)
         self._weight: list[float] = np.exp(perturbation.noise * noise).tolist()
         self._reads: list[list[int]] = [[] for _ in range(wiring.value_count)]
-        for v in wiring.results.tolist():
+        self._results = frozenset(wiring.results.tolist())
+        for v in self._results:
             self._reads[v].append(wiring.op_count)
         for op in range(wiring.op_count - 1, -1, -1):
             for v in wiring.inputs[op]:
@@ -146,7 +147,9 @@ class _Pager:
         made = sum(self._size[v] for v in fresh)
         for v in outputs:
             self.pinned[v] += 1
-        there = self._make_room(made + self.wiring.workspace_list[op], op)
+        ending = [v for v in self.wiring.overwritten[op] if self._ends(v, op)]
+        spared = sum(self._size[v] for v in ending)
+        there = self._make_room(made - spared + self.wiring.workspace_list[op], op)
         self._unpin(outputs)
         if not there:
             return False
@@ -154,9 +157,22 @@ class _Pager:
         self._room -= made
         for v in fresh:
             alive[v] = True
+        for v in ending:
+            self._drop(v)
         for v in (*outputs, *self.wiring.inputs[op]):
             self._push(v)
         return True
+
+    def _ends(self, value: int, op: int) -> bool:
+        """Say whether nothing needs a value after a run of an op that reads it."""
+        if self.pinned[value] > 1 or value in self._results:
+            return False
+        self._next(value)
+        own = int(op == self.now)
+        return (
+            len(self._reads[value]) <= own
+            and max(self._wanted[value], self._until[value]) < self.now + own
+        )
 
     def _make_room(self, wanted: int, op: int) -> bool:
         """Drop values, cheapest first, until there is room; at need what waits for other ops."""

@@ -106,7 +106,7 @@ def _removable_alone(wiring: Wiring, now: Trace, budget_bytes: int) -> Ints:
     rank = np.repeat(np.arange(now.steps), outs)
     copies = np.flatnonzero(again[rank])
     rank = rank[copies]
-    since = now.copy_last[copies - outs[rank]] + 1  # the copy made before, until its last read
+    since = now.copy_end[copies - outs[rank]]  # of the copy made before
     start = now.copy_start[copies]
     lives = (now.copy_last[copies] > start) & (since < start)
     rank, since, start = rank[lives], since[lives], start[lives]
@@ -137,7 +137,7 @@ def _longer(wiring: Wiring, now: Trace, rank: int, start: int) -> list[tuple[int
     """List what lives on until `start` without a recomputation: since when, and its size."""
     first, former = int(now.first_copy[rank]), int(now.first_copy[rank - 1])
     return [
-        (int(now.copy_last[former + slot]) + 1, int(wiring.size[now.copy_value[first + slot]]))
+        (int(now.copy_end[former + slot]), int(wiring.size[now.copy_value[first + slot]]))
         for slot in range(int(now.first_copy[rank + 1]) - first)
         if now.copy_last[first + slot] > start
     ]
