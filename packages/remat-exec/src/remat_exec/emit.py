@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from remat_exec.autocast import run_lowered
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
-from remat_exec.lowering import run_lowered
 from remat_graph import Compute, Free, Graph, Step
 from remat_graph.torch import Call, Program, TensorFacts, Variable
 
