@@ -29,6 +29,7 @@ from remat_graph import (
     from_networkx,
     simulate,
     to_dot,
+    to_networkx,
     to_svg,
 )
 
@@ -112,7 +113,7 @@ def use(item):
             ElementTree.fromstring(to_svg(item, fold=fold))
             to_dot(item, fold=fold).encode()
     if isinstance(graph, Graph):
-        assert from_networkx(graph.to_networkx()) == graph
+        assert from_networkx(to_networkx(graph)) == graph
         canonical_hash(graph)
         with contextlib.suppress(GraphError):
             simulate(graph, Schedule(tuple(Compute(op.name) for op in graph.ops)))

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_graph import Block, Graph, Hierarchy, InvalidGraph, Stage, decode, encode, to_svg
+from remat_graph import (
+    Block,
+    Hierarchy,
+    InvalidGraph,
+    Stage,
+    decode,
+    encode,
+    from_networkx,
+    to_svg,
+)
 
 
 def test_a_tree_over_the_forward_ops(diamond):
@@ -155,7 +164,7 @@ def in_order(dag, block):
 
 def test_a_large_hierarchy_is_accepted():
     dag = nx.path_graph(20_000, create_using=nx.DiGraph)
-    graph = Graph.from_networkx(dag)
+    graph = from_networkx(dag)
     names = [op.name for op in graph.ops]
     members = tuple(Block(f"b{i}", tuple(names[i : i + 10])) for i in range(0, 20_000, 10))
     assert len(Hierarchy(graph, Block("root", members)).root.members) == 2_000

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, Op, Value, to_dot, to_svg
-from remat_graph.layout import MOST_LANES, lay_out
-from remat_graph.picture import draw, readable_bytes
+from remat_graph.drawing.layout import MOST_LANES, lay_out
+from remat_graph.drawing.picture import draw, readable_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,6 +1,7 @@
 """Execution of re-materialization schedules in PyTorch, and the measure of their peak memory."""
 
 from remat_exec.__about__ import __version__
+from remat_exec.autocast import autocast_type
 from remat_exec.errors import (
     BackwardError,
     BrokenExecutor,
@@ -21,7 +22,6 @@ from remat_exec.loss import (
     stand_in_loss,
     with_call,
 )
-from remat_exec.lowering import autocast_type
 from remat_exec.measure import (
     Peak,
     StepProfile,

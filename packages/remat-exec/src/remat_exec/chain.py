@@ -17,10 +17,10 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from remat_exec.autocast import autocast_type
+from remat_exec.emit import Group
 from remat_exec.errors import BackwardError, SecondDerivative
-from remat_exec.lowering import autocast_type
 from remat_exec.outputs import tangents_of
-from remat_exec.writing import Group
 
 if TYPE_CHECKING:
     from remat_exec.executable import Executable, Variant

@@ -2,7 +2,7 @@
 
 The code is straight-line: one statement per step, operators bound as globals, `del` where the
 schedule frees. The backward gives each group of gradients out, by `yield`, as soon as they are
-final and keeps nothing of them. `writing` has the statements.
+final and keeps nothing of them. `emit` has the statements.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from remat_exec.lowering import lowered_bytes
-from remat_exec.writing import Group, Writer, zero_values
+from remat_exec.autocast import lowered_bytes
+from remat_exec.emit import Group, Writer, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, Program
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from remat_exec.autocast import lowered_bytes
 from remat_exec.chain import Started, run_step
 from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
-from remat_exec.lowering import lowered_bytes
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.outputs import make_outputs, tangents_of
 from remat_graph import Schedule

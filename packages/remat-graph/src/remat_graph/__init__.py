@@ -5,7 +5,7 @@ Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a
 
 from remat_graph.__about__ import __version__
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
-from remat_graph.dot import to_dot
+from remat_graph.drawing import to_dot, to_svg
 from remat_graph.errors import (
     DocumentError,
     GraphError,
@@ -30,7 +30,6 @@ from remat_graph.schedule import (
     simulate,
 )
 from remat_graph.subgraph import Subgraph
-from remat_graph.svg import to_svg
 from remat_graph.unique_blocks import Translation, UniqueBlock
 
 __all__ = [

@@ -12,12 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from remat_graph.errors import InvalidGraph
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 __all__ = ["Graph", "Op", "Stage", "Value"]
 
@@ -264,19 +261,6 @@ class Graph:
     def time(self) -> float:
         """Time of computing every op once: the least that a schedule of all ops can take."""
         return math.fsum(op.time for op in self.ops)
-
-    @classmethod
-    def from_networkx(cls, dag: nx.DiGraph[Any], *, results: set[Any] | None = None) -> Graph:
-        """Read a networkx DAG; see `remat_graph.from_networkx` for the two forms and the errors."""
-        from remat_graph import interchange  # noqa: PLC0415 - it imports this module
-
-        return interchange.from_networkx(dag, results=results)
-
-    def to_networkx(self) -> nx.DiGraph[Any]:
-        """Write the bipartite networkx DAG of ops and values; see `remat_graph.to_networkx`."""
-        from remat_graph import interchange  # noqa: PLC0415 - it imports this module
-
-        return interchange.to_networkx(self)
 
 
 def _check_bytes(owner: str, field_name: str, count: int) -> None:

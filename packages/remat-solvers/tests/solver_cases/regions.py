@@ -9,13 +9,14 @@ import itertools
 from hypothesis import strategies as st
 
 from remat_graph import Graph, Op, Stage, Value
+from solver_cases.brute_force import overwritten
 from solver_cases.random_graphs import trainings
 
 
 def closed(graph: Graph) -> Graph:
     """Make the op at the boundary one that runs once only."""
     middle = graph.boundary_index
-    op = dataclasses.replace(graph.ops[middle], replayable=False)
+    op = dataclasses.replace(graph.ops[middle], replayable=False, overwrites=())
     return dataclasses.replace(graph, ops=(*graph.ops[:middle], op, *graph.ops[middle + 1 :]))
 
 
@@ -78,9 +79,11 @@ def fastest_within(graph: Graph, kept_bytes: float, forward: float, backward: fl
         for i, op in enumerate(graph.ops[: done + 1]):
             if not (i == done or op.replayable) or reads[i] & alive != reads[i]:
                 continue
-            fits = weight[alive] + made[i] <= room if i != middle else weight[alive] <= kept_bytes
-            if fits:
-                following.append(((done + (i == done), alive | makes[i]), op.time))
+            for over in overwritten(op):
+                held = weight[alive] + made[i] - sum(size[v] for v in over)
+                if held <= room if i != middle else weight[alive] <= kept_bytes:
+                    left = alive & ~sum(bit[v] for v in over)
+                    following.append(((done + (i == done), left | makes[i]), op.time))
         for new, cost in following:
             if time + cost < distance.get(new, float("inf")):
                 distance[new] = time + cost

@@ -27,8 +27,8 @@ from remat_graph.torch.checks import (
 )
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError, NoBackward
+from remat_graph.torch.lowering import build_program, returned_nodes
 from remat_graph.torch.program import LOSS, LossCost, Program
-from remat_graph.torch.reading import build_program, returned_nodes
 from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.rewrite import (
     copy_joint,

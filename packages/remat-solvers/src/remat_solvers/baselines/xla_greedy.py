@@ -22,10 +22,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from remat_graph import Solution, Status, simulate
-from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_graph import Solution
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, Wiring, expand
+from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import idle_copies
 
 __all__ = ["XLAGreedy", "greedy_sequence"]
@@ -51,34 +52,13 @@ class XLAGreedy:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Walk once through the graph, in at most 30 s if no limit is set."""
-        graph, budget = problem.graph, problem.budget_bytes
-        wiring = Wiring.of(graph)
+        wiring = Wiring.of(problem.graph)
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        schedule = expand(wiring, greedy_sequence(wiring, budget, deadline))
-        timeline = simulate(graph, schedule)
-        fits = timeline.peak_bytes <= budget
-        once = fits and timeline.time <= graph.time
-        report(
-            Progress(
-                solver=self.name,
-                round=1,
-                incumbent_time=timeline.time if fits else None,
-                incumbent_peak_bytes=timeline.peak_bytes if fits else None,
-                lower_bound=None,
-                seconds=limit.elapsed,
-                message=f"peak {timeline.peak_bytes} bytes",
-            )
-        )
-        status = Status.OPTIMAL if once else Status.FEASIBLE if fits else Status.LIMIT
-        return Solution(
-            status=status,
-            schedule=schedule if fits else None,
-            time=timeline.time if fits else math.inf,
-            peak_bytes=timeline.peak_bytes,
-            lower_bound=graph.time if once else None,
-            solver=self.name,
-            solve_seconds=limit.elapsed,
-        )
+        found = trace(wiring, greedy_sequence(wiring, problem.budget_bytes, deadline))
+        incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
+        incumbent.offer(found)
+        incumbent.say(f"peak {found.peak_bytes} bytes")
+        return incumbent.solution()
 
 
 def greedy_sequence(wiring: Wiring, budget_bytes: int, deadline: float = math.inf) -> Ints:

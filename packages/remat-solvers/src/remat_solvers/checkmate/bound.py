@@ -28,8 +28,9 @@ from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Ints
 
-__all__ = ["bounding_program"]
+__all__ = ["COST_OF_ONCE", "bounding_program"]
 
+COST_OF_ONCE = 1000  # what computing everything once costs in the program
 _SLACK = 1e-9
 
 
@@ -88,7 +89,7 @@ def bounding_program(stages: Stages, budget_bytes: int) -> Program:
     t, e = np.nonzero((run[:, reader] >= 0) & ~over)
     rows.extend(again[t, reader[e]], through[t, value[e]], -size[value[e]])
 
-    scale = 1000 / max(float(wiring.time.sum()), 1e-300)
+    scale = COST_OF_ONCE / max(float(wiring.time.sum()), 1e-300)
     cost = np.zeros(width)
     cost[run[may_run]] = np.broadcast_to(wiring.time * scale, run.shape)[may_run]
     lower, upper = np.zeros(width), np.ones(width)

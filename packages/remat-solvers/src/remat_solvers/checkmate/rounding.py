@@ -100,7 +100,7 @@ class CheckmateRounding:
             return attempt.solution()
         if self.pruned:
             attempt.begin(problem.start, deadline)
-        if attempt.closed:
+        if attempt.closed():
             return attempt.solution()
         attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end, whole=False)
         attempt.say("bounded all schedules")
@@ -115,7 +115,7 @@ class CheckmateRounding:
 
         idle, fastest = 0, math.inf
         for epsilon in _EPSILONS:
-            if attempt.closed or _left(deadline) <= 0 or idle >= _PATIENCE:
+            if attempt.closed() or _left(deadline) <= 0 or idle >= _PATIENCE:
                 return
             answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=_left(deadline))
             if answer.point is None:
@@ -135,13 +135,12 @@ class CheckmateRounding:
         choices += [rng.random(share.shape) < share for _ in range(self.draws)]
         fastest = math.inf
         for kept in choices:
-            sequence = attempt.stages.sequence(attempt.stages.least_run(kept))
-            if attempt.offer(sequence):
+            found = trace(attempt.wiring, attempt.stages.sequence(attempt.stages.least_run(kept)))
+            if attempt.offer(found):
                 if self.pruned:
-                    now = trace(attempt.wiring, sequence)
-                    sequence = prune(attempt.wiring, now, attempt.budget_bytes).sequence
-                    attempt.offer(sequence)
-                fastest = min(fastest, sequence_time(attempt.wiring, sequence))
+                    found = prune(attempt.wiring, found, attempt.budget_bytes)
+                    attempt.offer(found)
+                fastest = min(fastest, sequence_time(attempt.wiring, found.sequence))
         return fastest
 
 

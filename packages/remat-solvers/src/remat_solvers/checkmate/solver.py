@@ -83,13 +83,13 @@ class Checkmate:
         if attempt.settled_at_once():
             return attempt.solution()
         begun = attempt.begin(problem.start, deadline)
-        if attempt.closed:
+        if attempt.closed():
             return attempt.solution()
         bounded = attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end)
         attempt.say("bounded all schedules")
-        if not attempt.infeasible and not attempt.closed and _left(deadline) > 0:
+        if not attempt.infeasible and not attempt.closed() and _left(deadline) > 0:
             self._search(attempt, begun, deadline)
-            open_still = bounded is Outcome.STOPPED and not attempt.closed
+            open_still = bounded is Outcome.STOPPED and not attempt.closed()
             if open_still and _left(deadline) > 0:
                 attempt.bound_all(_left(deadline), self.back_end)
                 attempt.say("bounded all schedules again")

@@ -2,5 +2,6 @@
 
 `problem` is what a solver is given and may say; `wiring` is a graph as arrays, `trace` what a
 sequence of computations holds. `rows` and `milp` write and solve integer programs, `background`
-waits for them; `parallel` runs sub-problems on any executor.
+waits for them; `incumbent` keeps what a solve has found and proved, `parallel` runs sub-problems on
+any executor.
 """

@@ -6,19 +6,18 @@ a recursion stops; `RecursionSolver` is a solver made of that.
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
-from operator import itemgetter
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from remat_graph import Schedule, Solution, Status, Timeline, simulate
-from remat_solvers.core.problem import Limit, Problem, Progress, Report, check_whole
-from remat_solvers.core.wiring import Ints, Wiring, expand
+from remat_graph import Solution
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.decompositions.decomposition import Bag, Precedence
 
 __all__ = ["Recursion", "RecursionSolver", "playable", "sequences"]
@@ -160,48 +159,18 @@ class RecursionSolver(ABC):
 
         `LIMIT` with the least peak met if none fits.
         """
-        graph, budget = problem.graph, problem.budget_bytes
-        wiring = Wiring.of(graph)
+        wiring = Wiring.of(problem.graph)
         recursion = self.recursion(Precedence.of(wiring))
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        best: tuple[Schedule, Timeline] | None = None
-        least: int | None = None
-        found = sequences(wiring, recursion, deadline, self._k)
-        for number, (k, sequence) in enumerate(found, start=1):
-            schedule = expand(wiring, sequence)
-            timeline = simulate(graph, schedule)
-            least = min(timeline.peak_bytes, timeline.peak_bytes if least is None else least)
-            fits = timeline.peak_bytes <= budget
-            if fits and (best is None or timeline.time < best[1].time):
-                best = schedule, timeline
-            report(
-                Progress(
-                    solver=self.name,
-                    round=number,
-                    incumbent_time=best[1].time if best else None,
-                    incumbent_peak_bytes=best[1].peak_bytes if best else None,
-                    lower_bound=None,
-                    seconds=limit.elapsed,
-                    message=f"k={k}: time {timeline.time:.6g}, peak {timeline.peak_bytes} bytes",
-                    incumbent=None if best is None else partial(itemgetter(0), best),
-                )
-            )
-            if best and best[1].time <= graph.time:
+        incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
+        for k, sequence in sequences(wiring, recursion, deadline, self._k):
+            found = trace(wiring, sequence)
+            incumbent.offer(found)
+            taken = sequence_time(wiring, sequence)
+            incumbent.say(f"k={k}: time {taken:.6g}, peak {found.peak_bytes} bytes")
+            if incumbent.closed():
                 break
-        if best is None:
-            peak = 0 if least is None else least
-            return Solution(Status.LIMIT, None, math.inf, peak, None, self.name, limit.elapsed)
-        schedule, timeline = best
-        once = timeline.time <= graph.time
-        return Solution(
-            status=Status.OPTIMAL if once else Status.FEASIBLE,
-            schedule=schedule,
-            time=timeline.time,
-            peak_bytes=timeline.peak_bytes,
-            lower_bound=graph.time if once else None,
-            solver=self.name,
-            solve_seconds=limit.elapsed,
-        )
+        return incumbent.solution()
 
 
 def _recursion_limits(bag_count: int) -> list[int]:

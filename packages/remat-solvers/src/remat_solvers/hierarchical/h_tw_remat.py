@@ -96,7 +96,7 @@ class HTWRemat:
         tops = {len(top.nodes): top for top in map(blocks.top, self.most_nodes)}
         for nodes, top in tops.items():
             for sequence in sequences_within(top, problem.budget_bytes, started + seconds):
-                attempt.offer(sequence)
+                attempt.offer(trace(attempt.wiring, sequence))
             attempt.say(f"swept over a top level of {nodes} nodes")
         return attempt.solution()
 

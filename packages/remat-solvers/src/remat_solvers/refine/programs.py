@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
@@ -24,7 +25,7 @@ from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, fullest, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
-from remat_solvers.refine.state import GAP, TOLERANCE, State
+from remat_solvers.refine.state import GAP, State
 
 __all__ = ["Programs"]
 

@@ -25,13 +25,12 @@ in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import ClassVar
 
-from remat_graph import Solution, Status, simulate
+from remat_graph import Solution
 from remat_solvers.core.problem import Limit, Problem, Report
-from remat_solvers.core.wiring import Wiring, expand, in_order
+from remat_solvers.core.wiring import Wiring, in_order
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
 from remat_solvers.search.smallest import smallest_trace
@@ -67,31 +66,6 @@ class Refine:
         start = None if problem.start is None else in_order(wiring, problem.start)
         state = State(wiring, problem.budget_bytes, last_moment, limit, report)
         Rounds(state, start).run()
-        best = state.best
-        if best is None:
-            smallest = smallest_trace(wiring, time.perf_counter() + 1.0)
-            if smallest.peak_bytes <= problem.budget_bytes:
-                state.offer(smallest)
-                best = state.best
-        if best is None:
-            return Solution(
-                status=Status.INFEASIBLE if state.infeasible else Status.LIMIT,
-                schedule=None,
-                time=math.inf,
-                peak_bytes=smallest.peak_bytes,
-                lower_bound=None if state.infeasible else state.bound,
-                solver=self.name,
-                solve_seconds=limit.elapsed,
-            )
-        schedule = expand(wiring, best.sequence)
-        timeline = simulate(problem.graph, schedule)
-        bound = min(state.bound, timeline.time)
-        return Solution(
-            status=Status.OPTIMAL if state.closed(0.0) else Status.FEASIBLE,
-            schedule=schedule,
-            time=timeline.time,
-            peak_bytes=timeline.peak_bytes,
-            lower_bound=bound,
-            solver=self.name,
-            solve_seconds=limit.elapsed,
-        )
+        if state.best is None:
+            state.offer(smallest_trace(wiring, time.perf_counter() + 1.0))
+        return state.solution()

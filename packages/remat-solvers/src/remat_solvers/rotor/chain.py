@@ -14,6 +14,8 @@ backward op); what is read again only by ops that run once and have no gradient,
 of statistics; and what spans many ops, such as skip connections and what an encoder hands to a
 decoder. How long a span must be is open, so there are several chains, all legal.
 Limits: cuts are looked for in the execution order, so blocks whose ops alternate are one block.
+(`remat_partition`'s `sequence` cuts at articulation ops, whatever the order, and asks by another
+rule what makes a gradient: it needs no backward half that follows the cuts, as the programme does.)
 Linear time.
 """
 

@@ -77,7 +77,7 @@ class Rotor:
         if isinstance(found, str):
             raise UnsuitableSolver(self.name, found)
         chains = [merged(wiring, chain, self._most_stages) for chain in found]
-        search = Search(self.name, wiring, problem, limit, report)
+        search = Search(self.name, wiring, problem.budget_bytes, limit, report)
         for chain in chains:
             search.run(measure_stages(wiring, chain), self._slots)
         return search, chains

@@ -93,7 +93,7 @@ class HILP:
             return attempt.solution()
         begun = _given(attempt, problem)
         begun += [found.sequence for found in attempt.begin(problem.start, started + seconds)]
-        if attempt.closed:
+        if attempt.closed():
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         until = started + _BLOCKS_SHARE * seconds
@@ -162,12 +162,12 @@ class RKCheckmate:
         if attempt.settled_at_once():
             return attempt.solution()
         begun = attempt.begin(problem.start, deadline)
-        if attempt.closed:
+        if attempt.closed():
             return attempt.solution()
         left = deadline - time.perf_counter()
         bounded = attempt.bound_all(_BOUND_SHARE * left, self.back_end)
         attempt.say("bounded all schedules")
-        if attempt.infeasible or attempt.closed:
+        if attempt.infeasible or attempt.closed():
             return attempt.solution()
         found = search(
             Level.of(attempt.wiring),
@@ -181,7 +181,7 @@ class RKCheckmate:
         )
         attempt.say(f"the program is {found.outcome.value}")
         left = deadline - time.perf_counter()
-        if bounded is Outcome.STOPPED and not attempt.closed and left > 0:
+        if bounded is Outcome.STOPPED and not attempt.closed() and left > 0:
             attempt.bound_all(left, self.back_end)
             attempt.say("bounded all schedules again")
         return attempt.solution()

@@ -69,9 +69,9 @@ class RKRotor(Rotor):
         plans = StagePlans(wiring, self._planner, self._most_options, problem.executor)
         for chain in chains:
             left = limit.left(DEFAULT_SECONDS)
-            if search.done or left == 0:
+            if search.closed() or left == 0:
                 break
             options = plans.of(chain, _BLOCKS_SHARE * left)
-            search.tell(f"options of {len(chain.stages)} stages")
+            search.say(f"options of {len(chain.stages)} stages")
             search.run(measure_stages(wiring, chain, options), self._slots)
         return search.solution()

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
+from remat_graph.drawing.layout import Layout, Point, lay_out
+from remat_graph.drawing.picture import Arrow, Box, Picture, draw, printable, readable_bytes
 from remat_graph.hierarchy import Hierarchy
-from remat_graph.layout import Layout, Point, lay_out
-from remat_graph.picture import Arrow, Box, Picture, draw, printable, readable_bytes
 
 __all__ = ["to_svg"]
 

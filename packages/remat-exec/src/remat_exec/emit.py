@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from remat_exec.autocast import run_lowered
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
-from remat_exec.lowering import run_lowered
 from remat_graph import Compute, Graph, Step, freed_next
 from remat_graph.torch import IN_PLACE, PARTS, Call, Program, TensorFacts, Variable
 

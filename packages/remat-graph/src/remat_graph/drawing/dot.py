@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from remat_graph.drawing.picture import Box, draw, printable, readable_bytes
 from remat_graph.hierarchy import Hierarchy
-from remat_graph.picture import Box, draw, printable, readable_bytes
 
 __all__ = ["to_dot"]
 

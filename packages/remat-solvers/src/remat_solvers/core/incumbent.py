@@ -1,0 +1,130 @@
+"""The fastest schedule that fits, the bound on all, and what is told of both, in any one solve.
+
+A schedule faster than the bound refutes it, whichever comes last; the bound is then given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+
+from remat_graph import Solution, Status, simulate
+from remat_solvers.core.problem import Limit, Progress, Report
+from remat_solvers.core.trace import Trace, sequence_time
+from remat_solvers.core.wiring import Wiring, expand
+
+__all__ = ["TOLERANCE", "Incumbent"]
+
+TOLERANCE = 1e-6  # of a time, within which two are the same
+
+_log = logging.getLogger(__name__)
+
+
+class Incumbent:
+    """What a solve has found and proved; `once` is the time of computing everything once.
+
+    A solver that proves nothing but that no schedule is faster than `once` is not `bounded`: it
+    tells of no bound, and answers with one only where that is reached.
+    """
+
+    def __init__(
+        self,
+        solver: str,
+        wiring: Wiring,
+        budget_bytes: int,
+        limit: Limit,
+        report: Report,
+        *,
+        bounded: bool = True,
+    ) -> None:
+        self.wiring = wiring
+        self.budget_bytes = budget_bytes
+        self.best: Trace | None = None
+        self.best_time = math.inf
+        self.least_peak_bytes: float = math.inf  # of all that was offered
+        self.once = wiring.graph.time
+        self.bound = self.once
+        self.infeasible = False
+        self.round = 0
+        self._solver = solver
+        self._limit = limit
+        self._report = report
+        self._bounded = bounded
+
+    def offer(self, found: Trace) -> bool:
+        """Keep a schedule if it fits and is faster; say whether it fits."""
+        self.least_peak_bytes = min(self.least_peak_bytes, found.peak_bytes)
+        if found.peak_bytes > self.budget_bytes:
+            return False
+        found_time = sequence_time(self.wiring, found.sequence)
+        if found_time < self.best_time:
+            self.best, self.best_time = found, found_time
+            self._confront()
+        return True
+
+    def raise_bound(self, extra: float) -> None:
+        """Take a bound on what every schedule takes beyond `once`, as a share of it.
+
+        Slightly less counts, as a back end proves it within its tolerances.
+        """
+        proved = self.once * (1 + extra * (1 - 1e-7) - 1e-8)
+        if math.isfinite(proved) and proved > self.bound:
+            self.bound = proved
+            self._confront()
+
+    def closed(self, gap: float = 0.0) -> bool:
+        """Say whether the fastest schedule is proved to be within a share `gap` of the bound."""
+        return self.best is not None and self.best_time <= self.bound * (1 + TOLERANCE + gap)
+
+    def say(self, message: str) -> None:
+        """Report and log how things stand, as a round of its own."""
+        self.round += 1
+        self._tell(message)
+
+    def solution(self) -> Solution:
+        """Give the answer, with the simulator's figures; without a schedule, the least peak met."""
+        if self.best is None:
+            least = self.least_peak_bytes
+            return Solution(
+                status=Status.INFEASIBLE if self.infeasible else Status.LIMIT,
+                schedule=None,
+                time=math.inf,
+                peak_bytes=0 if math.isinf(least) else int(least),
+                lower_bound=None if self.infeasible or not self._bounded else self.bound,
+                solver=self._solver,
+                solve_seconds=self._limit.elapsed,
+            )
+        schedule = expand(self.wiring, self.best.sequence)
+        timeline = simulate(self.wiring.graph, schedule)
+        closed = self.closed()
+        return Solution(
+            status=Status.OPTIMAL if closed else Status.FEASIBLE,
+            schedule=schedule,
+            time=timeline.time,
+            peak_bytes=timeline.peak_bytes,
+            lower_bound=min(self.bound, timeline.time) if closed or self._bounded else None,
+            solver=self._solver,
+            solve_seconds=self._limit.elapsed,
+        )
+
+    def _tell(self, message: str) -> None:
+        best = self.best
+        progress = Progress(
+            solver=self._solver,
+            round=self.round,
+            incumbent_time=None if best is None else self.best_time,
+            incumbent_peak_bytes=None if best is None else best.peak_bytes,
+            lower_bound=self.bound if self._bounded else None,
+            seconds=self._limit.elapsed,
+            message=message,
+            incumbent=None if best is None else partial(expand, self.wiring, best.sequence),
+        )
+        _log.info("%s", progress)
+        self._report(progress)
+
+    def _confront(self) -> None:
+        """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
+        if self.bound > self.best_time * (1 + TOLERANCE):
+            _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
+            self.bound = self.once

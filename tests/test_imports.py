@@ -1,0 +1,76 @@
+"""Imports go one way: between the five packages, between the modules of each, and its folders."""
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+MAY_IMPORT = {
+    "remat_graph": set(),
+    "remat_partition": {"remat_graph"},
+    "remat_solvers": {"remat_graph"},
+    "remat_exec": {"remat_graph"},
+    "remat": {"remat_graph", "remat_partition", "remat_solvers", "remat_exec"},
+}
+
+
+def modules_of(package):
+    """Map the name of each module of a package to its file."""
+    source = PACKAGES / package.replace("_", "-") / "src"
+    found = {path.relative_to(source).with_suffix(""): path for path in source.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for name, path in found.items()}
+
+
+def imports_of(node):
+    """Yield the dotted names that code imports, also in functions, but not for types alone."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imports_of(child)
+
+
+def edges_of(package):
+    """Map each module to those of the same package that it imports; `from m import x` is of m."""
+    modules = modules_of(package)
+    assert modules
+    edges = {}
+    for name, path in modules.items():
+        wanted = set(imports_of(ast.parse(path.read_text())))
+        wanted = {w if w in modules else w.rpartition(".")[0] for w in wanted}
+        edges[name] = wanted & modules.keys()
+    return edges
+
+
+def cycle_of(edges):
+    """Find names that import one another in a circle, if there are any."""
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_no_modules_import_one_another(package):
+    edges = edges_of(package)
+    assert cycle_of(edges) is None
+    first = {name: ".".join(name.split(".")[:2]) for name in edges}
+    folders = {folder: set() for folder in first.values()}
+    for name, wanted in edges.items():
+        folders[first[name]] |= {first[w] for w in wanted} - {first[name]}
+    assert cycle_of(folders) is None
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_those_below_it(package):
+    others = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
+    for path in modules_of(package).values():
+        tops = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
+        assert not tops & others, path
