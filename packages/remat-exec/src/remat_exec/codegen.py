@@ -11,7 +11,7 @@ import itertools
 import linecache
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
 from remat_graph import Compute, Graph, Schedule, simulate
-from remat_graph.torch import GENERATOR_STATE_BYTES, Program
+from remat_graph.torch import Program
 
 __all__ = ["Code", "generate"]
 
@@ -36,7 +36,7 @@ class Code:
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op; the field says how many are kept.
-    `peak_bytes` is the schedule's peak, with what a loss may keep.
+    `peak_bytes` is the schedule's peak.
     """
 
     forward: Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -53,12 +53,11 @@ def generate(
     graph: Graph,
     schedule: Schedule,
     *,
-    kept_by_loss: int = 0,
     save_all: bool = False,
     missing: frozenset[int] = frozenset(),
     autocast: torch.dtype | None = None,
 ) -> Code:
-    """Generate the code of a schedule, where a loss outside keeps `kept_by_loss` bytes.
+    """Generate the code of a schedule.
 
     No gradient comes at the positions `missing` of what the program returns: the backward leaves
     out what depends on these alone, reads zeros where it is read, and gives `None` for gradients.
@@ -71,7 +70,7 @@ def generate(
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
     """
-    simulate(graph, schedule)
+    held = simulate(graph, schedule).during_bytes
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
     forward = Writer(program, replayed, {})
@@ -126,14 +125,7 @@ def generate(
         tuple(saved),
         groups,
         len(replayed),
-        _executed_peak(
-            program,
-            graph,
-            schedule,
-            replayed,
-            kept_by_loss,
-            lowered,
-        ),
+        _peak(schedule, held, lowered),
         source,
     )
 
@@ -163,26 +155,9 @@ def _replayed_draws(program: Program, schedule: Schedule) -> set[str]:
     return {op for op, times in count.items() if times > 1 and op in draws}
 
 
-def _executed_peak(
-    program: Program,
-    graph: Graph,
-    schedule: Schedule,
-    replayed: set[str],
-    kept_by_loss: int,
-    lowered: dict[str, int],
-) -> int:
-    """Peak of a schedule with what a loss outside keeps.
-
-    Drawing operators that are not `replayed` save no state of their generator; what is `lowered`
-    takes so many bytes more.
-    """
-    held = list(simulate(graph, schedule).during_bytes)
-    for position, step in enumerate(schedule.steps):
-        if isinstance(step, Compute) and step.op in program.calls and step.op not in replayed:
-            device = program.calls[step.op].random
-            if device is not None and device.type == "cpu":
-                held[position] -= GENERATOR_STATE_BYTES
-        if isinstance(step, Compute):
-            held[position] += lowered.get(step.op, 0)
-    loss = schedule.steps.index(Compute("loss"))
-    return max(*held[:loss], *(size + kept_by_loss for size in held[loss:]))
+def _peak(schedule: Schedule, held: Sequence[int], lowered: dict[str, int]) -> int:
+    """Give the peak of a schedule; what is `lowered` takes so many bytes more."""
+    return max(
+        size + (lowered.get(step.op, 0) if isinstance(step, Compute) else 0)
+        for size, step in zip(held, schedule.steps, strict=True)
+    )

@@ -69,7 +69,6 @@ class Executable:
             self.capture.program,
             self.capture.graph,
             self.schedule,
-            kept_by_loss=self.capture.loss.kept_bytes,
             save_all=bool(missing) or self.leaner is not None,
         )
         self.may_vary = bool(missing)
@@ -278,7 +277,6 @@ class Executable:
             self.capture.program,
             self.capture.graph,
             self.schedule,
-            kept_by_loss=self.capture.loss.kept_bytes,
             save_all=self.may_vary,
             missing=missing,
             autocast=autocast,
@@ -303,7 +301,6 @@ class Executable:
             other.program,
             other.graph,
             backward_from(other.graph, self.schedule),
-            kept_by_loss=other.loss.kept_bytes,
             save_all=True,
             missing=missing,
             autocast=autocast,

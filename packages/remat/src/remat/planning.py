@@ -237,8 +237,7 @@ def make_plan(
     seconds = time.perf_counter() - started
     tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    kept = captured.loss.kept_bytes
-    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes + kept
+    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
         logger.info("measuring one plain step")
@@ -248,7 +247,7 @@ def make_plan(
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
         budget = max(budget, granted_bytes)
-    target = budget - kept - scalar_bytes
+    target = budget - scalar_bytes
     bound: float | None = None
     for attempt in range(_ATTEMPTS):
         solution = _adapted(captured.graph, target, schedules) or _solve(

@@ -18,7 +18,8 @@ class Plan:
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
     autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit.
-    `predicted_peak_bytes` is of the generated code, and may be a little below the schedule's.
+    `predicted_peak_bytes` is the schedule's: each draw of random numbers is taken to save the state
+    of its generator, and what a loss outside the module keeps is a value of the graph.
     `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
     run. `source` is the generated code.
     """
@@ -47,10 +48,7 @@ class Plan:
 
     @property
     def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order, if proved.
-
-        Within the budget less what is set aside for a loss outside the module.
-        """
+        """The least overhead of any schedule in this order, if proved."""
         if self.solution.lower_bound is None or not self.graph.time:
             return None
         return max(0.0, self.solution.lower_bound / self.graph.time - 1)

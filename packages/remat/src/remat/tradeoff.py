@@ -100,9 +100,7 @@ def tradeoff(
     settings = dataclasses.replace(settings, solver="store-all")
     planned = plan_module(model, as_args(args), dict(kwargs or {}), settings)
     device = planned.capture.program.device
-    aside = planned.capture.loss.kept_bytes
-    scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    aside += scalar_bytes
+    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     plan = planned.plan
     stored = plan.solution.peak_bytes + aside
     sizes: list[int | float] | None = None
@@ -114,7 +112,7 @@ def tradeoff(
                 model, as_args(args), kwargs or {}, planned.capture, plan.store_all_peak_bytes,
                 device, told,
             )  # fmt: skip
-            plain = stored if peak is None else peak.peak_bytes + scalar_bytes
+            plain = stored if peak is None else peak.peak_bytes + aside
         sizes = [max(1, budget.resolve(lambda: plain) - aside) for budget in wanted]
     return _with_aside(curve(plan.graph, sizes), aside)
 

@@ -28,7 +28,7 @@ from remat_graph.torch.checks import (
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.lowering import build_program, returned_nodes
-from remat_graph.torch.program import LOSS, LossCost, Program
+from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
 from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.rewrite import (
     copy_joint,
@@ -134,7 +134,11 @@ class Capture:
             replace(op, workspace_bytes=loss.workspace_bytes) if op.name == LOSS else op
             for op in self.graph.ops
         )
-        return replace(self, graph=replace(self.graph, ops=ops), loss=loss)
+        values = tuple(
+            replace(value, size_bytes=loss.kept_bytes) if value.name == KEPT_BY_LOSS else value
+            for value in self.graph.values
+        )
+        return replace(self, graph=replace(self.graph, values=values, ops=ops), loss=loss)
 
     def letting_go(self, positions: frozenset[int]) -> Capture:
         """Plan for outputs that the user holds no more when the backward starts.

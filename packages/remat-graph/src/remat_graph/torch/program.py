@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 LOSS = "loss"
+KEPT_BY_LOSS = "loss@kept"  # no name of a variable
 GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
 _LOSS_ITEM_BYTES = 4  # losses over half precision are computed in 32 bits
 
@@ -253,7 +254,7 @@ class Program:
     ) -> Graph:
         """Make the graph of this program; times in seconds and workspaces in bytes by op name."""
         resident = self.resident
-        sizes: dict[str, int] = {}
+        sizes = {KEPT_BY_LOSS: loss.kept_bytes}
         for variable, value in self.storage.items():
             facts = self.facts[variable]
             sizes[value] = _allocated(facts.storage_bytes, facts.device)
@@ -298,7 +299,7 @@ class Program:
             tuple(Value(value, size) for value, size in sizes.items() if value in used),
             tuple(ops),
             frozenset(resident & used),
-            frozenset((results - resident) & used),
+            frozenset((results - resident) & used) | {KEPT_BY_LOSS},
             LOSS,
         )
 
@@ -328,9 +329,10 @@ class Program:
             read = [v for v in call.reads if v in self.storage]
             made = [v for v in call.results if v is not None]
         storage = self.storage
+        kept = (KEPT_BY_LOSS,) if name == LOSS else ()
         return (
             tuple(dict.fromkeys(storage[v] for v in read)),
-            tuple(dict.fromkeys(storage[v] for v in made)),
+            (*dict.fromkeys(storage[v] for v in made), *kept),
         )
 
 

@@ -132,7 +132,8 @@ def elsewhere(graph: Graph) -> Op:
     """Return the op at the boundary, which stands for the rest of the step.
 
     Raises:
-        InvalidProblem: if the graph is none, has no backward half, or that op may run again.
+        InvalidProblem: if the graph is none, has no backward half, or that op may run again or
+            overwrite what it reads.
     """
     check_graph(graph)
     if graph.boundary is None:
@@ -145,6 +146,11 @@ def elsewhere(graph: Graph) -> Op:
         raise InvalidProblem(
             f"op {op.name!r} at the boundary stands for the rest of the step, but is replayable; "
             f"give it replayable=False"
+        )
+    if op.overwrites:
+        raise InvalidProblem(
+            f"op {op.name!r} at the boundary stands for the rest of the step, but overwrites "
+            f"{op.overwrites[0][0]!r}, which the step may hold; give it overwrites=()"
         )
     return op
 
