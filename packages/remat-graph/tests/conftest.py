@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value
+from remat_graph import Block, Graph, Hierarchy, Numerics, Op, Stage, Value
 
 settings.register_profile("remat", deadline=None)
 settings.load_profile("remat")
@@ -59,6 +59,33 @@ def random_graphs(draw, max_ops=7):
 _FEW = st.sampled_from([0, 1, 1, 1, 2, 3])
 
 
+@st.composite
+def with_alternatives(draw, graphs):
+    """Add alternatives of some ops, and ops that need not run, each right after what it is for."""
+    graph = draw(graphs)
+    values, ops = list(graph.values), []
+    owed, known = sorted(graph.resident), sorted(graph.resident)
+    for op in graph.ops:
+        ops.append(op)
+        owed += op.outputs
+        known += op.outputs
+        for kind in draw(st.lists(st.sampled_from(["alternative", "optional"]), max_size=2)):
+            name = f"{op.name}.{len(ops)}"
+            shared = {"time": draw(st.integers(0, 8)) / 4, "stage": op.stage}
+            shared["numerics"] = draw(st.sampled_from(list(Numerics)))
+            inputs = draw(_some(known, 3))
+            if kind == "optional":
+                value = Value(f"{name}.v", draw(st.integers(0, 9)))
+                values.append(value)
+                known.append(value.name)
+                ops.append(Op(name, inputs, (value.name,), optional=True, **shared))
+            elif op.outputs:
+                made = draw(_some(op.outputs, 3)) or op.outputs
+                shared |= {"alternative_of": op.name, "replayable": op.replayable}
+                ops.append(Op(name, inputs, made, **shared))
+    return replace(graph, values=tuple(values), ops=tuple(ops))
+
+
 def _some(names, most):
     if not names:
         return st.just(())
@@ -69,6 +96,12 @@ def _some(names, most):
 def graphs():
     """Strategy for random graphs, to be drawn from with `st.data()`."""
     return random_graphs
+
+
+@pytest.fixture(scope="session")
+def any_graphs():
+    """The same with alternatives."""
+    return lambda: random_graphs() | with_alternatives(random_graphs())
 
 
 def _before(graph, name):

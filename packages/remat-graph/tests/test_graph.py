@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_graph import Graph, GraphError, InvalidGraph, Op, Stage, Value
+from remat_graph import (
+    Block,
+    Graph,
+    GraphError,
+    Hierarchy,
+    InvalidGraph,
+    Numerics,
+    Op,
+    Stage,
+    Value,
+)
 
 A, B, C = Value("a", 1), Value("b", 2), Value("c", 3)
 MAKE_A = Op("make_a", (), ("a",), 1.0)
@@ -172,3 +182,65 @@ def test_graphs_differ_by_every_field(diamond):
         replace(diamond, values=(*diamond.values, Value("p", 1)), resident=frozenset("wp")),
     ]
     assert len({diamond, *others}) == 5
+
+
+PACKED = Value("a@packed", 1)
+PACK = Op("pack", ("a",), ("a@packed",), 0.1, optional=True)
+UNPACK = Op("unpack", ("a@packed",), ("a",), 0.1, alternative_of="make_a")
+
+
+def packing(**changed):
+    """A chain whose first value can be kept packed; `changed` is what unpacking has of its own."""
+    unpack = replace(UNPACK, **changed)
+    return Graph((A, B, PACKED), (MAKE_A, PACK, unpack, MAKE_B), results=frozenset("b"))
+
+
+def test_a_value_has_several_makers():
+    graph = packing()
+    assert graph.makers["a"] == (0, 2)
+    assert graph.producer["a"] == 0
+    assert graph.has_alternatives
+    assert graph.time == 2.0
+    owed = graph.without_alternatives()
+    assert owed == Graph((A, B), (MAKE_A, MAKE_B), results=frozenset("b"))
+    assert owed.without_alternatives() is owed
+
+
+def test_what_is_less_exact_is_left_out_with_what_only_it_makes():
+    graph = packing(numerics=Numerics.LOSSY)
+    assert graph.with_numerics(Numerics.LOSSY) is graph
+    for wanted in (Numerics.BITWISE, Numerics.ROUNDING):
+        assert [op.name for op in graph.with_numerics(wanted).ops] == ["make_a", "pack", "make_b"]
+    lossy = replace(graph, ops=(MAKE_A, replace(PACK, numerics=Numerics.LOSSY), UNPACK, MAKE_B))
+    assert [op.name for op in lossy.with_numerics(Numerics.ROUNDING).ops] == ["make_a", "make_b"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"alternative_of": None}, "made by both 'make_a' and 'unpack', which is no alternative"),
+        ({"alternative_of": "make_b"}, "made by both"),
+        ({"alternative_of": "pack", "outputs": ("a@packed",), "inputs": ("a",)}, "which is owed"),
+        ({"optional": True}, "cannot be optional itself"),
+        ({"outputs": ()}, "it must make some of these and nothing else"),
+    ],
+)
+def test_an_alternative_that_makes_no_sense_is_refused(changed, match):
+    with refused(match):
+        packing(**changed)
+
+
+def test_nothing_owed_needs_what_is_optional():
+    reader = replace(MAKE_B, inputs=("a@packed",))
+    with refused("'make_b' is owed, but reads 'a@packed'"):
+        Graph((A, B, PACKED), (MAKE_A, PACK, UNPACK, reader), results=frozenset("b"))
+    with refused("'a@packed' is a result"):
+        replace(packing(), results=frozenset({"b", "a@packed"}))
+    once = replace(MAKE_A, replayable=False)
+    with refused("'unpack' may run again, but 'make_a'"):
+        Graph((A, B, PACKED), (once, PACK, UNPACK, MAKE_B), results=frozenset("b"))
+
+
+def test_a_hierarchy_is_of_what_is_owed():
+    with refused("without_alternatives"):
+        Hierarchy(packing(), Block("root", ("make_a", "pack", "unpack", "make_b")))

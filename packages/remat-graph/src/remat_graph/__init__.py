@@ -13,7 +13,7 @@ from remat_graph.errors import (
     InvalidSchedule,
     RematError,
 )
-from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Block, Hierarchy
 from remat_graph.interchange import from_networkx, to_networkx
@@ -43,6 +43,7 @@ __all__ = [
     "Hierarchy",
     "InvalidGraph",
     "InvalidSchedule",
+    "Numerics",
     "Op",
     "RematError",
     "Schedule",

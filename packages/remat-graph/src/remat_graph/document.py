@@ -1,7 +1,8 @@
 """Graphs and schedules as JSON documents with a schema version.
 
 A document is `{"kind": ..., "version": 2, "body": ...}` with canonical bytes: equal objects give
-equal files. Version 1 is read, too: it has no `overwrites`. Writing is atomic; a damaged file is
+equal files. Version 1 is read, too: it has no `overwrites`
+and no alternatives. Writing is atomic; a damaged file is
 refused with the field at fault.
 """
 
@@ -16,7 +17,7 @@ import msgspec
 
 from remat_graph.errors import DocumentError, GraphError
 from remat_graph.files import write_atomically
-from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hierarchy import Block, Hierarchy
 from remat_graph.schedule import Compute, Free, Schedule, Solution, Status, Trial
 
@@ -45,6 +46,9 @@ class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     replayable: bool = True
     order_after: list[str] = []
     overwrites: list[tuple[str, str]] = []
+    alternative_of: str | None = None
+    optional: bool = False
+    numerics: Numerics = Numerics.BITWISE
 
 
 class _Graph(msgspec.Struct, forbid_unknown_fields=True):
@@ -233,7 +237,7 @@ def _graph_body(graph: Graph) -> _Graph:
             _Op(
                 op.name, list(op.inputs), list(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, list(op.order_after),
-                list(op.overwrites),
+                list(op.overwrites), op.alternative_of, op.optional, op.numerics,
             )
             for op in graph.ops
         ],
@@ -250,7 +254,7 @@ def _read_graph(body: _Graph) -> Graph:
             Op(
                 op.name, tuple(op.inputs), tuple(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, tuple(op.order_after),
-                tuple(op.overwrites),
+                tuple(op.overwrites), op.alternative_of, op.optional, op.numerics,
             )
             for op in body.ops
         ),

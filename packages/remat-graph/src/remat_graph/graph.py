@@ -1,22 +1,27 @@
 """The training graph: which values each operation reads and makes, what they weigh, what they cost.
 
 A `Graph` is a list of operations in execution order, forward operations first. A `Value` is one
-buffer: a tensor together with all its views. Every value has one producer; gradient sums are
-operations of their own. These types carry no torch and are what every package meets in.
+buffer: a tensor together with all its views. Gradient sums are operations of their own. These types
+carry no torch and are what every package meets in.
+
+A value may have several makers. The first is its producer, an operation that every schedule owes;
+the others are *alternatives* of that operation, which run instead of it, or again: the two halves
+of a backward against the whole, or what unpacks a packed copy. What packs one is *optional*: it is
+owed by nobody. Source: MONeT (Shah et al. 2021), section 4, where a choice is of one per operator.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
 from remat_graph.errors import InvalidGraph
 
-__all__ = ["Graph", "Op", "Stage", "Value"]
+__all__ = ["Graph", "Numerics", "Op", "Stage", "Value"]
 
 T = TypeVar("T")
 
@@ -28,6 +33,23 @@ class Stage(enum.StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+
+
+class Numerics(enum.StrEnum):
+    """How near an operation is to the one that it stands for; each contains those before it.
+
+    `BITWISE`: the same bits. `ROUNDING`: other orders of summing, as of another algorithm or
+    layout. `LOSSY`: less precision, as of a copy in 16 bits.
+    """
+
+    BITWISE = "bitwise"
+    ROUNDING = "rounding"
+    LOSSY = "lossy"
+
+    def allows(self, other: Numerics) -> bool:
+        """Whether what asks for this may use the other."""
+        order = list(Numerics)
+        return order.index(other) <= order.index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +79,8 @@ class Op:
     `replayable=False` is computed exactly once by every schedule. `order_after` are operations
     whose first computation must precede this one's; it costs no memory. `overwrites` are pairs of
     an input and an output: the output takes the buffer of the input, if that is freed right after.
+    `alternative_of` names the operation some of whose outputs this one makes in another way;
+    `numerics` says how near. One that is `optional` need not run at all.
 
     Raises:
         InvalidGraph: if the name is empty, the time is negative or above 1e100, the workspace is no
@@ -75,6 +99,14 @@ class Op:
     replayable: bool = True
     order_after: tuple[str, ...] = ()
     overwrites: tuple[tuple[str, str], ...] = ()
+    alternative_of: str | None = None
+    optional: bool = False
+    numerics: Numerics = Numerics.BITWISE
+
+    @property
+    def owed(self) -> bool:
+        """Whether every schedule runs it, or alternatives of it."""
+        return self.alternative_of is None and not self.optional
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -115,10 +147,11 @@ class Graph:
     `None` for a graph without a backward half.
 
     Raises:
-        InvalidGraph: naming the op or value at fault, if names collide, a value has no producer or
-            two, an op reads something made later, a twin is not a forward op, the order of the
-            stages contradicts `boundary`, or a value is to overwrite another that is resident or
-            has another size.
+        InvalidGraph: naming the op or value at fault, if names collide, a value has no producer, or
+            two of which none is an alternative, an op reads something made later, a twin is not a
+            forward op, the order of the stages contradicts `boundary`, a value is to overwrite
+            another that is resident or has another size, an alternative makes what its op does not
+            or runs in the other half, or something owed needs what is optional.
     """
 
     values: tuple[Value, ...]
@@ -130,6 +163,7 @@ class Graph:
     _value_by_name: dict[str, Value] = field(init=False, repr=False, compare=False)
     _op_index: dict[str, int] = field(init=False, repr=False, compare=False)
     _producer: dict[str, int] = field(init=False, repr=False, compare=False)
+    _makers: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _consumers: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,11 +175,13 @@ class Graph:
         object.__setattr__(
             self, "_op_index", _unique("op", ((op.name, i) for i, op in enumerate(self.ops)))
         )
-        producer, consumers = self._wire()
-        object.__setattr__(self, "_producer", producer)
+        makers, consumers = self._wire()
+        object.__setattr__(self, "_makers", {v: tuple(ops) for v, ops in makers.items()})
+        object.__setattr__(self, "_producer", {v: ops[0] for v, ops in makers.items()})
         object.__setattr__(self, "_consumers", {v: tuple(c) for v, c in consumers.items()})
         self._check_sets()
         self._check_stages()
+        self._check_alternatives()
 
     def __getstate__(self) -> tuple[object, ...]:
         return (self.values, self.ops, self.resident, self.results, self.boundary)
@@ -156,8 +192,8 @@ class Graph:
             object.__setattr__(self, name, item)
         self.__post_init__()
 
-    def _wire(self) -> tuple[dict[str, int], dict[str, list[int]]]:
-        producer: dict[str, int] = {}
+    def _wire(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        producer: dict[str, list[int]] = {}
         consumers: dict[str, list[int]] = {v.name: [] for v in self.values}
         for i, op in enumerate(self.ops):
             for v in op.inputs:
@@ -176,14 +212,15 @@ class Graph:
                     raise InvalidGraph(
                         f"op {op.name!r} makes {v!r}, which is no value of the graph"
                     )
-                if v in producer:
-                    first = self.ops[producer[v]].name
+                if v in producer and self.ops[producer[v][0]].name != op.alternative_of:
+                    first = self.ops[producer[v][0]].name
                     raise InvalidGraph(
-                        f"value {v!r} is made by both {first!r} and {op.name!r}; one must suffice"
+                        f"value {v!r} is made by both {first!r} and {op.name!r}, which is no "
+                        f"alternative of it; one must suffice"
                     )
                 if v in self.resident:
                     raise InvalidGraph(f"op {op.name!r} makes {v!r}, which is resident")
-                producer[v] = i
+                producer.setdefault(v, []).append(i)
             for read, made in op.overwrites:
                 sizes = [self._value_by_name[v].size_bytes for v in (read, made)]
                 if read in self.resident or sizes[0] != sizes[1]:
@@ -232,6 +269,36 @@ class Graph:
                         f"only a backward op has one, and it must be a forward op"
                     )
 
+    def _check_alternatives(self) -> None:
+        for op in self.ops:
+            if op.alternative_of is not None:
+                at = self._op_index.get(op.alternative_of, self._op_index[op.name])
+                of = self.ops[at]
+                if at >= self._op_index[op.name] or not of.owed or op.optional:
+                    raise InvalidGraph(
+                        f"op {op.name!r} is to be an alternative of {op.alternative_of!r}; that "
+                        f"must be an earlier op which is owed, and it cannot be optional itself"
+                    )
+                if not op.outputs or not set(op.outputs) <= set(of.outputs):
+                    raise InvalidGraph(
+                        f"op {op.name!r} makes {op.outputs}, but {of.name!r}, of which it is an "
+                        f"alternative, {of.outputs}; it must make some of these and nothing else"
+                    )
+                if op.stage is not of.stage and op.stage is Stage.FORWARD:
+                    raise InvalidGraph(f"op {op.name!r} is forward, {of.name!r} is not")
+                if not of.replayable and op.replayable:
+                    raise InvalidGraph(
+                        f"op {op.name!r} may run again, but {of.name!r}, of which it is an "
+                        f"alternative, may not"
+                    )
+            elif not op.optional:
+                for v in op.inputs:
+                    if v in self._producer and self.ops[self._producer[v]].optional:
+                        raise InvalidGraph(f"op {op.name!r} is owed, but reads {v!r}, which is not")
+        for v in self.results - self.resident:
+            if self.ops[self._producer[v]].optional:
+                raise InvalidGraph(f"{v!r} is a result, but its producer is optional")
+
     @property
     def value_by_name(self) -> Mapping[str, Value]:
         """Values by their name."""
@@ -248,6 +315,37 @@ class Graph:
         return MappingProxyType(self._producer)
 
     @property
+    def makers(self) -> Mapping[str, tuple[int, ...]]:
+        """Positions of the ops that make a value, its producer first; without resident values."""
+        return MappingProxyType(self._makers)
+
+    @property
+    def has_alternatives(self) -> bool:
+        """Whether there is anything that need not run."""
+        return not all(op.owed for op in self.ops)
+
+    def with_numerics(self, numerics: Numerics) -> Graph:
+        """Leave out what is less exact than this."""
+        return self._with_ops(lambda op: op.owed or numerics.allows(op.numerics))
+
+    def without_alternatives(self) -> Graph:
+        """Leave out what need not run."""
+        return self._with_ops(lambda op: op.owed)
+
+    def _with_ops(self, wanted: Callable[[Op], bool]) -> Graph:
+        """Keep some ops, those owed among them, of the others those whose inputs are made."""
+        made = set(self.resident)
+        ops: list[Op] = []
+        for op in self.ops:
+            if wanted(op) and made.issuperset(op.inputs):
+                ops.append(op)
+                made.update(op.outputs)
+        if len(ops) == len(self.ops):
+            return self
+        values = tuple(v for v in self.values if v.name in made)
+        return Graph(values, tuple(ops), self.resident, self.results, self.boundary)
+
+    @property
     def consumers(self) -> Mapping[str, tuple[int, ...]]:
         """Positions of the ops that read a value, in execution order."""
         return MappingProxyType(self._consumers)
@@ -259,8 +357,11 @@ class Graph:
 
     @property
     def time(self) -> float:
-        """Time of computing every op once: the least that a schedule of all ops can take."""
-        return math.fsum(op.time for op in self.ops)
+        """Time of computing every op once, those that need not run left out.
+
+        Without alternatives, the least that a schedule of all ops can take.
+        """
+        return math.fsum(op.time for op in self.ops if op.owed)
 
 
 def _check_bytes(owner: str, field_name: str, count: int) -> None:

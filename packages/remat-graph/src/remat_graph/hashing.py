@@ -50,6 +50,9 @@ def canonical_hash(graph: Graph) -> str:
             None if op.twin is None else op_index[op.twin],
             tuple(sorted({op_index[earlier] for earlier in op.order_after})),
             tuple(sorted((position(read), position(made)) for read, made in op.overwrites)),
+            None if op.alternative_of is None else op_index[op.alternative_of],
+            op.optional,
+            op.numerics.value,
         )
         digest.update(repr(row).encode())
     for v, _ in sorted(number.items(), key=lambda item: item[1]):

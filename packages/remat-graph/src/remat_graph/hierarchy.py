@@ -69,8 +69,9 @@ class Hierarchy:
     """A tree of blocks in which every forward operation of `graph` occurs exactly once.
 
     Raises:
-        InvalidGraph: naming an op that is missing, repeated, backward or unknown, a block name used
-            twice, an empty block, or a dependency that runs against the order of the members.
+        InvalidGraph: if the graph has alternatives; naming an op that is missing, repeated, backward
+            or unknown, a block name used twice, an empty block, or a dependency that runs against
+            the order of the members.
     """
 
     graph: Graph
@@ -83,6 +84,10 @@ class Hierarchy:
     )
 
     def __post_init__(self) -> None:
+        if self.graph.has_alternatives:
+            raise InvalidGraph(
+                "a hierarchy is of ops that all run; cut graph.without_alternatives() instead"
+            )
         _check_depth(self.root)
         forward = {op.name for op in self.graph.ops if op.stage is Stage.FORWARD}
         blocks: dict[str, Block] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import networkx as nx
 
 from remat_graph.errors import InvalidGraph
-from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 
 __all__ = ["from_networkx", "to_networkx"]
 
@@ -48,6 +48,9 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
             replayable=op.replayable,
             order_after=op.order_after,
             overwrites=op.overwrites,
+            alternative_of=op.alternative_of,
+            optional=op.optional,
+            numerics=op.numerics.value,
         )
         for slot, v in enumerate(op.inputs):
             dag.add_edge(("value", v), node, slot=slot)
@@ -190,6 +193,9 @@ def _from_bipartite(dag: nx.DiGraph[Any]) -> Graph:
                 data["replayable"],
                 tuple(data["order_after"]),
                 tuple((read, made) for read, made in data["overwrites"]),
+                data["alternative_of"],
+                data["optional"],
+                Numerics(data["numerics"]),
             )
             for node, data in ops
         ),

@@ -143,12 +143,14 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
         InvalidSchedule: if a step names something unknown, computes an op whose inputs are not
             alive, frees what is not alive or is resident, computes a non-replayable op twice,
             breaks an `order_after`, or if at the end a result is not alive or a non-replayable
-            op was never computed.
+            op was never computed. An op counts as computed if alternatives have made all that it
+            makes; a non-replayable one runs only if none of its outputs was ever made.
     """
     op_index, values = graph._op_index, graph._value_by_name
     resident = graph.resident
     alive: set[str] = set()
     computed = [False] * len(graph.ops)
+    ever: set[str] = set()
     overwritten: set[str] = set()
     times: list[float] = []
     during: list[int] = []
@@ -173,19 +175,17 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
                 raise InvalidSchedule(
                     f"computes {op.name!r} while its input {v!r} is not alive", position
                 )
-        if computed[index]:
-            if not op.replayable:
-                raise InvalidSchedule(
-                    f"computes {op.name!r} again, which is not replayable", position
-                )
-        else:
+        if not op.replayable and (computed[index] or not ever.isdisjoint(op.outputs)):
+            raise InvalidSchedule(f"computes {op.name!r} again, which is not replayable", position)
+        if not computed[index]:
             for earlier in op.order_after:
-                if not computed[op_index[earlier]]:
+                if not _is_done(graph, op_index[earlier], computed, ever):
                     raise InvalidSchedule(
                         f"computes {op.name!r} before {earlier!r}, after which it must come",
                         position,
                     )
             computed[index] = True
+        ever.update(op.outputs)
         made = 0
         replaced = 0
         overwritten = set()
@@ -210,7 +210,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
         if v not in alive and v not in resident:
             raise InvalidSchedule(f"result {v!r} is not alive at the end")
     for index, op in enumerate(graph.ops):
-        if not op.replayable and not computed[index]:
+        if not op.replayable and op.owed and not _is_done(graph, index, computed, ever):
             raise InvalidSchedule(
                 f"op {op.name!r} is not replayable and is never computed; it must be, once"
             )
@@ -222,6 +222,11 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
         during_bytes=tuple(during),
         after_bytes=tuple(after),
     )
+
+
+def _is_done(graph: Graph, index: int, computed: Sequence[bool], ever: set[str]) -> bool:
+    outputs = graph.ops[index].outputs
+    return computed[index] or (bool(outputs) and ever.issuperset(outputs))
 
 
 def freed_next(steps: Sequence[Step], position: int) -> set[str]:
