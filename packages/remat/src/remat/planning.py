@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -389,6 +390,7 @@ def _rehearsed(
     try:
         return executable.rehearse(module, tensors, loss).peak_bytes
     except torch.OutOfMemoryError as error:
+        clear_frames(error.__traceback__)  # which hold what the step had allocated
         raise BudgetExceeded(
             f"the device ran out of memory in the first step by a plan of "
             f"{executable.peak_bytes:,} bytes, within the budget of {budget:,}: it has not as much "

@@ -1,0 +1,291 @@
+"""What only CUDA does, as far as fake tensors and a stand-in for its allocator's figures go."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.node import map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture, cuda_memory
+from remat_graph.torch.costs import DeviceSpec, estimate_costs
+from remat_graph.torch.reading import build_program
+from remat_graph.torch.rewrite import copy_joint, drop_dead, forward_first, merge_items, propagate
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+NO_LOSS = LossCost(0, 0)
+
+
+class Attention(nn.Module):
+    """Attention by one of the operators of CUDA, which have fake versions for any device."""
+
+    def __init__(self, operator, **options):
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.operator, self.options = operator, options
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return self.operator(q, k, v, **self.options)[0].square().mean()
+
+
+def efficient(dropout):
+    operator = aten._scaled_dot_product_efficient_attention
+    return Attention(
+        operator, attn_bias=None, compute_log_sumexp=True, dropout_p=dropout, is_causal=True
+    )
+
+
+def flash(dropout):
+    return Attention(aten._scaled_dot_product_flash_attention, dropout_p=dropout, is_causal=True)
+
+
+def program_on_cuda(module, *args):
+    """Read the program that a module has on CUDA; torch differentiates no fake tensor there."""
+    joint = copy_joint(capture(module, args, costs="estimate")._joint)
+
+    def moved(item):
+        return CUDA if isinstance(item, torch.device) else item
+
+    with joint.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode:
+        for node in joint.graph.nodes:
+            node.meta.pop("fake", None), node.meta.pop("made_of", None)
+            node.args = map_aggregate(node.args, moved)
+            node.kwargs = map_aggregate(node.kwargs, moved)
+            if node.op == "placeholder":
+                node.meta["val"] = torch.empty_like(node.meta["val"], device=CUDA)
+    merge_items(joint)
+    drop_dead(joint)
+    forward_first(joint)
+    propagate(joint)
+    return build_program(joint)
+
+
+def graph_of(program):
+    costs = estimate_costs(program, DeviceSpec.of(program.device))
+    times = {name: cost.time for name, cost in costs.items()}
+    return program.graph(times, {}, NO_LOSS)
+
+
+def op_of(graph, name):
+    return next(op for op in graph.ops if op.name == name)
+
+
+def calls_of(program, target):
+    return [(name, call) for name, call in program.calls.items() if call.target is target]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_seeds_of_efficient_attention_are_on_the_host_and_take_no_memory_of_the_device(dropout):
+    program = program_on_cuda(efficient(dropout), torch.rand(2, 6, 16))
+    ((name, call),) = calls_of(program, aten._scaled_dot_product_efficient_attention.default)
+    *on_device, seed, offset = call.results
+    assert {program.facts[result].device for result in on_device} == {CUDA}
+    assert {program.facts[result].device.type for result in (seed, offset)} == {"cpu"}
+    assert call.random == (CUDA if dropout else None)
+    graph = graph_of(program)
+    assert [graph.value_by_name[result].size_bytes for result in (seed, offset)] == [0, 0]
+    ((_, backward),) = calls_of(
+        program, aten._scaled_dot_product_efficient_attention_backward.default
+    )
+    assert {seed, offset} <= set(backward.reads)
+    assert op_of(graph, name).replayable
+
+
+def test_flash_attention_with_dropout_is_one_op_whose_seeds_are_on_the_device():
+    program = program_on_cuda(flash(0.1), torch.rand(2, 6, 16))
+    ((name, call),) = calls_of(program, aten._scaled_dot_product_flash_attention.default)
+    results = [result for result in call.results if result is not None]
+    assert {program.facts[result].device for result in results} == {CUDA}
+    assert call.random == CUDA
+    assert op_of(graph_of(program), name).workspace_bytes == 0
+
+
+def test_buffers_are_counted_in_the_blocks_of_the_allocator_and_generators_are_not():
+    module = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.LayerNorm(7))
+    graph = graph_of(program_on_cuda(module, torch.rand(3, 5)))
+    assert {value.size_bytes % 512 for value in graph.values} == {0}
+    assert all(op.workspace_bytes == 0 for op in graph.ops)
+    on_host = capture(module, (torch.rand(3, 5),), costs="estimate").graph
+    assert any(op.workspace_bytes for op in on_host.ops)
+    assert any(value.size_bytes % 512 for value in on_host.values)
+
+
+@torch.library.custom_op("remat_tests::recurrent", mutates_args=())
+def recurrent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, torch.ones(1000, dtype=torch.uint8)
+
+
+@recurrent.register_fake
+def _(x):
+    return torch.empty_like(x), x.new_empty(0, dtype=torch.uint8)
+
+
+@torch.library.custom_op("remat_tests::recurrent_backward", mutates_args=())
+def recurrent_backward(gradient: torch.Tensor, reserve: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
+@recurrent_backward.register_fake
+def _(gradient, _reserve):
+    return torch.empty_like(gradient)
+
+
+recurrent.register_autograd(
+    lambda ctx, gradient, _: recurrent_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+class Recurrent(nn.Linear):
+    def forward(self, x):
+        return recurrent(super().forward(x).T)[0].sum()
+
+
+def test_what_an_operator_keeps_has_its_real_size_where_fake_tensors_say_none():
+    """As of `_cudnn_rnn`; on the CPU operators are looked at that read permuted tensors."""
+    graph = capture(Recurrent(4, 4), (torch.rand(3, 4),)).graph
+    (name,) = (op.name for op in graph.ops if op.name == "recurrent")
+    *_, reserve = op_of(graph, name).outputs
+    assert graph.value_by_name[reserve].size_bytes == 1000
+
+
+class WithHostTable(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            table = torch.arange(1000.0, device="cpu").sin()
+        return super().forward(x).sum() + table.sum().to(x.device)
+
+
+def test_what_is_computed_on_the_host_takes_no_memory_of_the_device():
+    program = capture(WithHostTable(4, 4), (torch.rand(3, 4),), costs="estimate").program
+    (table,) = (name for name in program.facts if name.startswith("sin"))
+    assert graph_of(program).value_by_name[table].size_bytes == 4000
+    facts = dict(program.facts)
+    for name in program.gradients:  # the parameters are on the device
+        facts[name] = replace(facts[name], device=CUDA)
+    moved = replace(program, facts=facts)
+    assert moved.device == CUDA
+    assert graph_of(moved).value_by_name[table].size_bytes == 0
+
+
+def test_fake_tensors_on_a_device_that_is_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module = nn.Linear(4, 4, bias=False)
+    with FakeTensorMode():
+        module.weight = nn.Parameter(torch.empty(4, 4, device="cuda"))
+        x = torch.empty(3, 4, device="cuda")
+    with pytest.raises(CaptureError, match=r"on cuda:0, and .* make the model on meta"):
+        capture(module, (x,), costs="estimate")
+
+
+class Caching:
+    """The figures of a caching allocator: blocks of 512 bytes, large ones with a remainder."""
+
+    def __init__(self, monkeypatch):
+        self.blocks, self.asked, self.peak, self.asked_peak = [], [], 0, 0
+        self.workspaces = 0
+        for name, stand_in in (
+            ("current_device", lambda: 0),
+            ("synchronize", lambda _: None),
+            ("memory_stats_as_nested_dict", self.figures),
+            ("reset_peak_memory_stats", self.start_anew),
+        ):
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(cuda_memory, "make_workspaces", self.make_workspaces)
+
+    def make_workspaces(self, device):
+        assert device == CUDA
+        if not self.workspaces:
+            self.allocate(2**23)
+        self.workspaces += 1
+
+    def allocate(self, size):
+        block = math.ceil(size / 512) * 512
+        self.blocks.append(block if size <= 2**20 else math.ceil(block / 2**20) * 2**20)
+        self.asked.append(size)
+        self.peak = max(self.peak, sum(self.blocks))
+        self.asked_peak = max(self.asked_peak, sum(self.asked))
+
+    def free(self):
+        self.blocks.pop(), self.asked.pop()
+
+    def start_anew(self, _):
+        self.peak, self.asked_peak = sum(self.blocks), sum(self.asked)
+
+    def figures(self, _):
+        def entry(current, peak):
+            return {"all": {"current": current, "peak": peak}}
+
+        return {
+            "allocated_bytes": entry(sum(self.blocks), self.peak),
+            "requested_bytes": entry(sum(self.asked), self.asked_peak),
+            "reserved_bytes": entry(2**25, 2**26),
+        }
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    return Caching(monkeypatch)
+
+
+def test_blocks_what_was_asked_for_and_what_is_reserved_are_told_apart(allocator):
+    allocator.allocate(700)
+    with AllocationRecorder(torch.device("cuda")) as recorder:
+        allocator.allocate(2**20 + 100)
+        allocator.free()
+        allocator.allocate(10)
+    assert recorder.peak_bytes == 2**21
+    assert recorder.requested_bytes == 2**20 + 100
+    assert recorder.reserved_bytes == 2**26
+    assert recorder.kept_bytes == 512
+
+
+def test_marks_have_the_peak_since_the_one_before(allocator):
+    with AllocationRecorder(CUDA) as recorder:
+        allocator.allocate(1024)
+        allocator.allocate(1024)
+        allocator.free()
+        recorder.mark("first")
+        allocator.allocate(512)
+        allocator.free()
+        recorder.mark("second")
+    seen = [(mark.label, mark.held_bytes, mark.peak_bytes) for mark in recorder.marks]
+    assert seen == [("first", 1024, 2048), ("second", 1024, 1536), ("", 1024, 1024)]
+    assert recorder.peak_bytes == 2048
+
+
+def test_who_measures_within_a_measured_block_takes_nothing_from_it(allocator):
+    with AllocationRecorder(CUDA) as outer:
+        allocator.allocate(4096)
+        allocator.free()
+        with AllocationRecorder(CUDA) as inner:
+            allocator.allocate(512)
+            inner.mark("in between")
+            allocator.free()
+    assert inner.peak_bytes == 512
+    assert outer.peak_bytes == 4096
+
+
+def test_workspaces_are_made_before_what_is_measured(allocator):
+    with AllocationRecorder(CUDA) as recorder:
+        pass
+    assert allocator.workspaces == 1
+    assert recorder.peak_bytes == recorder.kept_bytes == 0
+
+
+def test_workspaces_are_made_by_a_product_and_its_backward_also_without_gradients():
+    seen = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Products():
+        cuda_memory.make_workspaces(torch.device("cpu"))
+    assert seen.count(aten.mm.default) >= 2
