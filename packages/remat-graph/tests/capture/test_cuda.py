@@ -10,14 +10,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import zoo
 from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture, cuda_memory
-from remat_graph.torch.costs import DeviceSpec, estimate_costs
-from remat_graph.torch.reading import build_program
-from remat_graph.torch.rewrite import copy_joint, drop_dead, forward_first, merge_items, propagate
+from remat_graph.torch._aot import fake_mode_of
+from remat_graph.torch.program import GENERATOR_STATE_BYTES
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-NO_LOSS = LossCost(0, 0)
 
 
 class Attention(nn.Module):
@@ -44,31 +43,24 @@ def flash(dropout):
     return Attention(aten._scaled_dot_product_flash_attention, dropout_p=dropout, is_causal=True)
 
 
-def program_on_cuda(module, *args):
-    """Read the program that a module has on CUDA; torch differentiates no fake tensor there."""
-    joint = copy_joint(capture(module, args, costs="estimate")._joint)
+def on_cuda(captured):
+    """Give the capture as it is on CUDA; torch differentiates no fake tensor there without one."""
+    joint = captured._joint
 
     def moved(item):
         return CUDA if isinstance(item, torch.device) else item
 
-    with joint.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode:
+    with fake_mode_of(joint.graph):
         for node in joint.graph.nodes:
-            node.meta.pop("fake", None), node.meta.pop("made_of", None)
             node.args = map_aggregate(node.args, moved)
             node.kwargs = map_aggregate(node.kwargs, moved)
             if node.op == "placeholder":
                 node.meta["val"] = torch.empty_like(node.meta["val"], device=CUDA)
-    merge_items(joint)
-    drop_dead(joint)
-    forward_first(joint)
-    propagate(joint)
-    return build_program(joint)
+    return captured.variant(captured.missing)
 
 
-def graph_of(program):
-    costs = estimate_costs(program, DeviceSpec.of(program.device))
-    times = {name: cost.time for name, cost in costs.items()}
-    return program.graph(times, {}, NO_LOSS)
+def captured_on_cuda(module, *args):
+    return on_cuda(capture(module, args, costs="estimate"))
 
 
 def op_of(graph, name):
@@ -81,13 +73,13 @@ def calls_of(program, target):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_seeds_of_efficient_attention_are_on_the_host_and_take_no_memory_of_the_device(dropout):
-    program = program_on_cuda(efficient(dropout), torch.rand(2, 6, 16))
+    captured = captured_on_cuda(efficient(dropout), torch.rand(2, 6, 16))
+    program, graph = captured.program, captured.graph
     ((name, call),) = calls_of(program, aten._scaled_dot_product_efficient_attention.default)
     *on_device, seed, offset = call.results
     assert {program.facts[result].device for result in on_device} == {CUDA}
     assert {program.facts[result].device.type for result in (seed, offset)} == {"cpu"}
     assert call.random == (CUDA if dropout else None)
-    graph = graph_of(program)
     assert [graph.value_by_name[result].size_bytes for result in (seed, offset)] == [0, 0]
     ((_, backward),) = calls_of(
         program, aten._scaled_dot_product_efficient_attention_backward.default
@@ -97,22 +89,29 @@ def test_the_seeds_of_efficient_attention_are_on_the_host_and_take_no_memory_of_
 
 
 def test_flash_attention_with_dropout_is_one_op_whose_seeds_are_on_the_device():
-    program = program_on_cuda(flash(0.1), torch.rand(2, 6, 16))
+    captured = captured_on_cuda(flash(0.1), torch.rand(2, 6, 16))
+    program = captured.program
     ((name, call),) = calls_of(program, aten._scaled_dot_product_flash_attention.default)
     results = [result for result in call.results if result is not None]
     assert {program.facts[result].device for result in results} == {CUDA}
     assert call.random == CUDA
-    assert op_of(graph_of(program), name).workspace_bytes == 0
+    assert op_of(captured.graph, name).workspace_bytes == 0
 
 
-def test_buffers_are_counted_in_the_blocks_of_the_allocator_and_generators_are_not():
-    module = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.LayerNorm(7))
-    graph = graph_of(program_on_cuda(module, torch.rand(3, 5)))
-    assert {value.size_bytes % 512 for value in graph.values} == {0}
-    assert all(op.workspace_bytes == 0 for op in graph.ops)
-    on_host = capture(module, (torch.rand(3, 5),), costs="estimate").graph
-    assert any(op.workspace_bytes for op in on_host.ops)
-    assert any(value.size_bytes % 512 for value in on_host.values)
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "fno"])
+def test_a_model_has_the_ops_of_the_host_in_blocks_of_the_allocator_without_generators(name):
+    example = zoo.build(name)
+    host = capture(example.model, example.args, example.kwargs, costs="estimate")
+    there = on_cuda(host)
+    assert there.program.device == CUDA
+    assert [op.name for op in there.graph.ops] == [op.name for op in host.graph.ops]
+    blocks = [math.ceil(value.size_bytes / 512) * 512 for value in host.graph.values]
+    assert [value.size_bytes for value in there.graph.values] == blocks
+    drawing = {name for name, call in host.program.calls.items() if call.random is not None}
+    for op, op_there in zip(host.graph.ops, there.graph.ops, strict=True):
+        state = GENERATOR_STATE_BYTES if op.name in drawing else 0
+        assert op.workspace_bytes == op_there.workspace_bytes + state
+    assert all(op.time > 0 for op in there.graph.ops if op.name in there.program.calls)
 
 
 @torch.library.custom_op("remat_tests::recurrent", mutates_args=())
@@ -162,15 +161,16 @@ class WithHostTable(nn.Linear):
 
 
 def test_what_is_computed_on_the_host_takes_no_memory_of_the_device():
-    program = capture(WithHostTable(4, 4), (torch.rand(3, 4),), costs="estimate").program
+    host = capture(WithHostTable(4, 4), (torch.rand(3, 4),), costs="estimate")
+    program = host.program
     (table,) = (name for name in program.facts if name.startswith("sin"))
-    assert graph_of(program).value_by_name[table].size_bytes == 4000
+    assert host.graph.value_by_name[table].size_bytes == 4000
     facts = dict(program.facts)
     for name in program.gradients:  # the parameters are on the device
         facts[name] = replace(facts[name], device=CUDA)
     moved = replace(program, facts=facts)
     assert moved.device == CUDA
-    assert graph_of(moved).value_by_name[table].size_bytes == 0
+    assert moved.graph({}, {}, LossCost(0, 0)).value_by_name[table].size_bytes == 0
 
 
 def test_fake_tensors_on_a_device_that_is_not_there_are_refused(monkeypatch):
