@@ -19,6 +19,9 @@ aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 
 
+MASKED = [aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention]
+
+
 class Attention(nn.Module):
     """Attention by one of the operators of CUDA, which have fake versions for any device."""
 
@@ -96,6 +99,28 @@ def test_flash_attention_with_dropout_is_one_op_whose_seeds_are_on_the_device():
     assert {program.facts[result].device for result in results} == {CUDA}
     assert call.random == CUDA
     assert op_of(captured.graph, name).workspace_bytes == 0
+
+
+class Masked(Attention):
+    def forward(self, x):
+        place = torch.arange(x.shape[1], device=x.device)
+        later = place[:, None] < place[None, :]
+        mask = torch.zeros(x.shape[0], 2, *later.shape, device=x.device)
+        self.options["attn_bias"] = mask.masked_fill(later, -torch.inf)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("operator", MASKED)
+def test_a_causal_mask_is_computed_on_the_host_and_goes(operator):
+    module = Masked(operator, compute_log_sumexp=True, dropout_p=0.1)
+    program = captured_on_cuda(module, torch.rand(2, 6, 16)).program
+    attention = [call for call in program.calls.values() if "attention" in str(call.target)]
+    assert len(attention) == 2
+    for call in attention:
+        names = [argument.name for argument in call.target._schema.arguments]
+        given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        assert (given["attn_bias"], given["is_causal"]) == (None, True)
+    assert not any("masked_fill" in name for name in program.calls)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "fno"])
@@ -289,3 +314,11 @@ def test_workspaces_are_made_by_a_product_and_its_backward_also_without_gradient
     with torch.no_grad(), Products():
         cuda_memory.make_workspaces(torch.device("cpu"))
     assert seen.count(aten.mm.default) >= 2
+
+
+def test_where_torch_refuses_products_something_else_can_be_measured(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("to enable deterministic behavior ... set CUBLAS_WORKSPACE_CONFIG")
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", refuse)
+    cuda_memory.make_workspaces(torch.device("cpu"))

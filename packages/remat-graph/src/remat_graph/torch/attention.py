@@ -28,6 +28,9 @@ _BACKWARD = {
     aten._scaled_dot_product_efficient_attention.default: (
         aten._scaled_dot_product_efficient_attention_backward.default
     ),
+    aten._scaled_dot_product_cudnn_attention.default: (
+        aten._scaled_dot_product_cudnn_attention_backward.default
+    ),
 }
 _MASKS = ("attn_mask", "attn_bias")
 _MOST_ELEMENTS = 1 << 27  # of a mask that is computed to be looked at

@@ -10,6 +10,7 @@ tensor can have and which a budget bounds; and what the allocator holds of the d
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -70,7 +71,13 @@ def make_workspaces(device: torch.device) -> None:
 
     The backward pass runs in a thread of autograd's, which has its own. A plan is rehearsed in the
     thread of the caller, plain autograd is not: without this the one would count it, the other not.
+    Where torch refuses products, as deterministic algorithms do without `CUBLAS_WORKSPACE_CONFIG`,
+    it refuses those of the model.
     """
-    with torch.enable_grad(), torch.autocast("cuda", enabled=False):
+    with (
+        contextlib.suppress(RuntimeError),
+        torch.enable_grad(),
+        torch.autocast("cuda", enabled=False),
+    ):
         matrix = torch.ones(16, 16, device=device, requires_grad=True)
         torch.autograd.grad((matrix @ matrix).sum(), matrix)
