@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import zoo
 from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture, cuda_memory
 from remat_graph.torch._aot import fake_mode_of
+from remat_graph.torch.costs import _measure
 from remat_graph.torch.program import GENERATOR_STATE_BYTES
 
 aten = torch.ops.aten
@@ -181,21 +182,23 @@ def test_what_an_operator_keeps_has_its_real_size_where_fake_tensors_say_none():
 class WithHostTable(nn.Linear):
     def forward(self, x):
         with torch.no_grad():
-            table = torch.arange(1000.0, device="cpu").sin()
+            table, _ = torch.arange(1000.0, device="cpu").sort()  # its places are workspace
         return super().forward(x).sum() + table.sum().to(x.device)
 
 
 def test_what_is_computed_on_the_host_takes_no_memory_of_the_device():
     host = capture(WithHostTable(4, 4), (torch.rand(3, 4),), costs="estimate")
     program = host.program
-    (table,) = (name for name in program.facts if name.startswith("sin"))
+    (table, _) = program.calls["sort"].results
     assert host.graph.value_by_name[table].size_bytes == 4000
+    assert _measure(program, program.calls["sort"]).workspace_bytes >= 8000
     facts = dict(program.facts)
     for name in program.gradients:  # the parameters are on the device
         facts[name] = replace(facts[name], device=CUDA)
     moved = replace(program, facts=facts)
     assert moved.device == CUDA
     assert moved.graph({}, {}, LossCost(0, 0)).value_by_name[table].size_bytes == 0
+    assert _measure(moved, moved.calls["sort"]).workspace_bytes == 0
 
 
 def test_fake_tensors_on_a_device_that_is_not_there_are_refused(monkeypatch):
