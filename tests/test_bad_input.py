@@ -2,6 +2,7 @@
 
 import copy
 import importlib.metadata
+import weakref
 
 import pytest
 import torch
@@ -331,3 +332,18 @@ def test_a_device_with_less_memory_than_the_budget_says_so(monkeypatch):
     monkeypatch.setattr(Executable, "rehearse", rehearse)
     with pytest.raises(remat.BudgetExceeded, match=r"ran out .* \(tried to allocate 2 GiB\)"):
         remat.rematerialize(nn.Linear(4, 4), torch.randn(2, 4), budget="1GiB")
+
+
+def test_a_step_that_ran_out_of_memory_holds_none_of_it_while_its_error_is_handled(monkeypatch):
+    held = []
+
+    def fail(_, handed, *__):
+        held.extend(map(weakref.ref, handed))
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(Executable, "_gradients_of_handed", fail)
+    with pytest.raises(remat.BudgetExceeded) as caught:
+        remat.rematerialize(nn.Linear(4, 4), torch.randn(2, 4), budget="1GiB")
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert held
+    assert not any(made() is not None for made in held)

@@ -1,20 +1,39 @@
-"""What holds on the CPU holds on CUDA: `hatch run test tests/test_gpu.py` with a GPU."""
+"""What holds on the CPU holds on CUDA: `hatch run test tests/test_gpu.py` with a GPU.
+
+Bitwise claims there are made of deterministic kernels. What can be, runs on the CPU, too.
+"""
 
 import copy
+import json
+import os
+import threading
 
 import pytest
 import torch
 from exec_cases.models import Scheduled
+from torch import nn
 
+import gpu as benchmark
 import remat
 import zoo
 from remat_exec import measure_peak
 from remat_graph.torch import capture
 
-pytestmark = [
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products need
+
+on_cuda = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+needs_cuda = pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_cuda)])
+anywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_cuda)])
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def gradients_after(model, example, steps=3):
@@ -28,38 +47,176 @@ def gradients_after(model, example, steps=3):
     return found
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6])
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_trains_within_the_budget_with_the_gradients_of_storing_everything(name, fraction):
-    example = zoo.build(name).to("cuda")
-    stored = copy.deepcopy(example.model)
-    captured = capture(stored, example.args, example.kwargs)
-    module = Scheduled(stored, captured)
-    expected = gradients_after(module, example)
-
+def planned(example, budget):
+    """Plan for a copy of a model and the loss, within the least budget if this one is too small."""
     model = copy.deepcopy(example.model)
-    call = (example.args, example.kwargs)
+
+    def within(bytes_or_share):
+        return remat.rematerialize(
+            model,
+            example.args,
+            example.kwargs,
+            budget=bytes_or_share,
+            loss=example.loss,
+            limit_seconds=1,
+        )
+
     try:
-        small = remat.rematerialize(model, *call, budget=fraction, limit_seconds=5)
+        return within(budget)
     except remat.BudgetTooSmall as error:
-        budget = error.smallest_bytes + 2**16
-        small = remat.rematerialize(model, *call, budget=budget, limit_seconds=5)
+        least = error.smallest_bytes + 2**16
+    return within(least)
+
+
+def check(example, budget, device):
+    """Train plainly by the captured graph, and by a plan: the same bits, within the budget."""
+    stored = copy.deepcopy(example.model)
+    expected = gradients_after(
+        Scheduled(stored, capture(stored, example.args, example.kwargs)), example
+    )
+    small = planned(example, budget)
     found = gradients_after(small, example)
     assert all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     small.zero_grad(set_to_none=True)
-    with measure_peak("cuda") as peak:
+    with measure_peak(device) as peak:
         example.step(small)
     assert peak.peak_bytes <= small.plan.budget_bytes
     assert small.plan.predicted_peak_bytes == pytest.approx(
-        small.plan.measured_peak_bytes, rel=0.03, abs=2**14
+        peak.requested_bytes, rel=0.03, abs=2**14
     )
+    return small.plan
 
 
-def test_a_step_on_another_stream_gives_the_same_bits():
-    example = zoo.build("gpt2").to("cuda")
-    small = remat.rematerialize(
-        copy.deepcopy(example.model), example.args, example.kwargs, budget=0.7, limit_seconds=5
-    )
+@needs_cuda
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_trains_within_the_budget_with_the_gradients_of_storing_everything(name, fraction, device):
+    check(zoo.build(name).to(device), fraction, device)
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
+        self.dropout = dropout
+
+    def forward(self, x):
+        for layer in self.layers:
+            q, k, v = layer(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            made = nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, dropout_p=self.dropout
+            )
+            x = x + made.transpose(1, 2).flatten(2)
+        return x
+
+
+def example_of(module, *args, device, dtype=torch.float32):
+    made = zoo.Example("", module, args, {}, lambda output: output.float().square().mean())
+    made.model.to(dtype)
+    return made.to(device)
+
+
+@anywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_with_dropout_draws_the_same_when_it_is_computed_again(device, dtype):
+    """In 32 bits by CUDA's efficient attention, whose seeds are on the host; in 16 by flash."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 32, 32, dtype=dtype)
+    plan = check(example_of(Attention(0.2), x, device=device, dtype=dtype), 0.5, device)
+    assert plan.recomputations
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.entry, self.steps, self.leave = nn.Linear(8, 64), nn.LSTM(64, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        made, _ = self.steps(torch.relu(self.entry(x)).sigmoid())
+        return self.leave(torch.tanh(made))
+
+
+@anywhere
+def test_an_lstm_trains_as_plainly_within_the_budget(device):
+    """cuDNN's is one fused operator; a plan has its steps, and rounds otherwise."""
+    torch.manual_seed(0)
+    example = example_of(Recurrent(), torch.randn(6, 16, 8), device=device)
+    expected = gradients_after(copy.deepcopy(example.model), example)
+    small = planned(example, 0.8)
+    found = gradients_after(small, example)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert small.plan.measured_peak_bytes <= small.plan.budget_bytes
+
+
+@anywhere
+def test_a_model_under_autocast_trains_within_the_budget(device):
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)))
+    check(example_of(benchmark.Autocast(layers), torch.randn(64, 32), device=device), 0.7, device)
+
+
+class WithHostTable(nn.Linear):
+    def forward(self, x):
+        row = torch.arange(100_000.0, device="cpu").sin().mean().to(x.device)
+        return torch.relu(super().forward(x) * row) * row
+
+
+@needs_cuda
+def test_what_a_model_computes_on_the_host_is_not_counted(device):
+    example = example_of(WithHostTable(8, 8), torch.randn(16, 8), device=device)
+    assert check(example, 0.9, device).predicted_peak_bytes < 2**17
+
+
+@needs_cuda
+def test_the_first_step_of_a_thread_counts_no_workspaces_of_cublas(device):
+    example = zoo.build("gpt2-no-dropout").to(device)
+    peaks = []
+
+    def measure():
+        for _ in range(2):
+            example.model.zero_grad(set_to_none=True)
+            with measure_peak(device) as peak:
+                example.step()
+            peaks.append(peak.peak_bytes)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    assert peaks[0] == peaks[1]
+
+
+@needs_cuda
+def test_who_measures_around_a_plan_that_is_measured_sees_all_of_it(device):
+    example = zoo.build("gpt2-no-dropout").to(device)
+    with measure_peak(device) as peak:
+        held = torch.ones(2**24, device=device)
+        del held
+        planned(example, 0.8)
+    assert peak.peak_bytes >= 2**26
+
+
+@needs_cuda
+def test_a_device_without_room_for_a_plan_is_told_of_and_left_with_what_it_had(device):
+    module = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8)))
+    example = example_of(module, torch.randn(2**15, 2048), device=device)
+    before = torch.cuda.memory_allocated()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((before + 2**30) / total)
+    try:
+        with pytest.raises(remat.BudgetExceeded, match="ran out of memory") as caught:
+            remat.rematerialize(example.model, example.args, budget="8GiB", costs="estimate")
+        assert torch.cuda.memory_allocated() < before + 2**26
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+@needs_cuda
+def test_a_step_on_another_stream_gives_the_same_bits(device):
+    example = zoo.build("gpt2").to(device)
+    small = planned(example, 0.7)
     expected = gradients_after(copy.deepcopy(small), example)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -67,3 +224,16 @@ def test_a_step_on_another_stream_gives_the_same_bits():
         found = gradients_after(small, example)
     torch.cuda.current_stream().wait_stream(stream)
     assert all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_benchmark_of_gpus_runs(tmp_path, monkeypatch, capsys):
+    written = tmp_path / "gpu.json"
+    asked = ["--device", "cpu", "--quick", "--models", "unet", "--budgets", "0.7"]
+    monkeypatch.setattr("sys.argv", ["gpu.py", *asked, "--json", str(written)])
+    assert benchmark.main() == 0
+    assert "unet" in capsys.readouterr().out
+    report = json.loads(written.read_text())
+    assert report["machine"]["date"]
+    (row,) = report["rows"]
+    assert row["requested_bytes"] <= row["peak_bytes"] <= row["budget_bytes"]
+    assert row["deterministic"]

@@ -34,6 +34,22 @@ def test_a_replay_draws_the_same_and_leaves_the_stream_where_it_was():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_on_a_gpu_the_generator_of_that_gpu_is_set_and_put_back(monkeypatch):
+    first, second = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (first, second))
+
+    def numbers_there():
+        return torch.rand(5, generator=second)
+
+    states = {}
+    drawn = draw(states, "op", "cuda:1", numbers_there)
+    numbers_there()
+    before = [generator.get_state() for generator in (first, second)]
+    assert torch.equal(draw_again(states, "op", "cuda:1", numbers_there), drawn)
+    after = [generator.get_state() for generator in (first, second)]
+    assert all(map(torch.equal, before, after))
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_replay_that_fails_leaves_the_stream_where_it_was(error):
     def failing():

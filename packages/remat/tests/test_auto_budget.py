@@ -86,6 +86,21 @@ def test_auto_is_refused_where_nothing_is_left(monkeypatch):
         auto.fix()
 
 
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 300), (0.5, 200), (0.1, 100)])
+def test_on_cuda_blocks_that_are_cached_are_free_and_a_limit_of_the_process_holds(
+    monkeypatch, fraction, expected
+):
+    figures = {
+        "mem_get_info": (200, 1000),
+        "memory_reserved": 400,
+        "memory_allocated": 300,
+        "get_per_process_memory_fraction": fraction,
+    }
+    for name, figure in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, figure=figure: figure)
+    assert free_bytes(torch.device("cuda", 0)) == expected
+
+
 def test_what_is_free_is_some_of_what_there_is():
     assert 2**20 < free_bytes(CPU) < 2**50
 

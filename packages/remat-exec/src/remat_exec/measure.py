@@ -1,7 +1,8 @@
 """Measured peaks and step times: the truth a plan is held against.
 
 What counts is what a step allocates on the device beyond what was resident before it. On the CPU
-that is the sum of torch's allocations and releases, on CUDA the caching allocator's maximum.
+that is the sum of torch's allocations and releases, on CUDA the most that blocks of the caching
+allocator held.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ class Peak:
     """Filled in when the block of `measure_peak` ends; sizes in bytes.
 
     `curve` pairs seconds since the start with the bytes held beyond it, on the CPU only.
-    `reserved_bytes` is what CUDA's caching allocator holds from the device, 0 on the CPU.
+    On CUDA `peak_bytes` are blocks, which may be larger than what tensors asked for:
+    `requested_bytes`, the same on the CPU. `reserved_bytes` is the most that CUDA's caching
+    allocator held of the device, with what was resident; 0 on the CPU.
     """
 
     peak_bytes: int = 0
     kept_bytes: int = 0
+    requested_bytes: int = 0
     reserved_bytes: int = 0
     curve: tuple[tuple[float, int], ...] = ()
 
@@ -52,7 +56,7 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
 
     Without `device` it is CUDA's current one if anything is allocated there in the block, else the
     CPU. Gradients that exist already are part of what was held before; set them to `None` first to
-    count them.
+    count them. On CUDA torch's own maxima (`torch.cuda.max_memory_allocated`) start anew.
 
     Raises:
         MeasurementError: if a profiler is already running in this thread, and the CPU is measured.
@@ -65,6 +69,7 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
     recorder = next((each for each in recorders if each.peak_bytes), recorders[-1])
     peak.peak_bytes = recorder.peak_bytes
     peak.kept_bytes = recorder.kept_bytes
+    peak.requested_bytes = recorder.requested_bytes
     peak.reserved_bytes = recorder.reserved_bytes
     curve = []
     held = 0

@@ -69,9 +69,9 @@ class Hierarchy:
     """A tree of blocks in which every forward operation of `graph` occurs exactly once.
 
     Raises:
-        InvalidGraph: if the graph has alternatives; naming an op that is missing, repeated, backward
-            or unknown, a block name used twice, an empty block, or a dependency that runs against
-            the order of the members.
+        InvalidGraph: if the graph has alternatives; naming an op that is missing, repeated,
+            backward or unknown, a block name used twice, an empty block, or a dependency that runs
+            against the order of the members.
     """
 
     graph: Graph

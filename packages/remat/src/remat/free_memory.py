@@ -24,9 +24,10 @@ def free_bytes(device: torch.device) -> int:
         BudgetError: if there is no way to know.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + unused)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
+        return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
     return max(0, min(_available(device), *_left_in_groups()))
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ logger = logging.getLogger(__name__)
 
 SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 4
+_BLOCKS_SPLIT = (
+    ", or start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: without it a block may be "
+    "1 MiB larger than what a tensor asks for"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +151,8 @@ def plan(
 
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
     the predicted peak of storing everything. The model and its inputs, or some of them, may then be
-    on the meta device or made under a `FakeTensorMode`. (`.to("meta")` unties tied weights: make
-    the model under `torch.device("meta")`.)
+    on the meta device or made under a `FakeTensorMode`, on a device that is there. (`.to("meta")`
+    unties tied weights: make the model under `torch.device("meta")`.)
 
     Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
     meta is planned as on the CPU, with one operator for attention, as CUDA has one, too. What CUDA
@@ -288,7 +293,8 @@ def make_plan(
             break
     raise BudgetExceeded(
         f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
-        f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget",
+        f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget"
+        f"{_BLOCKS_SPLIT * (device.type == 'cuda')}",
         budget,
         measured,
     )
@@ -309,6 +315,7 @@ def _rehearsed(
     try:
         return executable.rehearse(module, tensors, loss).peak_bytes
     except torch.OutOfMemoryError as error:
+        clear_frames(error.__traceback__)  # which hold what the step had allocated
         raise BudgetExceeded(
             f"the device ran out of memory in the first step by a plan of "
             f"{executable.peak_bytes:,} bytes, within the budget of {budget:,}: it has not as much "

@@ -2,7 +2,7 @@
 
 A library that decides from data whether a mask is needed cannot decide while it is traced, and
 makes one: Hugging Face, of batch x sequence x sequence numbers held for the whole step. Where no
-input has a part in it, it is computed here, once, and compared.
+input has a part in it, it is computed here, once, on the CPU, and compared.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from remat_graph.torch._aot import Joint, is_traced_tensor
 from remat_graph.torch.rewrite import is_random
@@ -26,6 +27,9 @@ _BACKWARD = {
     ),
     aten._scaled_dot_product_efficient_attention.default: (
         aten._scaled_dot_product_efficient_attention_backward.default
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: (
+        aten._scaled_dot_product_cudnn_attention_backward.default
     ),
 }
 _MASKS = ("attn_mask", "attn_bias")
@@ -64,18 +68,18 @@ def _is_causal(joint: Joint, mask: Node) -> bool:
     rows, columns = fake.shape[-2:]
     if rows != columns or fake.numel() > _MOST_ELEMENTS or fake.device.type == "meta":
         return False
-    try:
-        made = _compute(joint, mask)
-    except torch.OutOfMemoryError:
-        return False
+    made = _compute(joint, mask)
     if made is None or not made.is_floating_point():
         return False
-    causal = torch.full((rows, columns), -torch.inf, dtype=made.dtype, device=made.device).triu_(1)
+    causal = torch.full((rows, columns), -torch.inf, dtype=made.dtype).triu_(1)
     return torch.equal(made, causal.expand_as(made))
 
 
 def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
-    """Compute a node for real; `None` if an input or a random number has a part in it."""
+    """Compute a node for real, on the CPU; `None` if an input or a draw has a part in it.
+
+    The device of the model may have no memory left, or not be there.
+    """
     needed = {wanted}
     for node in reversed(joint.graph.nodes):
         if node not in needed:
@@ -89,16 +93,22 @@ def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
             if node not in needed:
                 continue
             if node.op == "get_attr":
-                values[node] = getattr(joint.constants, str(node.target))
-                if not isinstance(values[node], torch.Tensor) or is_traced_tensor(values[node]):
+                constant = getattr(joint.constants, str(node.target))
+                if not isinstance(constant, torch.Tensor) or is_traced_tensor(constant):
                     return None
+                values[node] = constant.cpu()
             else:
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
                 values[node] = node.target(*args, **kwargs)
             if node is wanted:
                 break
     result: torch.Tensor = values[wanted]
     return result
+
+
+def _on_cpu(_: torch.device) -> torch.device:
+    return torch.device("cpu")
 
 
 def _mask_name(call: Node) -> str:

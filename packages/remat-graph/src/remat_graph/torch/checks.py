@@ -33,7 +33,8 @@ def check_devices(module: torch.nn.Module, call: FlatCall) -> None:
     """Compare where the module and its inputs are.
 
     Raises:
-        CaptureError: if an input is elsewhere; what is on meta is traced as if on the CPU.
+        CaptureError: if an input is elsewhere, where what is on meta counts as on the CPU; or if
+            fake tensors are on a device that is not there: torch differentiates none of those.
     """
     own = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     traced = {_traced_on(device) for device in own}
@@ -43,6 +44,19 @@ def check_devices(module: torch.nn.Module, call: FlatCall) -> None:
                 f"example input {position} is on {tensor.device}, the module on "
                 f"{', '.join(sorted(map(str, own)))}; move one to the other with .to()"
             )
+    for tensor in (*module.parameters(), *module.buffers(), *call.tensors):
+        if has_no_data(tensor) and not _is_there(tensor.device):
+            raise CaptureError(
+                f"a fake tensor is on {tensor.device}, and this machine or this build of torch has "
+                f"no {tensor.device.type} device, without which torch cannot differentiate it; "
+                f"make the model on meta, which is planned as on the CPU"
+            )
+
+
+def _is_there(device: torch.device) -> bool:
+    if device.type in ("cpu", "meta"):
+        return True
+    return bool(torch.get_device_module(device).is_available())
 
 
 def _traced_on(device: torch.device) -> torch.device:

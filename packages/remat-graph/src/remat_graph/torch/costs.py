@@ -160,10 +160,12 @@ def _measure(program: Program, call: Call) -> Cost:
         return _estimate(program, call, DeviceSpec.of(device))
     args, kwargs = _with_tensors(program, call, _made_up)
     call.target(*args, **kwargs)
-    with AllocationRecorder(device) as recorder:
-        kept = call.target(*args, **kwargs)
-    workspace = recorder.peak_bytes - _kept_bytes(call, kept)
-    del kept
+    workspace = 0
+    if device.type == program.device.type:
+        with AllocationRecorder(device) as recorder:
+            kept = call.target(*args, **kwargs)
+        workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
+        del kept
     times: list[float] = []
     while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
         times.append(_time_once(device, call.target, args, kwargs))
@@ -177,9 +179,10 @@ def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> flo
         return time.perf_counter() - start
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    begin.record()
-    target(*args, **kwargs)
-    end.record()
+    with torch.cuda.device(device):  # whose stream the events are recorded in
+        begin.record()
+        target(*args, **kwargs)
+        end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
 
@@ -191,11 +194,11 @@ def _device(program: Program, call: Call) -> torch.device:
     return (accelerators or devices or [torch.device("cpu")])[0]
 
 
-def _kept_bytes(call: Call, returned: Any) -> int:
+def _kept_bytes(call: Call, returned: Any, device: torch.device) -> int:
     parts = list(returned) if call.sequence else [returned]
     storages = {}
     for name, part in zip(call.results, parts, strict=True):
-        if name is not None and isinstance(part, torch.Tensor):
+        if name is not None and isinstance(part, torch.Tensor) and part.device.type == device.type:
             storage = part.untyped_storage()
             storages[storage.data_ptr()] = int(storage.nbytes())
     return sum(storages.values())

@@ -3,7 +3,7 @@
 On the CPU the profiler's memory events are summed: each is one allocation or release of torch's
 allocator, with its size. It is torch's older profiler, one for each thread; of the newer there is
 one for the process, and two threads that use it crash. On CUDA the caching allocator keeps the
-maximum itself.
+maxima itself (`cuda_memory.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from remat_graph.torch.cuda_memory import CudaMemory
 from remat_graph.torch.errors import MeasurementError
 
 __all__ = ["AllocationRecorder", "Mark"]
@@ -44,7 +45,9 @@ class AllocationRecorder:
 
     `peak_bytes` is the most that was held at once beyond what was held at the start; `events` are
     (nanosecond, change in bytes) in order, on the CPU only. `marks` are the moments at which `mark`
-    was called, and the end.
+    was called, and the end. On CUDA these are blocks of the caching allocator; `requested_bytes` is
+    the most that tensors asked for, `reserved_bytes` the most that the allocator held of the
+    device, that of other tensors included. On the CPU the first is `peak_bytes`, the second 0.
 
     A recording that was told to `give_way` is ended by the next of this thread that begins: torch's
     profiler cannot be stopped within a backward pass.
@@ -57,17 +60,16 @@ class AllocationRecorder:
         self.device = device
         self.peak_bytes = 0
         self.kept_bytes = 0
+        self.requested_bytes = 0
         self.reserved_bytes = 0
         self.events: list[tuple[int, int]] = []
         self.marks: list[Mark] = []
         self._thread: threading.Thread | None = None
-        self._before = 0
+        self._cuda: CudaMemory | None = None
 
     def __enter__(self) -> AllocationRecorder:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
+            self._cuda = CudaMemory(self.device)
         else:
             self.end_other()
             if torch._C._autograd._profiler_enabled():
@@ -82,14 +84,8 @@ class AllocationRecorder:
 
     def mark(self, label: str) -> None:
         """Note what is held now, and the most since the last mark; read it after the block."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            self._note(
-                label,
-                torch.cuda.memory_allocated(self.device) - self._before,
-                torch.cuda.max_memory_allocated(self.device) - self._before,
-            )
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self._cuda is not None:
+            self._note(label, *self._cuda.mark())
         elif self._thread is not None:
             with torch.profiler.record_function(_MARK + label):
                 pass
@@ -104,10 +100,12 @@ class AllocationRecorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.device.type == "cuda":
+        if self._cuda is not None:
             self.mark("")
-            self.kept_bytes = torch.cuda.memory_allocated(self.device) - self._before
-            self.reserved_bytes = torch.cuda.memory_reserved(self.device)
+            self.kept_bytes = self.marks[-1].held_bytes
+            self.requested_bytes = self._cuda.requested_bytes
+            self.reserved_bytes = self._cuda.reserved_bytes
+            self._cuda = None
             return
         if self._thread is not threading.current_thread():
             return  # it ended before, or is of another thread, which ends it when it records next
@@ -142,3 +140,4 @@ class AllocationRecorder:
                 peak = held
         self._note("", held, peak)
         self.kept_bytes = held
+        self.requested_bytes = self.peak_bytes

@@ -196,7 +196,7 @@ class Program:
 
     @property
     def device(self) -> torch.device:
-        """The device it runs on: the one that is not the CPU, if there is one."""
+        """The device whose memory a budget bounds: the one that is not the CPU, if there is one."""
         devices = sorted({facts.device for facts in self.facts.values()}, key=str)
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
@@ -253,11 +253,11 @@ class Program:
         self, times: Mapping[str, float], workspaces: Mapping[str, int], loss: LossCost
     ) -> Graph:
         """Make the graph of this program; times in seconds and workspaces in bytes by op name."""
-        resident = self.resident
+        resident, device = self.resident, self.device
         sizes = {KEPT_BY_LOSS: loss.kept_bytes}
         for variable, value in self.storage.items():
             facts = self.facts[variable]
-            sizes[value] = _allocated(facts.storage_bytes, facts.device)
+            sizes[value] = _allocated(facts, device)
         ops = []
         last_random: dict[torch.device, str] = {}
         written = self._written()
@@ -284,7 +284,7 @@ class Program:
                     times.get(name, 0.0),
                     loss.workspace_bytes
                     if name == LOSS
-                    else workspaces.get(name, 0) + _state_bytes(call),
+                    else workspaces.get(name, 0) + _state_bytes(call, device),
                     Stage.BACKWARD if name in self.backward_ops else Stage.FORWARD,
                     self.twins.get(name),
                     self.equivalence.get(name),
@@ -336,12 +336,17 @@ class Program:
         )
 
 
-def _state_bytes(call: Call | None) -> int:
+def _state_bytes(call: Call | None, device: torch.device) -> int:
     """Memory that a replay takes to put the generator back: on CUDA it is not on the device."""
     drawing = call is not None and call.random is not None and call.random.type == "cpu"
-    return GENERATOR_STATE_BYTES if drawing else 0
+    return GENERATOR_STATE_BYTES if drawing and device.type == "cpu" else 0
 
 
-def _allocated(size: int, device: torch.device) -> int:
-    """Bytes that the allocator of a device takes for a buffer: CUDA's works in blocks of 512."""
-    return -(-size // 512) * 512 if device.type == "cuda" else size
+def _allocated(facts: TensorFacts, device: torch.device) -> int:
+    """Bytes that a buffer takes of the memory of the program's device: none if it is on the host.
+
+    CUDA's allocator works in blocks of 512.
+    """
+    if facts.device.type != "cuda":
+        return facts.storage_bytes if facts.device.type == device.type else 0
+    return -(-facts.storage_bytes // 512) * 512

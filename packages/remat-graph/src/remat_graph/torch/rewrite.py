@@ -108,7 +108,7 @@ def _run(node: Node, real: RealStrides | None) -> None:
     if call == call_then and all(map(operator.is_, sources, sources_then)):
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-    made = view_or_copy(node, args, kwargs)
+    made = _with_seeds_on_the_host(node, view_or_copy(node, args, kwargs))
     if real is not None:
         made = real.correct(node, args, kwargs, made)
     made = _with_types_of_statistics(node, args, made)
@@ -153,6 +153,19 @@ def _with_types_of_statistics(node: Node, args: tuple[Any, ...], made: Any) -> A
     if not isinstance(weight, torch.Tensor) or weight.dtype == made[1].dtype:
         return made
     return (made[0], made[1].to(weight.dtype), made[2].to(weight.dtype), *made[3:])
+
+
+def _with_seeds_on_the_host(node: Node, made: Any) -> Any:
+    """Correct torch's fake tensors: CUDA's efficient attention gives seed and offset on the CPU.
+
+    Its backward reads them there: on the device they would end the process. (While a CUDA graph is
+    captured, and in ROCm's build, they are on the device.)
+    """
+    if node.target is not aten._scaled_dot_product_efficient_attention.default:
+        return made
+    if made[0].device.type != "cuda" or torch.version.hip is not None:
+        return made
+    return (*made[:2], *(made[0].new_empty((), dtype=s.dtype, device="cpu") for s in made[2:]))
 
 
 def copy_joint(joint: Joint) -> Joint:

@@ -1,13 +1,16 @@
-"""The strides that operators give on the CPU, where torch's fake tensors say others.
+"""The layouts that operators really give, where torch's fake tensors say others.
 
-Fake batch norms of permuted inputs, and the backwards of some losses and activations, come out in
-another layout than real ones. What reads them would then be planned as a view that does not exist.
-Such operators are run once on made-up inputs, and the fake is given the real layout. Only those are
-looked at that read a tensor which is not contiguous: from contiguous ones both agree.
+On the CPU fake batch norms of permuted inputs, and the backwards of some losses and activations,
+come out in other strides than real ones. What reads them would then be planned as a view that does
+not exist. On CUDA a library decides: what `_cudnn_rnn` keeps for its backward has no bytes if fake.
+Operators are run once on made-up inputs, and the fake is given the layout, the type, the device and
+the size in memory that are real. On the CPU only those are looked at that read a tensor which is
+not contiguous: from contiguous ones both agree.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,34 +23,68 @@ from remat_graph.torch.recomputing import is_collective
 __all__ = ["RealStrides", "view_or_copy"]
 
 aten = torch.ops.aten
-Strides = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a tensor lies in memory; `storage_bytes` are of its whole buffer."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    storage_bytes: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Layout:
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            tensor.dtype,
+            tensor.device,
+            int(tensor.untyped_storage().nbytes()),
+        )
+
+    def given_to(self, fake: torch.Tensor) -> torch.Tensor:
+        """Give a fake tensor that lies so: the same one, if it does already."""
+        said = _Layout.of(fake)
+        seen = (self.shape, self.stride, self.dtype, self.device)
+        same = seen == (said.shape, said.stride, said.dtype, said.device)
+        if same and self.storage_bytes <= said.storage_bytes:
+            return fake
+        count = self.storage_bytes // self.dtype.itemsize
+        buffer = fake.new_empty(count, dtype=self.dtype, device=self.device)
+        return buffer.as_strided(self.shape, self.stride, self.offset)
+
+
+Layouts = tuple[_Layout | None, ...]
 
 
 class RealStrides:
     """What was found, by operator and inputs; shared by the captures of one model."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Strides | None] = {}
+        self._known: dict[str, Layouts | None] = {}
 
     def correct(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
         """Give what an operator makes of fake tensors, in the layout that it really has."""
         if not isinstance(node.target, torch._ops.OpOverload) or not _may_differ(node.target):
             return made
         given = [item for item in pytree.tree_leaves((args, kwargs)) if _is_tensor(item)]
-        if all(map(_is_plain, given)) or any(tensor.device.type != "cpu" for tensor in given):
+        if not _worth_running(given):
             return made
         parts = list(made) if isinstance(made, (tuple, list)) else [made]
         key = repr((str(node.target), pytree.tree_map(_describe, (args, kwargs))))
         if key not in self._known:
-            self._known[key] = _strides_of(node.target, args, kwargs)
+            self._known[key] = _layouts_of(node.target, args, kwargs)
         real = self._known[key]
         if real is None:
             return made
         corrected = [
-            part
-            if strides is None or not _is_tensor(part) or part.stride() == strides
-            else part.new_empty_strided(part.shape, strides)
-            for part, strides in zip(parts, real, strict=True)
+            part if layout is None or not _is_tensor(part) else layout.given_to(part)
+            for part, layout in zip(parts, real, strict=True)
         ]
         return type(made)(corrected) if isinstance(made, (tuple, list)) else corrected[0]
 
@@ -84,7 +121,14 @@ def _may_differ(target: torch._ops.OpOverload) -> bool:
     )
 
 
-def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Strides | None:
+def _worth_running(given: list[torch.Tensor]) -> bool:
+    kinds = {tensor.device.type for tensor in given}
+    if kinds <= {"cpu"}:
+        return not all(map(_is_plain, given))
+    return kinds <= {"cpu", "cuda"}
+
+
+def _layouts_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layouts | None:
     """Run an operator on made-up inputs; `None` if it cannot be run so."""
     try:
         real_args, real_kwargs = pytree.tree_map(_made_up, (args, kwargs))
@@ -98,23 +142,17 @@ def _strides_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
     except Exception:
         return None
     parts = made if isinstance(made, (tuple, list)) else [made]
-    return tuple(tuple(part.stride()) if _is_tensor(part) else None for part in parts)
-
-
-class _Facts:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.stride = tuple(tensor.shape), tuple(tensor.stride())
-        self.dtype = tensor.dtype
+    return tuple(_Layout.of(part) if _is_tensor(part) else None for part in parts)
 
 
 def _made_up(item: Any) -> Any:
-    return _Facts(item) if _is_tensor(item) else item
+    return _Layout.of(item) if _is_tensor(item) else item
 
 
 def _fill(item: Any) -> Any:
-    if not isinstance(item, _Facts):
+    if not isinstance(item, _Layout):
         return item
-    tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype)
+    tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
     return tensor.fill_(0.5 if item.dtype.is_floating_point or item.dtype.is_complex else 0)
 
 
@@ -129,4 +167,4 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _describe(item: Any) -> Any:
     if not _is_tensor(item):
         return item
-    return (tuple(item.shape), tuple(item.stride()), str(item.dtype))
+    return (tuple(item.shape), tuple(item.stride()), str(item.dtype), str(item.device))

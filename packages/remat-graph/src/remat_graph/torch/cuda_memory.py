@@ -1,0 +1,83 @@
+"""What CUDA's caching allocator held at most, for several who ask at once.
+
+The allocator has one set of maxima, which whoever asks starts anew: what they were is told to all
+who watch the device before that. A tensor gets a block of a multiple of 512 bytes; one of more than
+1 MiB may be up to 1 MiB larger than that, since smaller remainders are not split off (unless torch
+was started with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`). So there are three figures:
+what tensors asked for, which follows from a schedule; the blocks that they got, which no other
+tensor can have and which a budget bounds; and what the allocator holds of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+import torch
+
+__all__ = ["CudaMemory", "make_workspaces"]
+
+_watching: weakref.WeakSet[CudaMemory] = weakref.WeakSet()
+
+
+class CudaMemory:
+    """Watches one device from now on; sizes in bytes, beyond what was held at the start.
+
+    `requested_bytes` is the most that was asked for, `reserved_bytes` the most that the allocator
+    held of the device, all of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.requested_bytes = 0
+        self.reserved_bytes = 0
+        make_workspaces(self.device)
+        held = _take_maxima(self.device)
+        self._before = int(held["allocated_bytes"]["all"]["current"])
+        self._requested_before = int(held["requested_bytes"]["all"]["current"])
+        self._since_mark = 0
+        _watching.add(self)
+
+    def mark(self) -> tuple[int, int]:
+        """Give what blocks hold now, and the most that they held since the last mark."""
+        held = int(_take_maxima(self.device)["allocated_bytes"]["all"]["current"]) - self._before
+        peak, self._since_mark = self._since_mark, held
+        return held, peak
+
+    def see(self, maxima: Any) -> None:
+        """Note the maxima of the allocator, which are about to start anew."""
+        allocated = int(maxima["allocated_bytes"]["all"]["peak"]) - self._before
+        requested = int(maxima["requested_bytes"]["all"]["peak"]) - self._requested_before
+        self._since_mark = max(self._since_mark, allocated)
+        self.requested_bytes = max(self.requested_bytes, requested)
+        self.reserved_bytes = max(self.reserved_bytes, maxima["reserved_bytes"]["all"]["peak"])
+
+
+def _take_maxima(device: torch.device) -> Any:
+    """Read the figures of the allocator, tell all who watch, and start its maxima anew."""
+    torch.cuda.synchronize(device)
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    for other in list(_watching):
+        if other.device == device:
+            other.see(figures)
+    torch.cuda.reset_peak_memory_stats(device)
+    return figures
+
+
+def make_workspaces(device: torch.device) -> None:
+    """Let cuBLAS allocate what it keeps: 8 to 32 MiB for each thread and stream that multiplies.
+
+    The backward pass runs in a thread of autograd's, which has its own. A plan is rehearsed in the
+    thread of the caller, plain autograd is not: without this the one would count it, the other not.
+    Where torch refuses products, as deterministic algorithms do without `CUBLAS_WORKSPACE_CONFIG`,
+    it refuses those of the model.
+    """
+    with (
+        contextlib.suppress(RuntimeError),
+        torch.enable_grad(),
+        torch.autocast("cuda", enabled=False),
+    ):
+        matrix = torch.ones(16, 16, device=device, requires_grad=True)
+        torch.autograd.grad((matrix @ matrix).sum(), matrix)
