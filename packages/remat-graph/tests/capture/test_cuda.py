@@ -131,8 +131,9 @@ def test_a_model_has_the_ops_of_the_host_in_blocks_of_the_allocator_without_gene
     there = on_cuda(host)
     assert there.program.device == CUDA
     assert [op.name for op in there.graph.ops] == [op.name for op in host.graph.ops]
-    blocks = [math.ceil(value.size_bytes / 512) * 512 for value in host.graph.values]
-    assert [value.size_bytes for value in there.graph.values] == blocks
+    blocks = {v.name: math.ceil(v.size_bytes / 512) * 512 for v in host.graph.values}
+    blocks["loss@kept"] = host.loss.kept_bytes
+    assert {value.name: value.size_bytes for value in there.graph.values} == blocks
     drawing = {name for name, call in host.program.calls.items() if call.random is not None}
     for op, op_there in zip(host.graph.ops, there.graph.ops, strict=True):
         state = GENERATOR_STATE_BYTES if op.name in drawing else 0

@@ -13,7 +13,8 @@ of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` on
 needs more than the budget.
 Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
 budget, whose size depends on the partition alone; the number of kinds grows with the graph.
-Limits: the order of first computations is that of the hierarchy or that of the graph.
+Limits: the order of first computations is that of the hierarchy or that of the graph; the programs
+count what an op could overwrite as if it stayed.
 Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2023, "Rockmate".
 """
 
