@@ -253,7 +253,7 @@ class _Longer:
         wiring, now = past.wiring, past.now
         wanted = wiring.producer * (now.steps + 1) + until
         rank = np.maximum(np.searchsorted(now.key, wanted) - 1, 0)
-        self._last: list[int] = now.copy_last[now.first_copy[rank] + wiring.slot].tolist()
+        self._end: list[int] = now.copy_end[now.first_copy[rank] + wiring.slot].tolist()
         most = np.maximum.accumulate(during[:until][::-1])[::-1]
         self._most: list[int] = most.tolist()
         self._known: dict[int, float | None] = {}
@@ -261,7 +261,7 @@ class _Longer:
     def cost(self, v: int) -> float | None:
         """Sum the excess and a share of the bytes under the target; `None` if alive anyway."""
         if v not in self._known:
-            since, size = self._last[v] + 1, self._size[v]
+            since, size = self._end[v], self._size[v]
             over = 0.0
             if since < self._until and self._most[since] + size > self._target:
                 held = self._during[since : self._until] - self._target
