@@ -2,7 +2,7 @@
 
 from remat.__about__ import __version__
 from remat.budget import Budget
-from remat.errors import BudgetError, BudgetWarning, RematError
+from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.planning import plan
 from remat.plans import Plan
 from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
@@ -30,6 +30,7 @@ __all__ = [
     "ExecutionError",
     "LossError",
     "Plan",
+    "PlanMismatch",
     "RematError",
     "SolverError",
     "Tradeoff",

@@ -1,7 +1,7 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
 The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
-`optimizer` and `on_misfit`, as of `rematerialize`; without a budget it is `"auto"`. All that one
+`optimizer`, `on_misfit` and `plan`, as of `rematerialize`. All that one
 `torch.compile` compiles is of one step, under one budget. Settings of TorchDynamo are the user's
 here: past its recompile limit it runs code as it is, so the last compilation before it raises, and
 names the setting.
@@ -26,7 +26,7 @@ __all__ = ["remat_backend"]
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = {
-    "budget": "auto",
+    "budget": None,
     "solver": "auto",
     "costs": "measure",
     "limit_seconds": None,
@@ -35,6 +35,7 @@ _DEFAULTS = {
     "executor": "generated",
     "optimizer": None,
     "on_misfit": "raise",
+    "plan": None,
 }
 _steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
 
