@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from remat.outlines import Outline
 from remat.plans import Origin, Plan
 from remat_graph import (
     DocumentError,
@@ -26,9 +27,19 @@ from remat_graph import (
 )
 from remat_graph.files import write_atomically
 
-__all__ = ["decode_plan", "encode_plan", "is_plan", "load_plan", "save_plan"]
+__all__ = [
+    "PlanHead",
+    "decode_plan",
+    "encode_plan",
+    "is_plan",
+    "load_plan",
+    "read_head",
+    "save_plan",
+]
 
 _VERSION = 1
+
+Body = TypeVar("Body")
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Word = Annotated[str, msgspec.Meta(max_length=200)]
@@ -40,7 +51,15 @@ class _Origin(msgspec.Struct, forbid_unknown_fields=True):
     device: _Word
 
 
+class PlanHead(msgspec.Struct):
+    """What a plan is looked for by: the hash of the outline of its graph, and its budget."""
+
+    outline: str
+    budget_bytes: _Size
+
+
 class _Plan(msgspec.Struct, forbid_unknown_fields=True):
+    outline: str
     graph: msgspec.Raw
     solution: msgspec.Raw
     budget_bytes: _Size
@@ -87,6 +106,7 @@ def encode_plan(plan: Plan) -> bytes:
     """Encode a plan without its generated code: equal plans give equal bytes."""
     origin = plan.origin
     body = _Plan(
+        Outline.of(plan.graph).hash,
         msgspec.Raw(encode(plan.graph).strip()),
         msgspec.Raw(encode(plan.solution).strip()),
         plan.budget_bytes,
@@ -117,6 +137,25 @@ def decode_plan(data: bytes, *, source: str = "document") -> Plan:
         DocumentError: if the JSON is damaged, of another kind or schema version, a field is missing
             or of the wrong type, or the schedule is none of the graph.
     """
+    body = _body(data, _Plan, source)
+    graph = _part(body.graph, Graph, f"the graph of {source}")
+    solution = _part(body.solution, Solution, f"the solution of {source}")
+    try:
+        return _made(graph, solution, body)
+    except GraphError as error:
+        raise DocumentError(f"{source} holds an invalid plan: {error}") from error
+
+
+def read_head(data: bytes, *, source: str = "document") -> PlanHead:
+    """Read of a plan what it is looked for by, without checking the rest.
+
+    Raises:
+        DocumentError: as `decode_plan`.
+    """
+    return _body(data, PlanHead, source)
+
+
+def _body(data: bytes, kind: type[Body], source: str) -> Body:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if envelope.kind != "plan":
@@ -126,15 +165,9 @@ def decode_plan(data: bytes, *, source: str = "document") -> Plan:
                 f"{source} is a plan of schema version {envelope.version}; this remat reads "
                 f"version {_VERSION}. Plan again, or install the remat that wrote it"
             )
-        body = msgspec.json.decode(bytes(envelope.body), type=_Plan)
+        return msgspec.json.decode(bytes(envelope.body), type=kind)
     except _DAMAGE as error:
         raise DocumentError(f"{source} is no plan, or a damaged one: {error}") from error
-    graph = _part(body.graph, Graph, f"the graph of {source}")
-    solution = _part(body.solution, Solution, f"the solution of {source}")
-    try:
-        return _made(graph, solution, body)
-    except GraphError as error:
-        raise DocumentError(f"{source} holds an invalid plan: {error}") from error
 
 
 def _part(raw: msgspec.Raw, kind: type[Any], source: str) -> Any:
@@ -147,6 +180,8 @@ def _part(raw: msgspec.Raw, kind: type[Any], source: str) -> Any:
 def _made(graph: Graph, solution: Solution, body: _Plan) -> Plan:
     if solution.schedule is None:
         raise GraphError("its solution has no schedule")
+    if Outline.of(graph).hash != body.outline:
+        raise GraphError("the hash of its outline is not that of its graph")
     timeline = simulate(graph, solution.schedule)
     return Plan(
         graph,

@@ -12,19 +12,21 @@ import torch
 
 from remat.auto_budget import AutoBudget, OptimizerLike, is_optimizer
 from remat.budget import Budget, parse_budget
+from remat.cache import remembered_costs, remembered_peak
 from remat.errors import RematError
 from remat.given import GivenPlan, PlanLike
 from remat.misfit import Misfit, check_misfit
 from remat.plain import measure_outside_loss, measure_plain
 from remat.plans import Origin, Plan
 from remat.refusals import refuse_wrapped
-from remat.solving import adapted, solved
+from remat.solving import adapted, solution_for
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
 from remat_graph import Schedule, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
     CaptureError,
+    Cost,
     Costs,
     DeviceSpec,
     LossCost,
@@ -186,12 +188,23 @@ def plan_module(
         started = time.perf_counter()
         if settings.loss is not None:
             settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
-        captured = capture(model, args, kwargs, costs=settings.costs)
+        captured = _captured(model, args, kwargs, settings.costs)
         if settings.budget.is_auto:
             auto = AutoBudget(settings.optimizer, model.parameters)
             auto.see((), captured.program.device)
             settings = replace(settings, budget=auto.fix())
         return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+
+
+def _captured(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
+) -> Capture:
+    """Capture a whole module; what was measured in other processes is not measured again."""
+    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
+    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    known: dict[str, Cost] = {}
+    with remembered_costs(known, next(devices, torch.device("cpu")), costs):
+        return capture(model, args, kwargs, costs=costs, known=known)
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
@@ -255,9 +268,8 @@ def make_plan(
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes + kept
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
-        logger.info("measuring one plain step")
-        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
-        plain = None if peak is None else peak.peak_bytes + scalar_bytes
+        plain = _plain_peak(module, args, kwargs, captured, everything, loss)
+        plain = None if plain is None else plain + scalar_bytes
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
@@ -268,7 +280,7 @@ def make_plan(
         if given is not None:
             solution = given.solution(captured.graph, schedule, target, budget)
         else:
-            solution = adapted(captured.graph, target, schedules) or solved(
+            solution = adapted(captured.graph, target, schedules) or solution_for(
                 captured.graph, budget, target, settings.solver,
                 settings.limit_seconds, settings.progress,
             )  # fmt: skip
@@ -316,6 +328,25 @@ def make_plan(
         budget,
         measured,
     )
+
+
+def _plain_peak(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    captured: Capture,
+    everything: int,
+    loss: Loss | None,
+) -> int | None:
+    """Measure a plain step, unless it is known; no two losses can be told to be the same."""
+
+    def measured() -> int | None:
+        logger.info("measuring one plain step")
+        device = captured.program.device
+        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
+        return None if peak is None else peak.peak_bytes
+
+    return measured() if loss is not None else remembered_peak(module, captured, measured)
 
 
 def _rehearsed(

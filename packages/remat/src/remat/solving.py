@@ -1,16 +1,17 @@
-"""How a schedule of a captured graph is found: by one that is known, or by solving."""
+"""How a schedule of a captured graph is found: known, cached, shared, or by solving."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
+from remat.cache import cached_solution, keep_solution, shared_solution
 from remat.cutting import hierarchy_for
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_solvers import BudgetTooSmall, Progress, solve
 from remat_solvers.store_all import store_all
 
-__all__ = ["adapted", "have_same_ops", "solved"]
+__all__ = ["adapted", "have_same_ops", "solution_for"]
 
 
 def have_same_ops(one: Graph, other: Graph) -> bool:
@@ -49,7 +50,33 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
     return best
 
 
-def solved(
+def solution_for(
+    graph: Graph,
+    budget: int,
+    target: int,
+    solver: str,
+    limit_seconds: float | None,
+    progress: Callable[[Progress], None] | None,
+) -> Solution:
+    """Take what is cached or, for the solver `"auto"`, shared; solve and cache if there is none.
+
+    `target` is what the graph may take of the budget.
+
+    Raises:
+        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
+    """
+    known = [cached_solution(graph, target, solver, limit_seconds)]
+    if solver == "auto":
+        known.append(shared_solution(graph, target, budget))
+    best = min((found for found in known if found), key=lambda found: found.time, default=None)
+    if best is not None:
+        return best
+    solution = _solved(graph, budget, target, solver, limit_seconds, progress)
+    keep_solution(graph, target, solver, limit_seconds, solution)
+    return solution
+
+
+def _solved(
     graph: Graph,
     budget: int,
     target: int,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from remat.auto_budget import AutoBudget
+from remat.cache import remembered_costs
 from remat.dynamo import Found
 from remat.errors import PlanMismatch, RematError
 from remat.misfit import NotPlanned, warn_of_misfit
@@ -334,7 +335,8 @@ class Stepper:
             if self._settings.costs == "measure":
                 refuse_other_profilers(_device(inputs))
             try:
-                return self._plan_alone(region, inputs)
+                with remembered_costs(self._costs, _device(inputs), self._settings.costs):
+                    return self._plan_alone(region, inputs)
             except NoBackward:
                 return None
             except (BudgetTooSmall, BudgetExceeded) as error:
