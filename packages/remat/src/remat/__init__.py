@@ -15,10 +15,11 @@ from remat_exec import (
     list_executors,
     measure_peak,
 )
-from remat_graph.torch import CaptureError, DeviceSpec, allow_recompute, list_captures
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, allow_recompute, list_captures
 from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
 
 __all__ = [
+    "DEVICES",
     "BackwardError",
     "Budget",
     "BudgetError",

@@ -57,7 +57,10 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to plan: what `rematerialize` was asked for."""
+    """How to plan: what `rematerialize` was asked for.
+
+    With `keep_best`, Ctrl-C while solving ends with the best schedule so far.
+    """
 
     budget: Budget
     solver: str
@@ -70,6 +73,7 @@ class Settings:
     optimizer: OptimizerLike | None = None
     on_misfit: Misfit = "raise"
     given: GivenPlan | None = None
+    keep_best: bool = False
 
     @classmethod
     def read(
@@ -282,7 +286,7 @@ def make_plan(
         else:
             solution = adapted(captured.graph, target, schedules) or solution_for(
                 captured.graph, budget, target, settings.solver,
-                settings.limit_seconds, settings.progress,
+                settings.limit_seconds, settings.progress, keep_best=settings.keep_best,
             )  # fmt: skip
             if solution.schedule is None:
                 raise RematError(f"solver {solution.solver} returned no schedule")

@@ -57,10 +57,13 @@ def solution_for(
     solver: str,
     limit_seconds: float | None,
     progress: Callable[[Progress], None] | None,
+    *,
+    keep_best: bool = False,
 ) -> Solution:
     """Take what is cached or, for the solver `"auto"`, shared; solve and cache if there is none.
 
-    `target` is what the graph may take of the budget.
+    `target` is what the graph may take of the budget. With `keep_best`, Ctrl-C ends with the best
+    schedule so far, and nothing is cached.
 
     Raises:
         BudgetTooSmall: with the smallest budget whose target is known to be feasible.
@@ -71,8 +74,9 @@ def solution_for(
     best = min((found for found in known if found), key=lambda found: found.time, default=None)
     if best is not None:
         return best
-    solution = _solved(graph, budget, target, solver, limit_seconds, progress)
-    keep_solution(graph, target, solver, limit_seconds, solution)
+    solution = _solved(graph, budget, target, solver, limit_seconds, progress, keep_best=keep_best)
+    if not keep_best:  # it may have been cut short
+        keep_solution(graph, target, solver, limit_seconds, solution)
     return solution
 
 
@@ -83,6 +87,8 @@ def _solved(
     solver: str,
     limit_seconds: float | None,
     progress: Callable[[Progress], None] | None,
+    *,
+    keep_best: bool = False,
 ) -> Solution:
     """Solve for a target below the budget; what is raised speaks of the budget.
 
@@ -97,6 +103,7 @@ def _solved(
             hierarchy=hierarchy_for(graph, solver),
             limit_seconds=limit_seconds,
             progress=progress,
+            keep_best=keep_best,
         )
     except BudgetTooSmall as error:
         raise BudgetTooSmall(
