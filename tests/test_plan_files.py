@@ -299,3 +299,11 @@ def test_a_step_of_several_regions_has_no_plan_file(made, tmp_path):
         model.plan.save(tmp_path / "plan.json")
     with pytest.raises(remat.RematError, match="leave out regions="):
         remat.rematerialize(Broken(), plan=made, regions="net")
+
+
+def test_the_back_end_takes_a_plan(made, no_solving):
+    options = {"plan": made, "costs": "estimate"}
+    trains_as(torch.compile(mlp(), backend="remat", options=options), mlp(), BATCH)
+    other = torch.compile(mlp(7), backend="remat", options=options)
+    with pytest.raises(remat.PlanMismatch):
+        other(BATCH)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import remat
 from remat import solving
-from remat.command import app, main
+from remat.command import app, main, models
 from remat_graph import load, save
 from remat_graph.schedule import Solution
 
@@ -67,7 +67,7 @@ def test_a_plan_made_by_the_command_is_used(file, tmp_path):
 
 
 def test_a_model_type_is_planned_for_without_weights():
-    sizes = ("--set", "n_layer=2", "--set", "n_embd=32", "--set", "n_head=2")
+    sizes = ("--set", "n_layer=1", "--set", "n_embd=32", "--set", "n_head=2")
     words = ("plan", "gpt2", "--seq", "16", "--batch", "2", *sizes, "--set", "vocab_size=50")
     ends = ("--set", "bos_token_id=0", "--set", "eos_token_id=0", "--budget", "100%")
     slow, fast = (run_json(*words, *ends, "--device", name) for name in ("l4", "h100"))
@@ -125,14 +125,24 @@ def test_solvers_side_by_side(graph, capsys, monkeypatch):
     assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
 
 
-def test_the_largest_batch(file):
-    words = ("largest-batch", f"{file}:net", "--budget", "80KiB", "--set", "depth=2")
+def test_the_largest_batch(file, capsys, monkeypatch):
+    words = ("largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1")
     told = run_json(*words)
-    assert told["predicted_peak_bytes"] <= 80 * 1024
+    assert told["predicted_peak_bytes"] <= 19 * 1024
     assert {told["batch_size"], told["batch_size"] + 1} <= {*told["tried"]}
-    fast = run_json(*words, "--most-overhead", "0")
-    assert fast["batch_size"] < told["batch_size"]
-    assert fast["overhead"] == 0
+    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-1%")
+    assert (code, "most-overhead" in said) == (2, True)
+    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-0.1")
+    assert (code, "not even a batch of one" in said) == (1, True)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 5, 8, 100])
+def test_batches_are_doubled_then_halved(largest):
+    asked = []
+    models._search(lambda size: asked.append(size) or size <= largest)
+    assert largest + 1 in asked
+    assert largest in (0, *asked)
+    assert len(asked) == len({*asked}) <= 16
 
 
 def test_a_curve_of_a_model_as_json(file):

@@ -163,6 +163,8 @@ def _from_transformers(target: Target) -> Example:
     ):
         if target.name in getattr(modeling_auto, mapping):
             config.use_cache = False
+            if family == "Seq2SeqLM" and getattr(config, "decoder_start_token_id", None) is None:
+                config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
             automatic = getattr(transformers, f"AutoModelFor{family}")
             model = automatic.from_config(config, dtype=getattr(torch, target.dtype)).train()
             return Example(model, (), call(config, target))
