@@ -302,8 +302,9 @@ def test_a_step_of_several_regions_has_no_plan_file(made, tmp_path):
 
 
 def test_the_back_end_takes_a_plan(made, no_solving):
+    torch._dynamo.reset()
     options = {"plan": made, "costs": "estimate"}
     trains_as(torch.compile(mlp(), backend="remat", options=options), mlp(), BATCH)
-    other = torch.compile(mlp(7), backend="remat", options=options)
+    other = torch.compile(mlp(7), backend="remat", options={**options})
     with pytest.raises(remat.PlanMismatch):
         other(BATCH)

@@ -78,7 +78,7 @@ class Settings:
     @classmethod
     def read(
         cls,
-        budget: int | float | str | None,
+        budget: int | float | str,
         solver: str,
         costs: Costs,
         limit_seconds: float | None,
@@ -92,7 +92,7 @@ class Settings:
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
-        Without a budget it is that of the plan, or `"auto"`.
+        With a plan that has one, the budget `"auto"` is that of the plan.
 
         Raises:
             DocumentError: if the file of the plan is damaged.
@@ -122,9 +122,9 @@ class Settings:
         if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
         given = None if plan is None else GivenPlan.read(plan)
-        if budget is None:
-            budget = (given and given.budget_bytes) or "auto"
         read = parse_budget(budget)
+        if read.is_auto and given is not None and given.budget_bytes is not None:
+            read = parse_budget(given.budget_bytes)
         if solver != "auto":
             get_solver(solver)
         get_capture(capture)

@@ -53,7 +53,7 @@ def rematerialize(
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: int | float | str | None = None,
+    budget: int | float | str = "auto",
     solver: str = "auto",
     costs: Costs = "measure",
     limit_seconds: float | None = None,
@@ -101,7 +101,7 @@ def rematerialize(
     `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs it as it is.
 
     `plan` is one that was made before, here or on another machine: a `Plan`, such as `remat.plan`
-    gives, or the path of a file that `Plan.save` wrote. Its budget is taken where none is given. It
+    gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
     must be of the graph that the first call gives, whatever the names and times, and is simulated,
     run and measured within the budget as any plan. A `Schedule` or `Solution`, or a file of one,
     must be in the names of that graph.
