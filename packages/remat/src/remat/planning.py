@@ -57,10 +57,7 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to plan: what `rematerialize` was asked for.
-
-    With `keep_best`, Ctrl-C while solving ends with the best schedule so far.
-    """
+    """How to plan; with `keep_best`, Ctrl-C while solving ends with the best schedule so far."""
 
     budget: Budget
     solver: str
