@@ -1,4 +1,5 @@
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "remat-exec" / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+
+os.environ["REMAT_CACHE"] = "0"  # neither read nor write what is of the user
+os.environ.pop("REMAT_PLANS", None)
 
 
 def pytest_collection_finish():

@@ -52,7 +52,7 @@ def refused(capsys, monkeypatch, *words):
 
 def test_the_table_and_the_files(path, tmp_path):
     out, picture = tmp_path / "curve.json", tmp_path / "curve.svg"
-    result = run(path, "--points", 3, "--json", out, "--plot", picture)
+    result = run(path, "--points", 3, "--save", out, "--plot", picture)
     assert result.exit_code == 0, result.output
     curve = remat.tradeoff(GRAPH, points=3)
     rows = [line for line in result.output.splitlines() if "optimal" in line]
@@ -74,7 +74,7 @@ def test_the_table_and_the_files(path, tmp_path):
 
 def test_budgets_that_fit_nothing_are_shown(path, tmp_path):
     out = tmp_path / "curve.json"
-    result = run(path, "--budget", "1B", "--budget", "100%", "--json", out)
+    result = run(path, "--budget", "1B", "--budget", "100%", "--save", out)
     assert result.exit_code == 0, result.output
     assert "infeasible" in result.output
     first, last = json.loads(out.read_text())["body"]["points"]
@@ -88,10 +88,10 @@ def test_what_cannot_be_written_is_said_before_work(path, tmp_path, capsys, monk
     def never(*args, **kwargs):
         raise AssertionError("work was done")
 
-    monkeypatch.setattr("remat.command.find_tradeoff", never)
+    monkeypatch.setattr("remat.command.curves.find_tradeoff", never)
     nowhere = tmp_path / "nowhere"
     for option, file, message in [
-        ("--json", nowhere / "c.json", "does not exist"),
+        ("--save", nowhere / "c.json", "does not exist"),
         ("--plot", nowhere / "c.png", "does not exist"),
         ("--plot", tmp_path / "c.txt", ".png"),
         ("--plot", tmp_path / "c", ".png"),
@@ -113,7 +113,7 @@ def test_bad_numbers_are_said_before_the_graph_is_read(path, capsys, monkeypatch
     def never(*args, **kwargs):
         raise AssertionError("the graph was read")
 
-    monkeypatch.setattr("remat.command.load", never)
+    monkeypatch.setattr("remat.command.curves.load_graph", never)
     for words, message in [
         (("--points", 1), "points=1"),
         (("--budget", "nothing"), "budget='nothing'"),

@@ -2,7 +2,7 @@
 
 from remat.__about__ import __version__
 from remat.budget import Budget
-from remat.errors import BudgetError, BudgetWarning, RematError
+from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.planning import plan
 from remat.plans import Plan
 from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
@@ -15,10 +15,11 @@ from remat_exec import (
     list_executors,
     measure_peak,
 )
-from remat_graph.torch import CaptureError, DeviceSpec, allow_recompute, list_captures
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, allow_recompute, list_captures
 from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
 
 __all__ = [
+    "DEVICES",
     "BackwardError",
     "Budget",
     "BudgetError",
@@ -30,6 +31,7 @@ __all__ = [
     "ExecutionError",
     "LossError",
     "Plan",
+    "PlanMismatch",
     "RematError",
     "SolverError",
     "Tradeoff",

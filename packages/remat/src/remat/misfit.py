@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Literal, get_args
 
@@ -19,6 +20,14 @@ class NotPlanned:
 
     def __init__(self, reason: str = "not made yet; it is made at the first training call") -> None:
         self.reason = reason
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Refuse to write a plan that there is not.
+
+        Raises:
+            RematError: always.
+        """
+        raise RematError(f"there is no plan to write to {os.fspath(path)!r}: {self.reason}")
 
     def __str__(self) -> str:
         return f"remat plan: {self.reason}"

@@ -13,18 +13,21 @@ import torch
 
 from remat.auto_budget import AutoBudget, OptimizerLike, is_optimizer
 from remat.budget import Budget, parse_budget
-from remat.cutting import hierarchy_for
+from remat.cache import remembered_costs, remembered_peak
 from remat.errors import RematError
+from remat.given import GivenPlan, PlanLike
 from remat.misfit import Misfit, check_misfit
 from remat.plain import measure_outside_loss, measure_plain
-from remat.plans import Plan
+from remat.plans import Origin, Plan
 from remat.refusals import refuse_wrapped
+from remat.solving import adapted, solution_for
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
-from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
+from remat_graph import Schedule, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
     CaptureError,
+    Cost,
     Costs,
     DeviceSpec,
     LossCost,
@@ -33,7 +36,7 @@ from remat_graph.torch import (
     process_lock,
     read_call,
 )
-from remat_solvers import BudgetTooSmall, Progress, get_solver, solve
+from remat_solvers import Progress, get_solver
 from remat_solvers.baselines.store_all import store_all
 
 __all__ = [
@@ -41,7 +44,6 @@ __all__ = [
     "Planned",
     "Settings",
     "for_missing",
-    "have_same_ops",
     "make_plan",
     "plan",
     "plan_module",
@@ -60,7 +62,7 @@ _BLOCKS_SPLIT = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to plan: what `rematerialize` was asked for."""
+    """How to plan; with `keep_best`, Ctrl-C while solving ends with the best schedule so far."""
 
     budget: Budget
     solver: str
@@ -72,6 +74,8 @@ class Settings:
     executor: str = "generated"
     optimizer: OptimizerLike | None = None
     on_misfit: Misfit = "raise"
+    given: GivenPlan | None = None
+    keep_best: bool = False
 
     @classmethod
     def read(
@@ -86,16 +90,21 @@ class Settings:
         executor: str = "generated",
         optimizer: OptimizerLike | None = None,
         on_misfit: Misfit = "raise",
+        plan: PlanLike | None = None,
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
+        With a plan that has one, the budget `"auto"` is that of the plan.
+
         Raises:
+            DocumentError: if the file of the plan is damaged.
+            OSError: if it cannot be read.
             BudgetError: if the budget cannot be read.
             CaptureError: if the costs are not known, or the capture does not exist or load.
             SolverError: if the solver does not exist or cannot be loaded.
             ExecutionError: if the executor does not exist or cannot be loaded.
             RematError: if a loss or an optimizer is given that cannot be called, or a loss that
-                could not be measured; if `on_misfit` is not known.
+                could not be measured; if `on_misfit` is not known; if the plan has no schedule.
         """
         check_misfit(on_misfit)
         if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
@@ -114,14 +123,17 @@ class Settings:
             )
         if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+        given = None if plan is None else GivenPlan.read(plan)
         read = parse_budget(budget)
+        if read.is_auto and given is not None and given.budget_bytes is not None:
+            read = parse_budget(given.budget_bytes)
         if solver != "auto":
             get_solver(solver)
         get_capture(capture)
         get_executor(executor)
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-            on_misfit,
+            on_misfit, given,
         )  # fmt: skip
 
 
@@ -182,12 +194,23 @@ def plan_module(
         started = time.perf_counter()
         if settings.loss is not None:
             settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
-        captured = capture(model, args, kwargs, costs=settings.costs)
+        captured = _captured(model, args, kwargs, settings.costs)
         if settings.budget.is_auto:
             auto = AutoBudget(settings.optimizer, model.parameters)
             auto.see((), captured.program.device)
             settings = replace(settings, budget=auto.fix())
         return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+
+
+def _captured(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
+) -> Capture:
+    """Capture a whole module; what was measured in other processes is not measured again."""
+    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
+    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    known: dict[str, Cost] = {}
+    with remembered_costs(known, next(devices, torch.device("cpu")), costs):
+        return capture(model, args, kwargs, costs=costs, known=known)
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
@@ -210,15 +233,18 @@ def make_plan(
     let_go: frozenset[int] = frozenset(),
     granted_bytes: int = 0,
     schedules: Sequence[Schedule] = (),
+    given: GivenPlan | None = None,
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
     `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
-    more when the backward starts. `granted_bytes` is what an earlier call was
-    given: a fraction of a smaller call's plain peak does not go below it. `schedules` are of graphs
-    with the same ops and values, of other sizes: the fastest that fits is taken without solving.
+    more when the backward starts. `granted_bytes` is what an earlier call was given: a fraction of
+    a smaller call's plain peak does not go below it. `schedules` are of graphs with the same ops
+    and values, of other sizes: the fastest that fits is taken without solving. A `given` plan is
+    the only one that is tried.
 
     Raises:
+        PlanMismatch: if the given plan is of another graph.
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         LossError: if the loss cannot be run or differentiated.
@@ -239,15 +265,16 @@ def make_plan(
         captured = captured.with_loss(cost)
     if let_go != captured.let_go:
         captured = captured.letting_go(let_go)
+    if given is not None:
+        captured, schedule = given.fit(captured)
     seconds = time.perf_counter() - started
     tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
-        logger.info("measuring one plain step")
-        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
-        plain = None if peak is None else peak.peak_bytes + scalar_bytes
+        plain = _plain_peak(module, args, kwargs, captured, everything, loss)
+        plain = None if plain is None else plain + scalar_bytes
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:
@@ -255,12 +282,16 @@ def make_plan(
     target = budget - scalar_bytes
     bound: float | None = None
     for attempt in range(_ATTEMPTS):
-        solution = _adapted(captured.graph, target, schedules) or _solve(
-            captured.graph, budget, target, settings
-        )
-        schedule = solution.schedule
-        if schedule is None:
-            raise RematError(f"solver {solution.solver} returned no schedule")
+        if given is not None:
+            solution = given.solution(captured.graph, schedule, target, budget)
+        else:
+            solution = adapted(captured.graph, target, schedules) or solution_for(
+                captured.graph, budget, target, settings.solver,
+                settings.limit_seconds, settings.progress, keep_best=settings.keep_best,
+            )  # fmt: skip
+            if solution.schedule is None:
+                raise RematError(f"solver {solution.solver} returned no schedule")
+            schedule = solution.schedule
         if attempt:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
@@ -275,6 +306,9 @@ def make_plan(
             seconds,
             executable.peak_bytes,
             executable.source,
+            Origin.here(device),
+            captured.missing,
+            captured.let_go,
         )
         if not run:
             return Planned(plan, captured, executable)
@@ -283,6 +317,8 @@ def make_plan(
         if measured <= budget:
             logger.info("planned: %s", str(plan).replace("\n", "; "))
             return Planned(plan, captured, executable)
+        if given is not None:
+            raise given.over(measured, budget)
         over = measured - budget
         logger.info(
             "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
@@ -298,6 +334,25 @@ def make_plan(
         budget,
         measured,
     )
+
+
+def _plain_peak(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    captured: Capture,
+    everything: int,
+    loss: Loss | None,
+) -> int | None:
+    """Measure a plain step, unless it is known; no two losses can be told to be the same."""
+
+    def measured() -> int | None:
+        logger.info("measuring one plain step")
+        device = captured.program.device
+        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
+        return None if peak is None else peak.peak_bytes
+
+    return measured() if loss is not None else remembered_peak(module, captured, measured)
 
 
 def _rehearsed(
@@ -347,64 +402,3 @@ def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
     if expected in (captured.missing, differentiable):
         return captured
     return captured.variant(frozenset(expected))
-
-
-def have_same_ops(one: Graph, other: Graph) -> bool:
-    """Whether a schedule of one is a schedule of the other, whatever it takes there."""
-    return len(one.ops) == len(other.ops) and all(
-        (a.name, a.inputs, a.outputs, a.stage, a.replayable, a.order_after)
-        == (b.name, b.inputs, b.outputs, b.stage, b.replayable, b.order_after)
-        for a, b in zip(one.ops, other.ops, strict=True)
-    )
-
-
-def _adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solution | None:
-    """Find the fastest of known schedules, and storing everything, that fits; `None` if none does.
-
-    Storing everything alone is no known schedule: without any other, nothing is tried.
-    """
-    if not schedules:
-        return None
-    start = time.perf_counter()
-    best: Solution | None = None
-    for schedule in (store_all(graph), *schedules):
-        try:
-            timeline = simulate(graph, schedule)
-        except InvalidSchedule:  # of a graph whose outputs were let go of
-            continue
-        if timeline.peak_bytes <= target and (best is None or timeline.time < best.time):
-            best = Solution(
-                schedule=schedule,
-                status=Status.FEASIBLE,
-                peak_bytes=timeline.peak_bytes,
-                time=timeline.time,
-                lower_bound=graph.time,
-                solver="known schedule",
-                solve_seconds=time.perf_counter() - start,
-            )
-    return best
-
-
-def _solve(graph: Graph, budget: int, target: int, settings: Settings) -> Solution:
-    """Solve for a target below the budget; what is raised speaks of the budget.
-
-    Raises:
-        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
-    """
-    try:
-        return solve(
-            graph,
-            max(1, target),
-            solver=settings.solver,
-            hierarchy=hierarchy_for(graph, settings.solver),
-            limit_seconds=settings.limit_seconds,
-            progress=settings.progress,
-        )
-    except BudgetTooSmall as error:
-        raise BudgetTooSmall(
-            budget,
-            error.smallest_bytes + budget - target,
-            error.least_bytes,
-            error.least_at,
-            error.status,
-        ) from None

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
+
+from remat.__about__ import __version__
 from remat.errors import RematError
-from remat_graph import Compute, Graph, Schedule, Solution, Stage
+from remat_graph import Compute, Graph, Schedule, Solution, Stage, Status, simulate
+from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import RegionOption
 
-__all__ = ["Plan", "StepPlan"]
+__all__ = ["Origin", "Plan", "StepPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """With what a plan was made: the versions of remat and torch, and the device."""
+
+    remat_version: str
+    torch_version: str
+    device: str
+
+    @classmethod
+    def here(cls, device: torch.device | None = None) -> Origin:
+        """Name what is installed here, and a device; `None` for a plan that was made without."""
+        name = "none" if device is None else device.type
+        if device is not None and device.type == "cuda":
+            name = torch.cuda.get_device_name(device)
+        return cls(__version__, str(torch.__version__), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +43,9 @@ class Plan:
     `predicted_peak_bytes` is the schedule's: each draw of random numbers is taken to save the state
     of its generator, and what a loss outside the module keeps is a value of the graph.
     `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
-    run. `source` is the generated code.
+    run. `missing` are the positions of outputs whose gradients it takes not to come, `let_go` those
+    of outputs that it takes the user to hold no more when the backward starts. `source` is the
+    generated code; a plan that was read from a file has none.
     """
 
     graph: Graph
@@ -33,6 +57,48 @@ class Plan:
     capture_seconds: float
     predicted_peak_bytes: int
     source: str
+    origin: Origin
+    missing: frozenset[int] = frozenset()
+    let_go: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule, budget: int) -> Plan:
+        """Make a plan of any schedule of a graph, such as another tool's, for a budget in bytes.
+
+        Raises:
+            InvalidSchedule: if it is no schedule of the graph.
+        """
+        timeline = simulate(graph, schedule)
+        solution = Solution(
+            Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes, graph.time, "given", 0.0
+        )
+        everything = simulate(graph, store_all(graph)).peak_bytes
+        return cls(
+            graph, solution, budget, None, everything, None, 0.0, timeline.peak_bytes, "",
+            Origin.here(),
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` wrote.
+
+        Raises:
+            DocumentError: if the file is damaged, or holds something else.
+            OSError: if it cannot be read.
+        """
+        from remat.plan_file import load_plan  # noqa: PLC0415 - it imports this module
+
+        return load_plan(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
+
+        Raises:
+            OSError: if the folder does not exist or cannot be written.
+        """
+        from remat.plan_file import save_plan  # noqa: PLC0415 - it imports this module
+
+        save_plan(self, path)
 
     @property
     def schedule(self) -> Schedule:
@@ -98,6 +164,18 @@ class StepPlan:
     least_time: float
     lower_bound: float
     measured_peak_bytes: int | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Refuse: what runs between the regions is known only once a step was recorded.
+
+        Raises:
+            RematError: always.
+        """
+        raise RematError(
+            f"cannot write {os.fspath(path)!r}: only the plan of a model that is one region can be "
+            f"saved, and this one is of {len(self.regions)} calls of regions. What runs between "
+            f"them is recorded in the first steps, so that it is planned again in each process"
+        )
 
     @property
     def predicted_overhead(self) -> float:

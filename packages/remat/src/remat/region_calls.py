@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from remat.planning import have_same_ops
+from remat.solving import have_same_ops
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Compute, Graph
 from remat_graph.torch import Capture

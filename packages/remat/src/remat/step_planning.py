@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from remat.auto_budget import AutoBudget
+from remat.cache import remembered_costs
 from remat.errors import BudgetWarning
 from remat.known_patterns import KnownPattern, KnownPatterns
 from remat.misfit import warn_of_misfit
@@ -98,7 +99,8 @@ class StepPlanner:
             if self.settings.costs == "measure":
                 self.stop_recording()
                 refuse_other_profilers(capture.program.device)
-                capture = capture.costed("measure", costs)
+                with remembered_costs(costs, capture.program.device, self.settings.costs):
+                    capture = capture.costed("measure", costs)
             limit = _SECONDS + _SECONDS_PER_OP * len(capture.graph.ops)
             if self.settings.limit_seconds is not None:
                 limit = min(limit, self.settings.limit_seconds)

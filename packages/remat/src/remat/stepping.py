@@ -18,19 +18,20 @@ from typing import Any
 import torch
 
 from remat.auto_budget import AutoBudget
+from remat.cache import remembered_costs
 from remat.dynamo import Found
-from remat.errors import RematError
+from remat.errors import PlanMismatch, RematError
 from remat.misfit import NotPlanned, warn_of_misfit
 from remat.planning import (
     Planned,
     Settings,
     for_missing,
-    have_same_ops,
     make_plan,
     refuse_other_profilers,
 )
 from remat.plans import Plan
 from remat.region_calls import RegionPlan
+from remat.solving import have_same_ops
 from remat.step_planning import StepPlanner
 from remat_exec import BudgetExceeded, Runnable, SecondDerivative, get_executor, with_call
 from remat_graph import Graph
@@ -328,11 +329,14 @@ class Stepper:
             self._auto.see(inputs, _device(inputs))
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for
+        if self._settings.given is not None and not self._alone:
+            self._refuse_given()
         if self._alone:
             if self._settings.costs == "measure":
                 refuse_other_profilers(_device(inputs))
             try:
-                return self._plan_alone(region, inputs)
+                with remembered_costs(self._costs, _device(inputs), self._settings.costs):
+                    return self._plan_alone(region, inputs)
             except NoBackward:
                 return None
             except (BudgetTooSmall, BudgetExceeded) as error:
@@ -350,6 +354,13 @@ class Stepper:
             logger.warning("%s runs as it is, its memory is not planned: %s", region.name, error)
             self.together.breaks.append(f"{region.name} runs as it is: {error}")
             return None
+
+    def _refuse_given(self) -> None:
+        where = "; ".join(dict.fromkeys(self.together.breaks)) or "other ranks take part in it"
+        raise PlanMismatch(
+            f"plan= is for a model whose forward is one region, and this one's is not: {where}. "
+            f"Leave plan= out; a step of several regions is recorded and planned in each process"
+        )
 
     def _communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -410,6 +421,7 @@ class Stepper:
             let_go=region.let_go or frozenset(),
             granted_bytes=self._granted_bytes,
             schedules=[known.plan.schedule for known in kin],
+            given=None if self._known else settings.given,
             started=start,
         )
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)

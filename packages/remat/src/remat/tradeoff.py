@@ -32,7 +32,14 @@ from remat_graph.torch import Costs
 from remat_solvers import Progress, Tradeoff, TradeoffPoint
 from remat_solvers.queries.tradeoff import check_arguments
 
-__all__ = ["check_picture", "plot_tradeoff", "read_budgets", "save_tradeoff", "tradeoff"]
+__all__ = [
+    "check_picture",
+    "plot_tradeoff",
+    "read_budgets",
+    "save_tradeoff",
+    "tradeoff",
+    "tradeoff_document",
+]
 
 _VERSION = 1
 _UNBOUNDED = 1 << 62  # more than any machine has
@@ -159,6 +166,11 @@ def save_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: if the folder does not exist or cannot be written.
     """
+    write_atomically(path, json.dumps(tradeoff_document(curve), separators=(",", ":")) + "\n")
+
+
+def tradeoff_document(curve: Tradeoff) -> dict[str, Any]:
+    """Say a curve as the document that `save_tradeoff` writes."""
     body = {
         "store_all_peak_bytes": curve.store_all_peak_bytes,
         "store_all_time": curve.store_all_time,
@@ -168,8 +180,7 @@ def save_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
         "seconds": curve.seconds,
         "points": [_point_body(point) for point in curve.points],
     }
-    document = {"kind": "tradeoff", "version": _VERSION, "body": body}
-    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
+    return {"kind": "tradeoff", "version": _VERSION, "body": body}
 
 
 def _point_body(point: TradeoffPoint) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from remat.auto_budget import AutoBudget, OptimizerLike
 from remat.classes import Classes
 from remat.dynamo import compile_frames
 from remat.errors import RematError
+from remat.given import PlanLike
 from remat.hooks import Hooks
 from remat.misfit import Misfit, NotPlanned
 from remat.planning import Settings, as_args
@@ -63,6 +64,7 @@ def rematerialize(
     executor: str = "generated",
     optimizer: OptimizerLike | None = None,
     on_misfit: Misfit = "raise",
+    plan: PlanLike | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -74,8 +76,8 @@ def rematerialize(
     stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
     what one forward plus backward allocates on the device beyond what was there before: a whole
     number of bytes, a string with a unit (`"8GiB"`), a fraction of plain autograd's peak (`0.5`
-    or `"50%"`), or `"auto"`. That is nine tenths of what is free at the first training call, at
-    which the plan is made then, less what an optimizer will keep and has not allocated:
+    or `"50%"`), or `"auto"`, the default. That is nine tenths of what is free at the first training
+    call, at which the plan is made then, less what an optimizer will keep and has not allocated:
     `optimizer` is one, its class, or a function that makes one of a list of parameters; `None`
     stands for two tensors of the size of each trainable parameter, as AdamW keeps them.
 
@@ -98,23 +100,33 @@ def rematerialize(
     `on_misfit` says what happens in training where no plan is within the budget: `"raise"`, or
     `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs it as it is.
 
+    `plan` is one that was made before, here or on another machine: a `Plan`, such as `remat.plan`
+    gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
+    must be of the graph that the first call gives, whatever the names and times, and is simulated,
+    run and measured within the budget as any plan. A `Schedule` or `Solution`, or a file of one,
+    must be in the names of that graph.
+
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
     as the last batch, less than an earlier one was given.
 
     Raises:
+        PlanMismatch: if `plan` is of another graph, saying where that first differs, or the forward
+            is not one region.
+        DocumentError: if the file of the plan is damaged.
+        OSError: if it cannot be read.
         BudgetError: if the budget cannot be read; `"auto"`, if nothing is left, or it cannot be
             told what is free or what the optimizer keeps.
         CaptureError: if a graph of the model cannot be captured, or the capture is unknown or
             broken.
         ExecutionError: if the executor is unknown or broken.
         BudgetTooSmall: if no schedule within the budget was found.
-        BudgetExceeded: if the measured peak stays over the budget.
+        BudgetExceeded: if the measured peak stays over the budget, or that of `plan` is.
         SolverError: if the solver is unknown, broken or unsuitable.
         LossError: if the loss cannot be run or differentiated.
         RematError: if the model is no module, is rematerialized already, or is wrapped by DDP or
             FSDP; if a loss cannot be called, or costs are not measured; if an entry of `regions`
-            matches no submodule.
+            matches no submodule, or both `regions` and `plan` are given.
 
     Warns:
         BudgetWarning: if a step of several regions took more than the budget, which what runs
@@ -127,8 +139,10 @@ def rematerialize(
     refuse_wrapped(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_misfit,
+        on_misfit, plan,
     )  # fmt: skip
+    if regions is not None and plan is not None:
+        raise RematError("plan= is for a model that is one region; leave out regions= or plan=")
     made = shallow_copy(model)
     chosen = choose_regions(made, regions)
     unwrap_units(made)

@@ -2,6 +2,7 @@
 
 from remat_graph.torch.capturing import Capture, Costs, capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
+from remat_graph.torch.devices import DEVICES
 from remat_graph.torch.errors import (
     BrokenCapture,
     CaptureError,
@@ -32,6 +33,7 @@ from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing import original_forward, original_forwards
 
 __all__ = [
+    "DEVICES",
     "GENERATOR_STATE_BYTES",
     "IN_PLACE",
     "PARTS",

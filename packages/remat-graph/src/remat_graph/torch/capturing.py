@@ -184,6 +184,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     costs: Costs = "measure",
+    known: dict[str, Cost] | None = None,
 ) -> Capture:
     """Capture one forward and backward pass of a module as a graph.
 
@@ -191,7 +192,8 @@ def capture(
     those on meta are captured as fake ones on the CPU, and real ones on the CPU may stand beside
     them. Where the output has a scalar called `loss`, it alone is taken to be differentiated; other
     variants come from `Capture.variant`. The module's buffers, gradients and the global random
-    generators are left as they were.
+    generators are left as they were. `known` are costs measured before, by equivalence class, and
+    are added to.
 
     Raises:
         CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
@@ -221,7 +223,7 @@ def capture(
             joint,
             _all_but_loss(joint, structure),
             costs,
-            {},
+            {} if known is None else known,
             structure,
             RealStrides() if costs == "measure" else None,
             is_dry(module, call),

@@ -1,0 +1,80 @@
+"""A folder of shared plans: `REMAT_PLANS` names one, or several as in `PATH`, that are only read.
+
+The plan files in it, whatever they are called, say the hash of the outline of their graph; those
+of the outline that is looked for are read, checked and simulated. One is taken that was made for
+this budget or a larger one, and fits.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from remat.outlines import Outline
+from remat.plan_file import PlanHead, load_plan, read_head
+from remat_graph import DocumentError, Graph, Solution, Status, simulate
+
+__all__ = ["shared_solution"]
+
+logger = logging.getLogger(__name__)
+
+
+def shared_solution(graph: Graph, target: int, budget: int) -> Solution | None:
+    """Find the fastest schedule of shared plans that takes at most `target` bytes, or `None`.
+
+    `budget` is what a plan must have been made for at least.
+    """
+    heads = [(path, head) for path, head in _heads() if head.budget_bytes >= budget]
+    if not heads:
+        return None
+    here = Outline.of(graph)
+    wanted = here.hash
+    fitting = []
+    for path, head in heads:
+        if head.outline == wanted:
+            solution = _read(path, graph, here)
+            if solution is not None and solution.peak_bytes <= target:
+                logger.info("the shared plan %s serves", path)
+                fitting.append(solution)
+    return min(fitting, key=lambda solution: solution.time, default=None)
+
+
+def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
+    try:
+        plan = load_plan(path)
+    except (DocumentError, OSError) as error:
+        logger.warning("the shared plan %s is left out: %s", path, error)
+        return None
+    schedule = Outline.of(plan.graph).translate(plan.schedule, here)
+    timeline = simulate(graph, schedule)
+    return replace(
+        plan.solution,
+        schedule=schedule,
+        time=timeline.time,
+        peak_bytes=timeline.peak_bytes,
+        status=Status.FEASIBLE,
+        lower_bound=graph.time,
+        trials=(),
+    )
+
+
+def _heads() -> list[tuple[Path, PlanHead]]:
+    folders = [Path(name) for name in os.environ.get("REMAT_PLANS", "").split(os.pathsep) if name]
+    found = []
+    for path in sorted(path for folder in folders for path in folder.glob("*.json")):
+        try:
+            head = _head(path, path.stat().st_mtime_ns)
+        except (DocumentError, OSError) as error:
+            logger.warning("the shared plan %s is left out: %s", path, error)
+        else:
+            found.append((path, head))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(path: Path, modified: int) -> PlanHead:
+    del modified  # a file that was changed is read again
+    return read_head(path.read_bytes(), source=str(path))

@@ -1,0 +1,174 @@
+"""Commands over saved graphs: `solve` and `check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from remat.budget import parse_budget
+from remat.command.main import app
+from remat.command.terminal import (
+    BudgetOption,
+    JsonOption,
+    LimitOption,
+    SolverOption,
+    check_output,
+    out,
+    print_json,
+    print_rows,
+    waiting,
+)
+from remat.cutting import hierarchy_for
+from remat.errors import BudgetError
+from remat.plans import Plan
+from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
+from remat_solvers import solve as find_schedule
+from remat_solvers.baselines.store_all import store_all
+
+__all__ = ["bytes_of", "load_graph", "overhead", "solution_document", "solution_rows"]
+
+GraphFile = Annotated[Path, typer.Argument(help="A graph, as JSON.")]
+
+
+@app.command()
+def solve(
+    graph: GraphFile,
+    budget: BudgetOption,
+    solver: SolverOption = "auto",
+    limit_seconds: LimitOption = None,
+    output: Annotated[Path | None, typer.Option(help="Write the solution here, as JSON.")] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option("--save", help="Write graph and solution here, as a plan.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find a schedule of a saved graph within a budget, and how far from the best it can be."""
+    check_output(output)
+    check_output(save_plan)
+    parse_budget(budget)
+    loaded = load_graph(graph)
+    everything = simulate(loaded, store_all(loaded)).peak_bytes
+    size = bytes_of(budget, everything)
+    with waiting("solving", limit_seconds, lambda time: overhead(loaded, time)) as report:
+        solution = find_schedule(
+            loaded,
+            size,
+            solver=solver,
+            hierarchy=hierarchy_for(loaded, solver),
+            limit_seconds=limit_seconds,
+            progress=report,
+            keep_best=True,
+        )
+    if output is not None:
+        save(solution, output)
+    if save_plan is not None and solution.schedule is not None:
+        Plan.of(loaded, solution.schedule, size).save(save_plan)
+    if json:
+        print_json(
+            {"budget_bytes": size, "store_all_peak_bytes": everything}
+            | solution_document(loaded, solution)
+        )
+        return
+    print_rows(
+        {
+            "operations": f"{len(loaded.ops):,}",
+            "budget": f"{size:,} bytes",
+            "storing everything": f"{everything:,} bytes",
+            **solution_rows(loaded, solution),
+        }
+    )
+    for path in filter(None, (output, save_plan)):
+        out.print(f"written to {path}", markup=False)
+
+
+@app.command()
+def check(
+    graph: GraphFile,
+    schedule: Annotated[Path, typer.Argument(help="A schedule or a solution, as JSON.")],
+    json: JsonOption = False,
+) -> None:
+    """Simulate a schedule on a graph: whether it is legal, its peak and its time."""
+    loaded = load_graph(graph)
+    document = load(schedule)
+    found = document.schedule if isinstance(document, Solution) else document
+    if not isinstance(found, Schedule):
+        raise GraphError(f"{schedule} holds no schedule")
+    timeline = simulate(loaded, found)
+    if json:
+        print_json(
+            {
+                "peak_bytes": timeline.peak_bytes,
+                "peak_step": timeline.peak_step,
+                "steps": len(found),
+                "time": timeline.time,
+            }
+        )
+        return
+    out.print(
+        f"legal: peak {timeline.peak_bytes:,} bytes at step {timeline.peak_step} of {len(found)}, "
+        f"time {timeline.time:.6g} s, {overhead(loaded, timeline.time)}"
+    )
+
+
+def load_graph(path: Path) -> Graph:
+    """Read a graph.
+
+    Raises:
+        GraphError: if the file holds something else.
+        DocumentError: if it is damaged.
+        OSError: if it cannot be read.
+    """
+    found = load(path)
+    if not isinstance(found, Graph):
+        raise GraphError(f"{path} holds a {type(found).__name__.lower()}; a graph is needed")
+    return found
+
+
+def bytes_of(budget: str, everything: int) -> int:
+    """Read a budget that is bytes or a share of what storing everything takes.
+
+    Raises:
+        BudgetError: if it cannot be read, or is `"auto"`.
+    """
+    wanted = parse_budget(budget)
+    if wanted.is_auto:
+        raise BudgetError("budget='auto' needs a device; give bytes or a share")
+    return wanted.resolve(lambda: everything)
+
+
+def overhead(graph: Graph, time: float) -> str:
+    """Say a time as overhead over computing everything once."""
+    return f"overhead {100 * (time / graph.time - 1 if graph.time else 0):.2f}%"
+
+
+def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
+    """Say a solution in words."""
+    bound = solution.lower_bound
+    return {
+        "peak": f"{solution.peak_bytes:,} bytes",
+        "time": f"{solution.time:.6g} s, {overhead(graph, solution.time)}",
+        "no schedule is below": "unknown" if bound is None else overhead(graph, bound),
+        "status": f"{solution.status.value}, by {solution.solver}",
+        "solved in": f"{solution.solve_seconds:.1f} s",
+        "tried": [
+            f"{trial.solver}: {trial.status.value}, "
+            f"{'nothing' if trial.time is None else overhead(graph, trial.time)}, "
+            f"{trial.seconds:.1f} s"
+            for trial in solution.trials
+        ],
+    }
+
+
+def solution_document(graph: Graph, solution: Solution) -> dict[str, Any]:
+    """Say a solution as JSON; times in seconds, without its schedule."""
+    return {
+        "status": solution.status.value,
+        "solver": solution.solver,
+        "peak_bytes": solution.peak_bytes,
+        "time": solution.time,
+        "least_time": graph.time,
+        "lower_bound": solution.lower_bound,
+        "solve_seconds": solution.solve_seconds,
+    }

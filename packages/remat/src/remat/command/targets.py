@@ -1,0 +1,192 @@
+"""What a command is about: `FILE.py:factory`, a model type of transformers, or a saved graph.
+
+A factory returns `(model, args)` or `(model, args, kwargs)`; arguments are those of `remat.plan`.
+It is called with what `--batch`, `--seq` and `--set` give, by name. A model type is built from its
+configuration, without weights, and called with tokens and labels, or pixels and labels.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remat.errors import RematError
+from remat_graph.torch import DEVICES, Costs
+
+__all__ = ["Example", "Target", "costs_of", "read_settings"]
+
+_BATCH, _LENGTH = 8, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A model and an example call."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was named, with its sizes; `batch` and `seq` are `None` where they were not given."""
+
+    name: str
+    batch: int | None = None
+    seq: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    def with_batch(self, batch: int) -> Target:
+        """Give the same of another batch."""
+        return replace(self, batch=batch)
+
+    def build(self, costs: Costs) -> Example:
+        """Make the model and the call, without data unless they are to be measured.
+
+        Raises:
+            RematError: if there is no such model, or it cannot be made.
+        """
+        file, colon, factory = self.name.rpartition(":")
+        with nullcontext() if costs == "measure" else torch.device("meta"):
+            try:
+                if colon and file.endswith(".py"):
+                    return _from_file(Path(file), factory, self._given())
+                return _from_transformers(self)
+            except (RematError, OSError):
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                hint = "" if costs == "measure" else "; with --measure it is made with its data"
+                raise RematError(f"{self.name} could not be made: {reason}{hint}") from error
+
+    def _given(self) -> dict[str, Any]:
+        sizes = {"batch": self.batch, "seq": self.seq}
+        return {**{k: v for k, v in sizes.items() if v is not None}, **self.settings}
+
+
+def read_settings(entries: Sequence[str] | None) -> dict[str, Any]:
+    """Read `key=value`; a value is a Python literal, or else a string.
+
+    Raises:
+        RematError: if an entry has no `=`.
+    """
+    read: dict[str, Any] = {}
+    for entry in entries or ():
+        key, equals, value = entry.partition("=")
+        if not equals or not key.isidentifier():
+            raise RematError(f"--set {entry!r}; give it as key=value")
+        try:
+            read[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            read[key] = value
+    return read
+
+
+def costs_of(device: str | None, measure: bool) -> Costs:
+    """Choose costs: measured here, those of a named device, or estimates for this machine.
+
+    Raises:
+        RematError: if the device is not known, or both are asked for.
+    """
+    if device is None:
+        return "measure" if measure else "estimate"
+    if measure:
+        raise RematError("--measure is for this machine; leave out --device or --measure")
+    if device.lower() not in DEVICES:
+        raise RematError(f"--device {device!r} is not known; there are {', '.join(DEVICES)}")
+    return DEVICES[device.lower()]
+
+
+def _from_file(path: Path, name: str, given: Mapping[str, Any]) -> Example:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location("remat_target", path)
+    if spec is None or spec.loader is None:
+        raise RematError(f"{str(path)!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise RematError(f"{str(path)!r} has no function {name!r}")
+    try:
+        inspect.signature(factory).bind(**given)
+    except TypeError as error:
+        raise RematError(
+            f"{name}() of {str(path)!r} does not take what is given: {error}"
+        ) from None
+    return _read(factory(**given), f"{name}() of {str(path)!r}")
+
+
+def _read(made: Any, name: str) -> Example:
+    if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], torch.nn.Module):
+        model, args, *rest = made
+        kwargs = rest[0] if rest else {}
+        if isinstance(kwargs, Mapping):
+            as_tuple = tuple(args) if isinstance(args, tuple | list) else (args,)
+            return Example(model, () if args is None else as_tuple, dict(kwargs))
+    raise RematError(f"{name} must return (model, args) or (model, args, kwargs)")
+
+
+def _from_transformers(target: Target) -> Example:
+    try:
+        import transformers  # noqa: PLC0415 - not a dependency
+        from transformers.models.auto import modeling_auto  # noqa: PLC0415
+    except ImportError:
+        raise RematError(
+            f"{target.name!r} is no FILE.py:factory, and transformers, which may know a model type "
+            f"of this name, is not installed"
+        ) from None
+    try:
+        config = transformers.AutoConfig.for_model(target.name, **target.settings)
+    except ValueError:
+        raise RematError(
+            f"{target.name!r} is neither FILE.py:factory nor a model type of transformers, such as "
+            f"gpt2, llama, bert, t5 or vit"
+        ) from None
+    unknown = sorted(key for key in target.settings if key not in type(config)().to_dict())
+    if unknown:
+        raise RematError(f"the configuration of {target.name} has no {', '.join(unknown)}")
+    for family, mapping, call in (
+        ("Seq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", _tokens),
+        ("MaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", _tokens),
+        ("CausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", _tokens),
+        ("ImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", _pixels),
+    ):
+        if target.name in getattr(modeling_auto, mapping):
+            config.use_cache = False
+            if family == "Seq2SeqLM" and getattr(config, "decoder_start_token_id", None) is None:
+                config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+            automatic = getattr(transformers, f"AutoModelFor{family}")
+            model = automatic.from_config(config, dtype=getattr(torch, target.dtype)).train()
+            return Example(model, (), call(config, target))
+    raise RematError(
+        f"{target.name} makes neither language nor classes of images; write a FILE.py:factory"
+    )
+
+
+def _tokens(config: Any, target: Target) -> dict[str, Any]:
+    longest = getattr(config, "max_position_embeddings", None) or _LENGTH
+    length = target.seq or min(_LENGTH, longest)
+    tokens = torch.zeros(target.batch or _BATCH, length, dtype=torch.long)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def _pixels(config: Any, target: Target) -> dict[str, Any]:
+    if target.seq is not None:
+        raise RematError(f"{target.name} takes images; --seq is for language")
+    batch = target.batch or _BATCH
+    side = getattr(config, "image_size", None) or 224
+    height, width = side if isinstance(side, tuple | list) else (side, side)
+    pixels = torch.zeros(
+        batch, config.num_channels, height, width, dtype=getattr(torch, target.dtype)
+    )
+    return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long)}

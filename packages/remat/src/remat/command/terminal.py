@@ -1,0 +1,117 @@
+"""What is printed: tables or JSON on stdout, progress on stderr once something takes a while."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from remat_solvers import Progress
+
+__all__ = [
+    "BudgetOption",
+    "JsonOption",
+    "LimitOption",
+    "SolverOption",
+    "check_output",
+    "err",
+    "out",
+    "print_json",
+    "print_rows",
+    "waiting",
+]
+
+out = Console()
+err = Console(stderr=True)
+
+BudgetOption = Annotated[
+    str,
+    typer.Option(help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%')."),
+]
+SolverOption = Annotated[str, typer.Option(help="A name from `remat solvers`.")]
+LimitOption = Annotated[float | None, typer.Option(help="Stop the search after so many seconds.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_QUIET_SECONDS = 2.0
+
+
+def print_json(document: Any) -> None:
+    """Print a document as JSON."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+def print_rows(rows: Mapping[str, object]) -> None:
+    """Print pairs as a table."""
+    table = Table(show_header=False)
+    for name, text in rows.items():
+        for line in text if isinstance(text, Sequence) and not isinstance(text, str) else [text]:
+            table.add_row(Text(name), Text(str(line)))
+    out.print(table)
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse, before any work, what could not be written.
+
+    Raises:
+        OSError: if its folder does not exist, or it is a folder.
+    """
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+
+
+class _Left(ProgressColumn):
+    """The time left of a limit."""
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        super().__init__()
+        self._limit = limit_seconds
+
+    def render(self, task: Task) -> Text:
+        if self._limit is None:
+            return Text("")
+        left = max(0.0, self._limit - (task.elapsed or 0.0))
+        return Text(f"at most {left:.0f} s left; Ctrl-C keeps the best so far")
+
+
+@contextmanager
+def waiting(
+    what: str, limit_seconds: float | None, time: Callable[[float], str] | None = None
+) -> Iterator[Callable[[Progress], None]]:
+    """Show, after two seconds, what is going on; give what takes a solver's progress.
+
+    `time` says the time of the best schedule so far.
+    """
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), _Left(limit_seconds)
+    )  # fmt: skip
+    bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
+    task = bar.add_task(what)
+    timer = threading.Timer(_QUIET_SECONDS, bar.start)
+    timer.daemon = True
+
+    def report(progress: Progress) -> None:
+        best = progress.incumbent_time
+        found = "" if best is None or time is None else f"{time(best)}; "
+        bar.update(task, description=f"{what}: {found}{progress.message}".replace("[", "\\["))
+
+    timer.start()
+    try:
+        yield report
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()

@@ -1,0 +1,192 @@
+"""The command: models and graphs by name, tables or JSON, exit codes."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import remat
+from remat import solving
+from remat.command import app, main, models
+from remat_graph import load, save
+from remat_graph.schedule import Solution
+
+FACTORY = """
+import torch
+
+def net(batch=64, depth=5):
+    layers = (m for _ in range(depth) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
+    return torch.nn.Sequential(*layers), torch.zeros(batch, 64)
+
+def odd():
+    return 1
+
+def heavy():
+    return torch.nn.Linear(int(torch.ones(()).item()), 1), torch.zeros(1, 1)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "nets.py").write_text(FACTORY)
+    return tmp_path / "nets.py"
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def run_json(*words):
+    return json.loads(run(*words, "--json"))
+
+
+def ended(capsys, monkeypatch, *words):
+    """Run as a user does; give the exit code and what is said."""
+    monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code, " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_made_by_the_command_is_used(file, tmp_path):
+    saved = tmp_path / "plan.json"
+    told = run_json(
+        "plan", f"{file}:net", "--budget", "170KiB", "--set", "depth=6", "--save", saved
+    )
+    assert told["recomputations"] > 0
+    assert told["predicted_peak_bytes"] <= told["budget_bytes"] == 170 * 1024
+    layers = (m for _ in range(6) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
+    model = torch.nn.Sequential(*layers)
+    made = remat.rematerialize(model, torch.randn(64, 64), plan=saved, budget="200KiB")
+    assert made.plan.recomputations == told["recomputations"]
+    assert "written to" in run("plan", f"{file}:net", "--budget", "1MiB", "--save", saved)
+
+
+def test_a_model_type_is_planned_for_without_weights():
+    sizes = ("--set", "n_layer=1", "--set", "n_embd=32", "--set", "n_head=2")
+    words = ("plan", "gpt2", "--seq", "16", "--batch", "2", *sizes, "--set", "vocab_size=50")
+    ends = ("--set", "bos_token_id=0", "--set", "eos_token_id=0", "--budget", "100%")
+    slow, fast = (run_json(*words, *ends, "--device", name) for name in ("l4", "h100"))
+    assert slow["operations"] == fast["operations"]
+    assert slow["time"] > fast["time"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["plan", "nosuch", "--budget", "50%"], 1, "gpt2"),
+        (["plan", "FILE:none", "--budget", "50%"], 1, "no function 'none'"),
+        (["plan", "FILE:odd", "--budget", "50%"], 1, "must return (model, args)"),
+        (["plan", "FILE:heavy", "--budget", "50%"], 1, "--measure"),
+        (["plan", "FILE:net", "--budget", "50%", "--seq", "3"], 1, "does not take"),
+        (["plan", "FILE:net", "--budget", "50%", "--set", "depth"], 1, "key=value"),
+        (["plan", "FILE:net", "--budget", "50%", "--device", "z80"], 1, "h100"),
+        (["plan", "FILE:net", "--budget", "auto"], 1, "bytes or a share"),
+        (["plan", "gpt2", "--budget", "1GiB", "--set", "layers=3"], 1, "has no layers"),
+        (["plan", "FILE:net", "--budget", "1KiB"], 3, "budget 1 KiB is below"),
+        (["plan", "FILE:net"], 2, "--budget"),
+        (["plan", "nowhere.py:net", "--budget", "50%"], 1, "no file"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_code(file, capsys, monkeypatch, words, code, said):
+    found, text = ended(capsys, monkeypatch, *(word.replace("FILE", str(file)) for word in words))
+    assert found == code
+    assert said in text
+
+
+@pytest.fixture
+def graph(file, tmp_path):
+    made = run_json("plan", f"{file}:net", "--budget", "1MiB", "--save", tmp_path / "all.json")
+    assert made["recomputations"] == 0
+    save(remat.Plan.load(tmp_path / "all.json").graph, tmp_path / "graph.json")
+    return tmp_path / "graph.json"
+
+
+def test_a_saved_graph_is_solved_and_checked(graph, tmp_path):
+    out, plan = tmp_path / "s.json", tmp_path / "p.json"
+    told = run_json("solve", graph, "--budget", "85%", "--output", out, "--save", plan)
+    assert isinstance(load(out), Solution)
+    assert remat.Plan.load(plan).solution.peak_bytes == told["peak_bytes"] <= told["budget_bytes"]
+    checked = run_json("check", graph, out)
+    assert (checked["peak_bytes"], checked["time"]) == (told["peak_bytes"], told["time"])
+    assert "no schedule is below" in run("solve", graph, "--budget", "85%")
+
+
+def test_solvers_side_by_side(graph, capsys, monkeypatch):
+    words = ("compare", graph, "--solver", "store-all", "--solver", "refine")
+    told = run_json(*words, "--budget", "85%")
+    assert [answer["solver"] for answer in told["answers"]] == ["refine", "store-all"]
+    assert "error" in told["answers"][1]
+    assert "store-all" in run(*words, "--budget", "100%")
+    assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
+
+
+def test_the_largest_batch(file, capsys, monkeypatch):
+    words = ("largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1")
+    told = run_json(*words)
+    assert told["predicted_peak_bytes"] <= 19 * 1024
+    assert {told["batch_size"], told["batch_size"] + 1} <= {*told["tried"]}
+    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-1%")
+    assert (code, "most-overhead" in said) == (2, True)
+    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-0.1")
+    assert (code, "not even a batch of one" in said) == (1, True)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 5, 8, 100])
+def test_batches_are_doubled_then_halved(largest):
+    asked = []
+    models._search(lambda size: asked.append(size) or size <= largest)
+    assert largest + 1 in asked
+    assert largest in (0, *asked)
+    assert len(asked) == len({*asked}) <= 16
+
+
+def test_a_curve_of_a_model_as_json(file):
+    told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
+    assert len(told["body"]["points"]) == 2
+
+
+def test_what_is_cached_is_listed_and_cleared(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    remat.plan(torch.nn.Linear(3, 3), torch.zeros(2, 3), budget="1MiB", costs="estimate")
+    assert run("cache", "path").strip() == str(tmp_path / "cache" / "v1")
+    (entry,) = run_json("cache", "list")
+    assert entry["kind"] == "solutions"
+    assert "solutions" in run("cache", "list")
+    assert run_json("cache", "clear")["entries"] == 1
+    assert run_json("cache", "list") == []
+    monkeypatch.setenv("REMAT_CACHE", "0")
+    assert "switches the cache off" in ended(capsys, monkeypatch, "cache", "list")[1]
+
+
+def test_the_doctor_says_what_will_not_work(monkeypatch):
+    told = run_json("doctor")
+    assert told["versions"]["torch"].startswith(torch.__version__)
+    assert told["cache"] is None
+    assert ("training on CUDA: torch sees no device" in told["will_not_work"]) != (
+        torch.cuda.is_available()
+    )
+    assert "highspy" in run("doctor")
+    assert "refine" in run_json("solvers")
+
+
+def test_an_interrupted_search_ends_with_the_best_so_far(graph, monkeypatch, tmp_path):
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    loaded = load(graph)
+    everything = sum(value.size_bytes for value in loaded.values)
+
+    def stop(progress):
+        if progress.incumbent_time is not None:
+            raise KeyboardInterrupt
+
+    def solved(**more):
+        size = int(0.55 * everything)
+        return solving.solution_for(loaded, size, size, "refine", 5.0, stop, **more)
+
+    assert solved(keep_best=True).schedule is not None
+    with pytest.raises(KeyboardInterrupt):  # what was cut short is not in the cache
+        solved()

@@ -1,0 +1,205 @@
+"""What one construction of a model has measured and solved, the next does not do again."""
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+import remat_graph.torch.costs as op_costs
+from remat import planning, solving
+from remat.cache import Entry, Store, cached_solution, keep_solution, store
+from remat_graph import Graph, Op, Solution, Stage, Status, Value
+from remat_solvers import solve
+
+WIDTH = 64
+BATCH = torch.randn(128, WIDTH)
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "v1"
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """What is measured and solved from now on."""
+    done = []
+
+    def noted(module, name):
+        function = getattr(module, name)
+
+        def note(*args, **kwargs):
+            done.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, note)
+
+    noted(op_costs, "_measure")
+    noted(planning, "measure_plain")
+    noted(solving, "solve")
+    return done
+
+
+def rematerialized(budget=0.6):
+    model = remat.rematerialize(mlp(), BATCH, budget=budget, limit_seconds=2)
+    return model.plan
+
+
+def test_a_second_construction_measures_and_solves_nothing(folder, work):
+    first = rematerialized()
+    assert {*work} == {"_measure", "measure_plain", "solve"}
+    work.clear()
+    second = rematerialized()
+    assert not work
+    assert second.recomputations > 0
+    assert second.schedule == first.schedule
+    assert second.graph == first.graph
+    assert second.solution.lower_bound == first.solution.lower_bound
+    assert (second.budget_bytes, second.source) == (first.budget_bytes, first.source)
+    kinds = sorted(entry.kind for entry in Store.here().entries())
+    assert kinds == ["costs", "peaks", "solutions"]
+
+
+def test_another_budget_is_solved_for_with_the_same_costs(folder, work):
+    first = rematerialized("1MiB")
+    work.clear()
+    second = rematerialized("2MiB")
+    assert work == ["solve"]
+    assert second.graph == first.graph
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "\xff",
+        lambda text: text.replace('"key":{', '"key":{"more":"words",'),
+        lambda text: text.replace('"version":1', '"version":2'),
+    ],
+)
+def test_damaged_and_foreign_entries_are_named_and_left_out(folder, work, caplog, damage):
+    first = rematerialized()
+    entries = Store.here().entries()
+    for entry in entries:
+        entry.path.write_text(damage(entry.path.read_text()), encoding="latin-1")
+    work.clear()
+    with caplog.at_level(logging.WARNING, "remat"):
+        second = rematerialized()
+    assert {*work} == {"_measure", "measure_plain", "solve"}
+    assert second.budget_bytes == first.budget_bytes
+    for entry in entries[:2]:  # the solution may be of other costs now
+        assert str(entry.path) in caplog.text or entry.kind == "solutions"
+
+
+def chain():
+    """Four layers and their backward half."""
+    ops = [Op(f"f{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), 1.0) for i in range(4)]
+    for i in reversed(range(4)):
+        read = dict.fromkeys([f"a{i}", f"g{i + 1}" if i < 3 else "a3"])
+        ops.append(Op(f"b{i}", tuple(read), (f"g{i}",), 2.0, stage=Stage.BACKWARD))
+    names = ["x", *(v for op in ops for v in op.outputs)]
+    values = tuple(Value(name, 10) for name in names)
+    return Graph(values, tuple(ops), frozenset({"x"}), frozenset({"g0"}), "b3")
+
+
+GRAPH = chain()
+
+
+def test_a_solution_for_a_larger_budget_serves_where_it_fits(folder):
+    solution = solve(GRAPH, 45)
+    keep_solution(GRAPH, 45, "auto", None, solution)
+    assert cached_solution(GRAPH, 45, "auto", None).schedule == solution.schedule
+    assert cached_solution(GRAPH, solution.peak_bytes, "auto", None).lower_bound is not None
+    assert cached_solution(GRAPH, solution.peak_bytes - 1, "auto", None) is None
+    assert cached_solution(GRAPH, 46, "auto", None) is None  # a faster one might fit
+    assert cached_solution(GRAPH, 45, "auto", 1.0) is None
+    assert cached_solution(GRAPH, 45, "refine", None) is None
+
+
+@pytest.mark.parametrize("name", ["o99", "f0", "o-1", "o0; import os", "o" + "9" * 30])
+def test_a_cached_schedule_of_other_names_is_refused(folder, caplog, name):
+    keep_solution(GRAPH, 60, "auto", None, solve(GRAPH, 60))
+    (entry,) = Store.here().entries()
+    document = json.loads(entry.path.read_text())
+    document["body"]["body"]["schedule"]["steps"][0] = ["compute", name]
+    entry.path.write_text(json.dumps(document))
+    assert cached_solution(GRAPH, 60, "auto", None) is None
+    assert str(entry.path) in caplog.text
+
+
+def test_a_bound_above_the_time_is_refused(folder, caplog):
+    solution = solve(GRAPH, 60)
+    lies = Solution(Status.OPTIMAL, solution.schedule, 1.0, 1, 99.0, "x", 0.0)
+    keep_solution(GRAPH, 60, "auto", None, lies)
+    assert cached_solution(GRAPH, 60, "auto", None) is None
+    assert "bound" in caplog.text
+
+
+def test_the_oldest_give_way(folder, monkeypatch):
+    for index, size in enumerate((60, 61, 62)):
+        keep_solution(GRAPH, size, "auto", None, solve(GRAPH, size))
+        newest = Store.here().entries()[0]
+        os.utime(newest.path, (index, index))
+    monkeypatch.setattr(store, "_MOST_BYTES", 2 * newest.size_bytes + 10)
+    keep_solution(GRAPH, 63, "auto", None, solve(GRAPH, 63))
+    left = sorted(entry.path.name for entry in Store.here().entries())
+    assert left == ["62.json", "63.json"]
+
+
+def test_clearing_leaves_what_is_not_of_the_cache(folder):
+    keep_solution(GRAPH, 60, "auto", None, solve(GRAPH, 60))
+    (folder / "notes.txt").write_text("mine")
+    (entry,) = Store.here().clear()
+    assert isinstance(entry, Entry)
+    assert [path.name for path in folder.rglob("*")] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("word", ["0", "off", ""])
+def test_the_cache_can_be_switched_off(monkeypatch, word):
+    monkeypatch.setenv("REMAT_CACHE", word)
+    assert Store.here() is None
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "file" / "cache"))
+    assert rematerialized().recomputations > 0
+    assert "REMAT_CACHE names another folder" in caplog.text
+
+
+def test_a_folder_of_shared_plans(tmp_path, monkeypatch, work, caplog):
+    first = rematerialized()
+    first.save(tmp_path / "any name; $(x).json")
+    (tmp_path / "broken.json").write_text('{"kind":"plan"')
+    monkeypatch.setenv("REMAT_PLANS", str(tmp_path))
+    work.clear()
+    shared = rematerialized(budget=first.budget_bytes)
+    assert "solve" not in work
+    assert shared.recomputations == first.recomputations
+    assert "broken.json" in caplog.text
+    rematerialized(budget=first.budget_bytes + 1)
+    assert "solve" in work
+
+
+def test_a_shared_plan_that_lies_about_its_graph_is_left_out(tmp_path, monkeypatch, work, caplog):
+    first = rematerialized()
+    first.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    steps = document["body"]["solution"]["body"]["schedule"]["steps"]
+    document["body"]["solution"]["body"]["schedule"]["steps"] = steps[1:]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    monkeypatch.setenv("REMAT_PLANS", str(tmp_path))
+    work.clear()
+    rematerialized(budget=first.budget_bytes)
+    assert "solve" in work
+    assert "plan.json" in caplog.text

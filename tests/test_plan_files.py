@@ -1,0 +1,310 @@
+"""Plans as files: made here, used there, and refused where they do not belong."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat import solving
+from remat_graph import Compute, DocumentError, Free, Schedule, encode, save
+
+WIDTH = 64
+
+
+def mlp(depth=6, act=nn.GELU):
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(WIDTH, WIDTH), act())))
+
+
+class Tied(nn.Module):
+    """A tied table, batch norm with buffers, and a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(32, WIDTH))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(4))
+
+    def forward(self, tokens):
+        x = nn.functional.embedding(tokens, self.table)
+        for norm in self.norms:
+            x = x + torch.tanh(norm(x))
+        return nn.functional.cross_entropy(x @ self.table.T, tokens)
+
+
+BATCH = torch.randn(128, WIDTH)
+TOKENS = torch.arange(64) % 32
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A plan that recomputes, and the file of it."""
+    return remat.rematerialize(mlp(), BATCH, budget=0.6, costs="estimate").plan
+
+
+@pytest.fixture
+def no_solving(monkeypatch):
+    def solve(*args, **kwargs):
+        raise AssertionError("solved")
+
+    monkeypatch.setattr(solving, "solve", solve)
+
+
+def step(model, *call):
+    output = model(*call)
+    (output if output.ndim == 0 else output.square().sum()).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def trains_as(model, plain, *call):
+    plain_gradients = step(plain, *call)
+    for ours, theirs in zip(step(model, *call), plain_gradients, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def use(plan, model, *call, **more):
+    return remat.rematerialize(model, call, plan=plan, costs="estimate", **more)
+
+
+def test_a_saved_plan_is_used_without_solving(made, tmp_path, no_solving):
+    path = tmp_path / "plan.json"
+    made.save(path)
+    read = remat.Plan.load(path)
+    assert read == replace(made, source="")
+    read.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    model = use(path, mlp(), BATCH)
+    assert model.plan.schedule == made.schedule
+    assert made.recomputations > 0
+    assert model.plan.budget_bytes == made.budget_bytes >= model.plan.measured_peak_bytes
+    assert model.plan.solution.status is made.solution.status
+    trains_as(model, mlp(), BATCH)
+
+
+@pytest.mark.parametrize(("make", "call"), [(mlp, BATCH), (Tied, TOKENS)])
+def test_a_dry_plan_of_a_model_without_data_is_used_later(make, call, tmp_path):
+    with torch.device("meta"):
+        shape = make()
+    everything = remat.plan(shape, call, budget=2**40, costs="estimate", solver="store-all")
+    dry = remat.Plan.of(everything.graph, leanest(everything), 2**20)
+    dry.save(tmp_path / "dry.json")
+    plain = make()
+    model = use(tmp_path / "dry.json", copy.deepcopy(plain), call)
+    assert model.plan.recomputations == dry.recomputations > 0
+    trains_as(model, plain, call)
+    assert all(map(torch.equal, model.buffers(), plain.buffers()))
+
+
+def leanest(plan):
+    """Drop what the forward made before the backward reads it, and make it again there."""
+    steps = list(plan.schedule)
+    loss = steps.index(Compute(plan.graph.boundary))
+    graph = plan.graph
+    for value in graph.value_by_name.keys() - graph.resident - graph.results:
+        maker = graph.ops[graph.producer[value]]
+        free = Free(value)
+        if not maker.replayable or len(maker.outputs) > 1 or steps.index(free) < loss:
+            continue
+        if maker.stage == "forward" and set(maker.inputs) <= graph.resident:
+            first = next(i for i in range(loss, len(steps)) if reads(graph, steps[i], value))
+            last = max(i for i in range(loss) if reads(graph, steps[i], value))
+            again = [*steps[:first], Compute(maker.name), *steps[first:]]
+            return Schedule((*again[: last + 1], free, *again[last + 1 :]))
+    raise AssertionError("nothing to make again")
+
+
+def reads(graph, step, value):
+    return isinstance(step, Compute) and value in graph.ops[graph.op_index[step.op]].inputs
+
+
+@pytest.mark.parametrize(
+    ("model", "call", "said"),
+    [
+        (mlp(), BATCH[:100], "op 0 ('addmm') makes 32,768 bytes in the plan, makes 25,600"),
+        (mlp(), BATCH.double(), "op 0 ('addmm') makes 32,768 bytes in the plan, makes 65,536"),
+        (
+            mlp(7),
+            BATCH,
+            "36 ops in the plan, 42 in the model; op 11 ('gelu') runs once in the plan",
+        ),
+        (mlp(act=nn.Identity), BATCH, "op 1 ('gelu' or 'addmm') reads inputs or parameters of []"),
+    ],
+)
+def test_a_plan_of_another_graph_says_what_differs_first(made, model, call, said):
+    with pytest.raises(remat.PlanMismatch) as refused:
+        use(made, model.to(call.dtype), call)
+    assert said in str(refused.value)
+
+
+def test_a_plan_is_of_what_memory_sees_alone(made, no_solving):
+    assert use(made, mlp(act=nn.SiLU), BATCH).plan.recomputations == made.recomputations
+
+
+def test_names_of_a_file_reach_no_code(made, tmp_path, no_solving):
+    text = encode_names(made, lambda name: f"__import__('os').abort() #{name}\n/../{name}")
+    (tmp_path / "evil.json").write_text(text)
+    model = use(tmp_path / "evil.json", mlp(), BATCH)
+    assert "abort" not in model.plan.source
+    assert "abort" not in repr(model.plan)
+    trains_as(model, mlp(), BATCH)
+
+
+def encode_names(plan, renamed):
+    """Write a plan with other names for all ops and values."""
+    graph, schedule = plan.graph, plan.schedule
+
+    def all_of(names):
+        return tuple(map(renamed, names))
+
+    other = replace(
+        graph,
+        values=tuple(replace(v, name=renamed(v.name)) for v in graph.values),
+        ops=tuple(
+            replace(
+                op,
+                name=renamed(op.name),
+                inputs=all_of(op.inputs),
+                outputs=all_of(op.outputs),
+                twin=op.twin and renamed(op.twin),
+                order_after=all_of(op.order_after),
+            )
+            for op in graph.ops
+        ),
+        resident=frozenset(all_of(graph.resident)),
+        results=frozenset(all_of(graph.results)),
+        boundary=renamed(graph.boundary),
+    )
+    steps = (
+        Compute(renamed(s.op)) if isinstance(s, Compute) else Free(renamed(s.value))
+        for s in schedule
+    )
+    from remat.plan_file import encode_plan
+
+    solution = replace(plan.solution, schedule=Schedule(tuple(steps)))
+    return encode_plan(replace(plan, graph=other, solution=solution)).decode()
+
+
+def damaged(document, **changes):
+    return {**document, "body": {**document["body"], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: {**d, "version": 99}, "schema version 99"),
+        (lambda d: damaged(d, budget_bytes=-1), "budget_bytes"),
+        (lambda d: damaged(d, more=1), "more"),
+        (lambda d: damaged(d, graph=d["body"]["solution"]), "is of kind 'solution'"),
+        (lambda d: damaged(d, solution={**d["body"]["solution"], "body": {}}), "status"),
+    ],
+)
+def test_a_damaged_plan_is_refused_by_name(made, tmp_path, change, said):
+    path = tmp_path / "plan.json"
+    made.save(path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(DocumentError, match=r"plan\.json") as refused:
+        remat.Plan.load(path)
+    assert said in str(refused.value)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DocumentError, match=r"plan\.json"):
+        use(path, mlp(), BATCH)
+
+
+def test_a_schedule_that_is_none_of_its_graph_is_refused(made, tmp_path):
+    first, *rest = made.schedule
+    bad = replace(made, solution=replace(made.solution, schedule=Schedule((*rest, first))))
+    bad.save(tmp_path / "bad.json")
+    with pytest.raises(DocumentError, match="invalid plan"):
+        remat.Plan.load(tmp_path / "bad.json")
+
+
+def test_the_budget_is_kept_whatever_the_plan_says(made, no_solving):
+    with pytest.raises(remat.BudgetExceeded, match="leave plan= out") as refused:
+        use(made, mlp(), BATCH, budget=made.measured_peak_bytes // 2)
+    assert refused.value.peak_bytes > refused.value.budget_bytes
+    assert use(made, mlp(), BATCH, budget="1GiB").plan.budget_bytes == 2**30
+
+
+def test_a_bare_schedule_is_taken_in_the_names_of_the_model(made, tmp_path, no_solving):
+    save(made.solution, tmp_path / "solution.json")
+    for given in (tmp_path / "solution.json", made.schedule):
+        model = use(given, mlp(), BATCH, budget="1MiB")
+        assert model.plan.schedule == made.schedule
+    with pytest.raises(remat.PlanMismatch, match=r"remat\.Plan\.of"):
+        use(made.schedule, mlp(7), BATCH, budget="1MiB")
+    (tmp_path / "graph.json").write_bytes(encode(made.graph))
+    with pytest.raises(remat.RematError, match="no schedule"):
+        use(tmp_path / "graph.json", mlp(), BATCH)
+
+
+def test_a_later_call_of_another_size_is_planned_anew(made):
+    model = use(made, mlp(), BATCH)
+    trains_as(model, mlp(), BATCH[:100])
+    assert model.plan.budget_bytes == made.budget_bytes
+
+
+def test_what_a_loop_has_shown_is_saved_with_the_plan():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head, self.unused = mlp(4), mlp(1), mlp(1)
+
+        def forward(self, x):
+            x = self.body(x)
+            return self.head(x), self.unused(x)
+
+    def train(model):
+        model.zero_grad()
+        model(BATCH)[0].square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    torch.manual_seed(0)
+    plain = Two()
+    first = remat.rematerialize(
+        copy.deepcopy(plain), BATCH, budget="4MiB", costs="estimate", solver="store-all"
+    )
+    for _ in range(5):
+        train(first)
+    assert first.plan.missing
+    again = use(first.plan, copy.deepcopy(plain), BATCH)
+    assert again.plan.missing == first.plan.missing
+    for ours, theirs in zip(train(again), train(plain), strict=True):
+        assert (ours is theirs is None) or torch.equal(ours, theirs)
+
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(2)
+
+    def forward(self, x):
+        x = self.net(x)
+        torch._dynamo.graph_break()
+        return self.net(x)
+
+
+def test_a_step_of_several_regions_has_no_plan_file(made, tmp_path):
+    model = remat.rematerialize(Broken(), plan=made, costs="estimate")
+    with pytest.raises(remat.PlanMismatch, match="graph_break"):
+        model(BATCH)
+    model = remat.rematerialize(Broken(), budget="4MiB", costs="estimate")
+    with pytest.raises(remat.RematError, match="not made yet"):
+        model.plan.save(tmp_path / "plan.json")
+    for _ in range(3):
+        step(model, BATCH)
+    with pytest.raises(remat.RematError, match="one region"):
+        model.plan.save(tmp_path / "plan.json")
+    with pytest.raises(remat.RematError, match="leave out regions="):
+        remat.rematerialize(Broken(), plan=made, regions="net")
+
+
+def test_the_back_end_takes_a_plan(made, no_solving):
+    torch._dynamo.reset()
+    options = {"plan": made, "costs": "estimate"}
+    trains_as(torch.compile(mlp(), backend="remat", options=options), mlp(), BATCH)
+    other = torch.compile(mlp(7), backend="remat", options={**options})
+    with pytest.raises(remat.PlanMismatch):
+        other(BATCH)
