@@ -325,8 +325,6 @@ class Stepper:
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for
         if self._alone:
-            if self._settings.costs == "measure":
-                refuse_other_profilers(_device(inputs))
             try:
                 return self._plan_alone(region, inputs)
             except NoBackward:
@@ -390,6 +388,8 @@ class Stepper:
                     same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
                 )
                 return Planned(known.plan, same, executable)
+        if measured:
+            refuse_other_profilers(_device(inputs))
         if measured and not kin:
             captured = captured.costed("measure", self._costs)
         if settings.loss is not None:
