@@ -77,12 +77,13 @@ class Row:
     @property
     def bad(self) -> bool:
         """Whether it failed, went over its budget, or differs without 16 bits being the reason."""
-        over = None not in (self.peak_bytes, self.budget_bytes) and _over(self)
+        over = (_share(self) or 0.0) > 1
         return bool(self.error or over or (self.difference and self.name not in SIXTEEN_BITS))
 
 
-def _over(row: Row) -> bool:
-    return (row.peak_bytes or 0) > (row.budget_bytes or 0)
+def _share(row: Row) -> float | None:
+    """Give the peak as a share of the budget, where both are known."""
+    return row.peak_bytes / row.budget_bytes if row.peak_bytes and row.budget_bytes else None
 
 
 class Meter(logging.Handler):
@@ -204,7 +205,7 @@ def of_rank(_: int, case: tuple[str, Size, int]) -> Row:
 
 
 def work(name: str, size: Size, steps: int) -> Row:
-    """Run a loop, of several processes if it needs them: the row is then of the first."""
+    """Run a loop, of several processes if it needs them: the row is then of the worst."""
     if name not in ranks.LOOPS:
         return both(name, size, steps)
     with tempfile.TemporaryDirectory() as folder:
@@ -212,8 +213,8 @@ def work(name: str, size: Size, steps: int) -> Row:
     failed = [rank for rank in found if isinstance(rank, str)]
     if failed:
         raise RuntimeError(failed[0].strip().splitlines()[-1])
-    first: Row = max(found, key=lambda row: row.difference)
-    return first
+    worst: Row = max(found, key=lambda row: (row.difference, _share(row) or 0.0))
+    return worst
 
 
 def run(name: str, size: Size) -> Row:
@@ -229,9 +230,7 @@ def shown(row: Row) -> str:
     """Describe a row in one line of the table."""
     if row.error is not None:
         return f"{row.name:44}failed: {row.error[:200]}"
-    share = "-"
-    if row.peak_bytes is not None and row.budget_bytes:
-        share = f"{row.peak_bytes / row.budget_bytes:.3f}"
+    share = "-" if (found := _share(row)) is None else f"{found:.3f}"
     return (
         f"{row.name:44}{row.steps:>6}{row.tracing_steps:>8}{row.plans:>7}{row.planning_seconds:>10.1f}"
         f"{row.measured_steps:>10}{share:>13}{row.difference:>12.1e}"
