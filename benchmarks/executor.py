@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import zoo
-from comparison import Variant, compare, print_table, write_json
+from comparison import PLAIN, Pair, Runner, Variant, compare, print_table, write_json
 from remat_exec import Executable
 from remat_graph.torch import capture, read_call
 from remat_solvers.baselines.store_all import store_all
@@ -63,20 +63,24 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    results = {}
+    pairs: dict[str, Pair] = {}
+    failed = []
     for name in options.models:
         example = zoo.build(name, "tiny" if options.quick else "medium")
-        eager = Variant("eager", lambda model: model)
         rounds = 2 if options.quick else options.rounds
-        results[name] = compare(example, [eager, stored(example)], rounds)
-        print_table(name, results[name])
-    rows = {name: figures[1] for name, figures in results.items()}
-    failed = [name for name, row in rows.items() if row.error is not None]
-    times = [row.time_ratio for row in rows.values() if row.time_ratio is not None]
+        try:
+            pairs[name] = compare(Runner(stored(example), example), Runner(PLAIN, example), rounds)
+        except Exception as error:  # the others are measured all the same
+            failed.append(f"{name} ({type(error).__name__}: {error})".partition("\n")[0])
+    print_table(pairs)
+    times = [pair.time_ratio for pair in pairs.values()]
     time_ratio = statistics.median(times) if times else None
-    above = [name for name, row in rows.items() if (row.peak_ratio or 0.0) > 1.0]
+    above = [name for name, pair in pairs.items() if pair.peak_ratio > 1.0]
     if options.json:
-        write_json(options.json, results, quick=options.quick, median_time_ratio=time_ratio)
+        write_json(
+            options.json, pairs, quick=options.quick, threads=options.threads,
+            median_time_ratio=time_ratio,
+        )  # fmt: skip
     shown = "none" if time_ratio is None else f"{time_ratio:.3f}"
     print(f"\nmedian time ratio {shown}, at most {MOST_TIME} is wanted")
     print(

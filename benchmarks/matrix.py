@@ -31,22 +31,20 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import datetime
 import fnmatch
 import gc
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance
 from remat_graph.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -133,22 +131,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def machine(options: argparse.Namespace) -> Record:
     """Describe what the results were made on."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    versions = {}
-    for package in ("remat", "torch", "transformers", "timm"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     return {
-        "commit": commit,
-        "versions": versions,
-        "python": platform.python_version(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
+        **provenance(("remat", "torch", "transformers", "timm")),
         "threads": options.threads,
     }
 
@@ -166,12 +150,10 @@ class Results:
 
     def add(self, records: Iterable[Record]) -> None:
         """Keep outcomes, and write all."""
-        today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
         for record in records:
             self.records[record["name"]] = {**record, "commit": self.about["commit"]}
         content = {
             "machine": self.about,
-            "date": today,
             "summary": summary(self.records.values()),
             "cases": [self.records[name] for name in sorted(self.records)],
         }

@@ -1,19 +1,17 @@
 """Accelerate replaces `forward` on the instance: before or after the model is rematerialized."""
 
-import accelerate
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from stack_cases.models import (
-    Blocks,
     assert_moved_alike,
     assert_planned,
     assert_same_state,
-    batch,
-    made,
     rematerialized,
-    square,
 )
+
+from loop_cases.frameworks import accelerated
+from loop_cases.models import Blocks, batch, made, square
 
 
 @pytest.fixture(autouse=True)
@@ -26,24 +24,7 @@ def _apart():
 
 
 def trained(model, wrap_last, precision="no"):
-    """Train; `wrap_last` is done to the model that Accelerate has prepared."""
-    accelerator = accelerate.Accelerator(
-        cpu=True, mixed_precision=precision, gradient_accumulation_steps=2
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.DataLoader([batch(step) for step in range(4)], batch_size=None)
-    model, optimizer, data = accelerator.prepare(model, optimizer, data)
-    model = wrap_last(model)
-    torch.manual_seed(1)
-    for x in data:
-        with accelerator.accumulate(model):
-            output = model(x)
-            assert output.dtype == torch.float32
-            accelerator.backward(square(output))
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
-    return model, accelerator
+    return accelerated(model, [batch(step) for step in range(4)], wrap_last, precision)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

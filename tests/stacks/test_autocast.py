@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from stack_cases.models import LIMIT_SECONDS, Blocks, batch, made, rematerialized, square
+from stack_cases.models import LIMIT_SECONDS, rematerialized
 from torch import nn
 
 import remat
+from loop_cases.models import Blocks, batch, made, square
 
 BF16, FP16 = torch.bfloat16, torch.float16
 STEPS = 2

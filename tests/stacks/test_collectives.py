@@ -1,7 +1,9 @@
 """Ranks that communicate within a forward: nothing is sent twice, whatever each recomputes."""
 
 import pytest
-from stack_cases.processes import assert_same_records, collectives, run_cases
+from stack_cases.processes import assert_same_records, run_cases
+
+from loop_cases.ranks import collectives
 
 
 @pytest.mark.parametrize("case", [collectives])

@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal
-from stack_cases.models import Blocks, assert_planned, batch, made, record, rematerialized, square
+from stack_cases.models import assert_planned, record, rematerialized
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import remat
+from loop_cases.models import Blocks, batch, made, square
 
 pytestmark = pytest.mark.usefixtures("_fresh_compiler")
 

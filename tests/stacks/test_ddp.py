@@ -1,7 +1,9 @@
 """DDP around a rematerialized model: gradients are those of DDP around the plain one."""
 
 import pytest
-from stack_cases.processes import assert_same_records, ddp, run_cases
+from stack_cases.processes import assert_same_records, run_cases
+
+from loop_cases.ranks import ddp
 
 CASES = {
     "as it is": {},

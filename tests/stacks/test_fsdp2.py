@@ -1,7 +1,9 @@
 """FSDP2 shards a rematerialized model by blocks: exact against plain FSDP2."""
 
 import pytest
-from stack_cases.processes import assert_same_records, fsdp_regions, fsdp_units, run_cases
+from stack_cases.processes import assert_same_records, run_cases
+
+from loop_cases.ranks import fsdp_regions, fsdp_units
 
 CASES = {"regions": fsdp_regions, "within units": fsdp_units}
 

@@ -1,20 +1,16 @@
 """Lightning trains a module that is rematerialized as a whole, or holds one that is."""
 
-import logging
-
-import lightning
 import pytest
 import torch
 from stack_cases.models import (
-    Blocks,
     assert_moved_alike,
     assert_planned,
     assert_same_state,
-    batch,
-    made,
     rematerialized,
-    square,
 )
+
+from loop_cases.frameworks import Lightning, fitted
+from loop_cases.models import batch, made, square
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),  # the batches are few
@@ -23,26 +19,7 @@ pytestmark = [
 ]
 
 
-class Module(lightning.LightningModule):
-    """A training step that calls `self`."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = Blocks()
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, x, _):
-        loss = square(self(x))
-        self.log("loss", loss, prog_bar=False, logger=False)
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05)
-
-
-class ForwardModule(Module):
+class ForwardModule(Lightning):
     """A training step that calls `self.forward`, without the hooks of the module."""
 
     def training_step(self, x, _):
@@ -50,19 +27,10 @@ class ForwardModule(Module):
 
 
 def trained(module, **options):
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, max_steps=3, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, **options,
-    )  # fmt: skip
-    data = torch.utils.data.DataLoader([batch(step) for step in range(3)], batch_size=None)
-    torch.manual_seed(1)
-    trainer.fit(module, data)
-    assert trainer.global_step == 3
-    return module
+    return fitted(module, [batch(step) for step in range(3)], **options)
 
 
-@pytest.mark.parametrize("kind", [Module, ForwardModule])
+@pytest.mark.parametrize("kind", [Lightning, ForwardModule])
 def test_a_whole_module(kind):
     module = trained(rematerialized(made(kind)))
     assert_planned(module)
@@ -70,25 +38,25 @@ def test_a_whole_module(kind):
 
 
 def test_a_whole_module_planned_before_the_training():
-    module = rematerialized(made(Module), batch())
+    module = rematerialized(made(Lightning), batch())
     plan = module.plan
     trained(module)
     assert module.plan is plan
     assert_planned(module)
-    assert_same_state(module, trained(made(Module)))
+    assert_same_state(module, trained(made(Lightning)))
 
 
 def test_a_module_planned_in_part():
-    module = made(Module)
+    module = made(Lightning)
     module.net = rematerialized(module.net)
     trained(module)
     assert_planned(module.net)
-    assert_same_state(module, trained(made(Module)))
+    assert_same_state(module, trained(made(Lightning)))
 
 
 @pytest.mark.parametrize("part", [False, True])
 def test_mixed_precision(part):
-    module = made(Module)
+    module = made(Lightning)
     if part:
         module.net = rematerialized(module.net)
     else:
@@ -96,4 +64,4 @@ def test_mixed_precision(part):
     trained(module, precision="bf16-mixed")
     assert not torch.is_autocast_enabled("cpu")
     assert_planned(module.net if part else module)
-    assert_moved_alike(module, trained(made(Module), precision="bf16-mixed"), made(Module))
+    assert_moved_alike(module, trained(made(Lightning), precision="bf16-mixed"), made(Lightning))

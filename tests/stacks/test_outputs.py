@@ -5,22 +5,12 @@ import contextlib
 import pytest
 import torch
 import transformers
-from stack_cases.models import (
-    Heads,
-    assert_planned,
-    assert_same_gradients,
-    batch,
-    gpt2,
-    llama,
-    made,
-    rematerialized,
-    square,
-    tokens,
-)
+from stack_cases.models import assert_planned, assert_same_gradients, llama, rematerialized
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import remat
+from loop_cases.models import Heads, batch, gpt2, made, square, tokens
 
 
 @contextlib.contextmanager

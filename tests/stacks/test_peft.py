@@ -1,31 +1,20 @@
 """Adapters of PEFT: only they get gradients, the same ones as in the plain model."""
 
-import peft
 import pytest
 import torch
 from stack_cases.models import (
     assert_planned,
     assert_same_gradients,
     assert_same_state,
-    gpt2,
     llama,
     rematerialized,
-    tokens,
 )
+
+from loop_cases.frameworks import adapted
+from loop_cases.models import gpt2, tokens
 
 # PEFT reads a name that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-
-
-def adapted(kind):
-    torch.manual_seed(0)
-    model = kind()
-    gpt = model.config.model_type == "gpt2"
-    settings = peft.LoraConfig(
-        r=4, lora_alpha=8, lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=gpt,
-        target_modules=["c_attn"] if gpt else ["q_proj", "v_proj"], init_lora_weights=False,
-    )  # fmt: skip
-    return peft.get_peft_model(model, settings).train()
 
 
 def trained(model, steps=3):
@@ -46,7 +35,7 @@ def assert_only_adapters_have_gradients(model):
 
 @pytest.mark.parametrize("kind", [gpt2, llama])
 def test_adapters_are_trained_as_in_the_plain_model(kind):
-    model, eager = trained(rematerialized(adapted(kind))), trained(adapted(kind))
+    model, eager = trained(rematerialized(adapted(kind()))), trained(adapted(kind()))
     assert_planned(model)
     assert_only_adapters_have_gradients(model)
     assert_same_gradients(model, eager)
@@ -55,7 +44,7 @@ def test_adapters_are_trained_as_in_the_plain_model(kind):
 
 def test_inputs_that_are_made_to_require_gradients():
     """A hook on the embedding, which PEFT's users set for checkpointing."""
-    model, eager = adapted(gpt2), adapted(gpt2)
+    model, eager = adapted(gpt2()), adapted(gpt2())
     for each in (model, eager):
         each.enable_input_require_grads()
     model = trained(rematerialized(model), steps=6)  # the hook breaks the graph
@@ -66,7 +55,7 @@ def test_inputs_that_are_made_to_require_gradients():
 
 
 def test_adapters_switched_off_and_on_again_and_merged():
-    model, eager = trained(rematerialized(adapted(gpt2))), trained(adapted(gpt2))
+    model, eager = trained(rematerialized(adapted(gpt2()))), trained(adapted(gpt2()))
     logits = []
     for each in (model, eager):
         with each.disable_adapter():

@@ -8,30 +8,39 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal
 from stack_cases.models import (
-    Blocks,
+    Watched,
     assert_planned,
     assert_same_gradients,
     assert_same_state,
-    batch,
-    made,
+    assert_same_tensors,
     record,
     rematerialized,
-    square,
 )
+
+from loop_cases import by_hand
+from loop_cases.models import Blocks, batch, made, square
 
 
 def pair():
     return rematerialized(made(Blocks)), made(Blocks)
 
 
-def test_accumulated_gradients():
-    model, eager = pair()
-    for each in (model, eager):
-        torch.manual_seed(1)
-        for step in range(4):
-            (square(each(batch(step))) / 4).backward()
-    assert_planned(model)
-    assert_same_gradients(model, eager)
+NAMES = [
+    "AdamW, schedule, clipping",
+    "gradient accumulation",
+    "two optimizers",
+    "averages of the weights",
+    "a smaller last batch, its loss handed over",
+    "hooks of inner modules",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_loop_leaves_behind_is_that_of_the_plain_model(name):
+    watched = Watched(by_hand.LOOPS[name])
+    assert_same_tensors(watched.got, watched.expected)
+    for model in watched.models:
+        assert_planned(model)
 
 
 def test_two_forwards_before_their_backwards():
@@ -45,65 +54,12 @@ def test_two_forwards_before_their_backwards():
     assert_same_gradients(model, eager)
 
 
-def test_adamw_with_a_scheduler_and_clipping():
-    model, eager = pair()
-    norms = []
-    for each in (model, eager):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=4)
-        torch.manual_seed(1)
-        for step in range(4):
-            optimizer.zero_grad()
-            square(each(batch(step))).backward()
-            norms.append(torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1))
-            optimizer.step()
-            scheduler.step()
-    assert_planned(model)
-    assert_same_state(model, eager)
-    assert norms[:4] == norms[4:]
-
-
-def test_an_average_of_the_weights():
-    model, eager = pair()
-    averages = []
-    for each in (model, eager):
-        average = copy.deepcopy(each)
-        other = torch.optim.swa_utils.AveragedModel(each)
-        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
-        torch.manual_seed(1)
-        for step in range(3):
-            optimizer.zero_grad()
-            square(each(batch(step))).backward()
-            optimizer.step()
-            other.update_parameters(each)
-            with torch.no_grad():
-                for ours, theirs in zip(average.parameters(), each.parameters(), strict=True):
-                    ours.lerp_(theirs, 0.1)
-        averages += [(average, other.module, average.eval()(batch(9)))]
-    assert_planned(model)
-    assert_same_state(model, eager)
-    for ours, theirs in zip(averages[0][:2], averages[1][:2], strict=True):
-        assert_same_state(ours, theirs)
-    assert torch.equal(averages[0][2], averages[1][2])
-
-
 def test_scaled_losses():
     """One scale is too large, and its step is left out."""
-    model, eager = pair()
-    scales = []
-    for each in (model, eager):
-        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-100)
-        torch.manual_seed(1)
-        for step in range(3):
-            optimizer.zero_grad()
-            scaler.scale(square(each(batch(step))) * 8).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        scales.append(scaler.get_scale())
-    assert scales[0] == scales[1] == 2.0**27
-    assert_planned(model)
-    assert_same_state(model, eager)
+    watched = Watched(by_hand.scaled, steps=3)
+    assert_same_tensors(watched.got, watched.expected)
+    assert watched.expected["scale"] == 2.0**27
+    assert_planned(watched.models[0])
 
 
 def test_a_checkpoint_in_the_middle():

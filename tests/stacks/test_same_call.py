@@ -4,18 +4,10 @@ import pytest
 import torch
 import transformers
 from exec_cases.training import assert_bitwise_equal, train
-from stack_cases.models import (
-    Blocks,
-    assert_planned,
-    assert_same_gradients,
-    batch,
-    gpt2,
-    made,
-    rematerialized,
-    square,
-    tokens,
-)
+from stack_cases.models import assert_planned, assert_same_gradients, rematerialized
 from torch import nn
+
+from loop_cases.models import Blocks, batch, gpt2, made, square, tokens
 
 
 def test_saving_between_steps_changes_the_config_and_needs_no_plan(tmp_path):

@@ -4,29 +4,13 @@ import logging
 import warnings
 
 import pytest
-import torch
 from exec_cases.training import assert_bitwise_equal
-from stack_cases.models import Blocks, assert_planned, batch, made, record, rematerialized
-from torch import nn
+from stack_cases.models import assert_planned, record, rematerialized
+
+import remat
+from loop_cases.models import Blocks, Counting, batch, made, square
 
 logger = logging.getLogger(__name__)
-
-
-class Counting(nn.Module):
-    """Counts its calls, on itself and on what it holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
-        self.inner = Blocks()
-        self.inner.steps = 0
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        self.steps += 1
-        self.inner.steps += 1
-        self.count += 1
-        return self.inner(x)
 
 
 class Logging(Blocks):
@@ -50,6 +34,17 @@ def test_steps_are_counted_once_each_and_planned_for_once(example):
     assert (model.steps, model.inner.steps, int(model.count)) == (4, 4, 4)
     assert original.steps == 0
     assert_planned(model)
+
+
+def test_a_counted_step_within_a_measured_block_has_its_plan():
+    """Each number is another call to TorchDynamo, of a graph that is known."""
+    model = rematerialized(made(Counting))
+    record(model, steps=3)
+    x = batch()
+    model.zero_grad()
+    with remat.measure_peak() as peak:
+        square(model(x)).backward()
+    assert 0 < peak.peak_bytes <= model.plan.budget_bytes
 
 
 def test_a_line_in_the_log(caplog):

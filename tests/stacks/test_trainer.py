@@ -7,33 +7,20 @@ from stack_cases.models import (
     assert_moved_alike,
     assert_planned,
     assert_same_state,
-    gpt2,
     rematerialized,
-    tokens,
 )
+
+from loop_cases.frameworks import sentences, trainer
+from loop_cases.models import gpt2, tokens
 
 
 def examples(masked=False):
     """Make 24 sentences, all of one length; `masked` leaves out more of each label than before."""
-    made = []
-    for position in range(24):
-        ids = tokens(position, size=1)[0]
-        labels = ids.clone()
+    made = sentences()
+    for position, sentence in enumerate(made):
         if masked:
-            labels[: position // 3] = -100
-        made.append({"input_ids": ids, "labels": labels})
+            sentence["labels"][: position // 3] = -100
     return made
-
-
-def trained(model, path, data=None, **options):
-    settings = {"max_steps": 3, "per_device_train_batch_size": 4} | options
-    arguments = transformers.TrainingArguments(
-        output_dir=str(path), use_cpu=True, seed=0, report_to="none", save_strategy="no",
-        logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, **settings,
-    )  # fmt: skip
-    trainer = transformers.Trainer(model, arguments, train_dataset=data or examples())
-    trainer.train()
-    return trainer
 
 
 @pytest.mark.parametrize(
@@ -41,8 +28,8 @@ def trained(model, path, data=None, **options):
 )
 def test_weights_after_training_are_those_of_the_plain_model(tmp_path, options):
     model, eager = rematerialized(gpt2()), gpt2()
-    trained(model, tmp_path, **options)
-    trained(eager, tmp_path, **options)
+    trainer(model, tmp_path, **options)
+    trainer(eager, tmp_path, **options)
     assert_planned(model)
     assert_same_state(model, eager)
     assert not torch.equal(eager.lm_head.weight, gpt2().lm_head.weight)
@@ -51,7 +38,7 @@ def test_weights_after_training_are_those_of_the_plain_model(tmp_path, options):
 def test_bf16_is_close_and_autocast_ends_with_the_training(tmp_path):
     model, eager = rematerialized(gpt2()), gpt2()
     for each in (model, eager):
-        trained(each, tmp_path, bf16=True, optim="sgd", learning_rate=0.1)
+        trainer(each, tmp_path, bf16=True, optim="sgd", learning_rate=0.1)
         assert not torch.is_autocast_enabled("cpu")
     assert_planned(model)
     assert_moved_alike(model, eager, gpt2())
@@ -62,7 +49,7 @@ def test_bf16_with_an_example_at_construction(tmp_path):
     model, eager = rematerialized(gpt2(), input_ids=tokens(), labels=tokens()), gpt2()
     example = model.plan
     for each in (model, eager):
-        trained(each, tmp_path, bf16=True, optim="sgd", learning_rate=0.1)
+        trainer(each, tmp_path, bf16=True, optim="sgd", learning_rate=0.1)
         assert not torch.is_autocast_enabled("cpu")
     assert model.plan is not example
     assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
@@ -75,7 +62,7 @@ def test_another_number_of_labels_in_a_batch_is_no_new_plan(tmp_path):
     model, eager = rematerialized(gpt2()), gpt2()
     model.register_forward_hook(lambda module, args, output: plans.append(module.plan))
     for each in (model, eager):
-        trained(each, tmp_path, examples(masked=True))
+        trainer(each, tmp_path, examples(masked=True))
     assert_planned(model)
     assert_same_state(model, eager)
     assert len(plans) == 3
@@ -85,17 +72,17 @@ def test_another_number_of_labels_in_a_batch_is_no_new_plan(tmp_path):
 def test_a_smaller_last_batch_and_evaluation(tmp_path):
     losses = []
     for model in (rematerialized(gpt2()), gpt2()):
-        trainer = trained(
+        made = trainer(
             model, tmp_path, examples()[:10], max_steps=-1, num_train_epochs=1,
             eval_strategy="no",
         )  # fmt: skip
-        losses.append(trainer.evaluate(examples()[10:14])["eval_loss"])
+        losses.append(made.evaluate(examples()[10:14])["eval_loss"])
     assert losses[0] == losses[1]
 
 
 def test_what_the_trainer_saves_is_the_model(tmp_path):
     model = rematerialized(gpt2())
-    trained(model, tmp_path).save_model()
+    trainer(model, tmp_path).save_model()
     assert_planned(model)
     saved = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert_same_state(saved, model)

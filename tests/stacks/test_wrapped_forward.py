@@ -7,11 +7,12 @@ import weakref
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal
-from stack_cases.models import Blocks, assert_planned, batch, made, record, rematerialized, square
+from stack_cases.models import assert_planned, record, rematerialized
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import remat
+from loop_cases.models import Blocks, batch, made, square
 
 
 def wrap(model, calls):

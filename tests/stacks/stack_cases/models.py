@@ -1,11 +1,12 @@
-"""Models small enough to be planned and trained in a second, with something to recompute."""
+"""Rematerialized models, and how they are compared with plain ones."""
 
 import torch
 import transformers
 from exec_cases.training import train
-from torch import nn
 
 import remat
+from loop_cases.models import batch, made, square
+from loop_cases.run import Run
 
 LIMIT_SECONDS = 0.2
 
@@ -17,65 +18,18 @@ def rematerialized(model, *args, budget=0.7, **kwargs):
     )
 
 
-class Block(nn.Module):
-    """A residual block with something cheap to compute again."""
+class Watched:
+    """Runs a loop with rematerialized models and in plain, and keeps the models of the first."""
 
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.enter = nn.LayerNorm(width), nn.Linear(width, 2 * width)
-        self.leave = nn.Linear(2 * width, width)
+    def __init__(self, loop, steps=5):
+        self.models = []
+        self.got = loop(Run(wrap=self._wrap, steps=steps))
+        self.expected = loop(Run(steps=steps))
 
-    def forward(self, x):
-        return x + self.leave(torch.tanh(self.enter(self.norm(x))))
-
-
-class Blocks(nn.Module):
-    """A few blocks and a head."""
-
-    def __init__(self, width=16, depth=3, dropout=0.1):
-        super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(depth))
-        self.drop, self.head = nn.Dropout(dropout), nn.Linear(width, 4)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.drop(x))
-
-
-class Heads(nn.Module):
-    """Two heads on one trunk."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.trunk = nn.Sequential(*(Block(width) for _ in range(3)))
-        self.left, self.right = nn.Linear(width, 4), nn.Linear(width, 4)
-
-    def forward(self, x):
-        x = self.trunk(x)
-        return self.left(x), self.right(x)
-
-
-def made(kind, *args, **kwargs):
-    """Make a model, the same one each time."""
-    torch.manual_seed(0)
-    return kind(*args, **kwargs).train()
-
-
-def batch(step=0, size=32, width=16):
-    """Make the batch of a step."""
-    return torch.randn(size, width, generator=torch.Generator().manual_seed(step))
-
-
-def tokens(step=0, size=4, length=16):
-    """Make the tokens of a step."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randint(1, 60, (size, length), generator=generator)
-
-
-def square(output):
-    """A loss that uses every number of one tensor."""
-    return output.square().mean()
+    def _wrap(self, model, **options):
+        options = {"budget": 0.7, "limit_seconds": LIMIT_SECONDS} | options
+        self.models.append(remat.rematerialize(model, **options))
+        return self.models[-1]
 
 
 def record(model, steps=3):
@@ -90,17 +44,6 @@ def record(model, steps=3):
     kept = train(model, call, square, steps=steps)
     assert all(plan is plans[0] for plan in plans), "planned more than once"
     return kept
-
-
-def gpt2(**options):
-    """GPT-2 with two layers and dropout."""
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0,
-        eos_token_id=63, pad_token_id=0, **options,
-    )  # fmt: skip
-    model = made(transformers.GPT2LMHeadModel, config)
-    model.loss_type = "ForCausalLM"
-    return model
 
 
 def llama(**options):
@@ -124,7 +67,11 @@ def assert_planned(model):
 
 def assert_same_state(got, expected):
     """Compare parameters and buffers of two models by name, bit by bit."""
-    got, expected = got.state_dict(), expected.state_dict()
+    assert_same_tensors(got.state_dict(), expected.state_dict())
+
+
+def assert_same_tensors(got, expected):
+    """Compare tensors by name, bit by bit."""
     assert list(got) == list(expected)
     for name, tensor in expected.items():
         difference = (got[name] - tensor).abs().max()

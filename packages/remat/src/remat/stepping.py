@@ -332,8 +332,6 @@ class Stepper:
         if self._settings.given is not None and not self._alone:
             self._refuse_given()
         if self._alone:
-            if self._settings.costs == "measure":
-                refuse_other_profilers(_device(inputs))
             try:
                 with remembered_costs(self._costs, _device(inputs), self._settings.costs):
                     return self._plan_alone(region, inputs)
@@ -403,6 +401,8 @@ class Stepper:
                     same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
                 )
                 return Planned(known.plan, same, executable)
+        if measured:
+            refuse_other_profilers(_device(inputs))
         if measured and not kin:
             captured = captured.costed("measure", self._costs)
         if settings.loss is not None:

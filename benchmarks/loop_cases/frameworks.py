@@ -1,0 +1,205 @@
+"""Training by libraries: Trainer of transformers, Accelerate, Lightning, PEFT."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import lightning
+import peft
+import torch
+import transformers
+from torch import Tensor
+
+from loop_cases.models import Blocks, batch, gpt2, made, square, tokens
+from loop_cases.run import Kept, Run, state
+
+__all__ = ["LOOPS", "Lightning", "accelerated", "adapted", "fitted", "sentences", "trainer"]
+
+Step = Callable[[], AbstractContextManager[Any]]
+
+
+def sentences(count: int = 24, length: int = 16) -> list[dict[str, Tensor]]:
+    """Make sentences of one length, each its own label."""
+    made = []
+    for position in range(count):
+        ids = tokens(position, size=1, length=length)[0]
+        made.append({"input_ids": ids, "labels": ids.clone()})
+    return made
+
+
+class _Stepping(transformers.Trainer):  # type: ignore[misc]
+    """Enters `step` around each forward and backward."""
+
+    step: Step = nullcontext
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self.step():
+            return super().training_step(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def trainer(
+    model: Any, folder: Path, data: Any = None, step: Step = nullcontext, **options: Any
+) -> Any:
+    """Train by transformers' Trainer, and give it back; `options` are of `TrainingArguments`."""
+    settings = {"max_steps": 3, "per_device_train_batch_size": 4} | options
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, seed=0, report_to="none", save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, **settings,
+    )  # fmt: skip
+    made = _Stepping(model, arguments, train_dataset=data or sentences())
+    made.step = step
+    made.train()
+    return made
+
+
+def accelerated(
+    model: Any,
+    data: list[Tensor],
+    wrap_last: Callable[[Any], Any] = lambda model: model,
+    precision: str = "no",
+    step: Step = nullcontext,
+) -> tuple[Any, Any]:
+    """Train by Accelerate, two batches to a step; `wrap_last` is done to the prepared model.
+
+    Gives the model and the accelerator.
+    """
+    accelerator = accelerate.Accelerator(
+        cpu=True, mixed_precision=precision, gradient_accumulation_steps=2
+    )
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model = wrap_last(model)
+    torch.manual_seed(1)
+    for x in loader:
+        with accelerator.accumulate(model):
+            with step():
+                output = model(x)
+                assert output.dtype == torch.float32
+                accelerator.backward(square(output))
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, accelerator
+
+
+class Lightning(lightning.LightningModule):  # type: ignore[misc]
+    """A training step that calls `self`."""
+
+    def __init__(self, width: int = 16, depth: int = 3) -> None:
+        super().__init__()
+        self.net: Any = Blocks(width, depth)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give four numbers for each row."""
+        return self.net(x)  # type: ignore[no-any-return]
+
+    def training_step(self, x: Tensor, _: int) -> Tensor:
+        """Give the loss of a batch."""
+        loss = square(self(x))
+        self.log("loss", loss, prog_bar=False, logger=False)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Take SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class _Steps(lightning.Callback):  # type: ignore[misc]
+    """Enters `step` around each forward and backward."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.entered = ExitStack()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.entered.enter_context(self.step())
+
+    def on_after_backward(self, *_: Any) -> None:
+        self.entered.close()
+
+
+def fitted(module: Any, data: list[Tensor], step: Step = nullcontext, **options: Any) -> Any:
+    """Train by Lightning, and give the module back; `options` are of its `Trainer`."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_steps=len(data), logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[_Steps(step)], **options,
+    )  # fmt: skip
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    trainer.fit(module, loader)
+    assert trainer.global_step == len(data)
+    return module
+
+
+def adapted(model: Any) -> Any:
+    """Give a model of transformers LoRA adapters, which alone are trained."""
+    torch.manual_seed(0)
+    gpt = model.config.model_type == "gpt2"
+    settings = peft.LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=gpt,
+        target_modules=["c_attn"] if gpt else ["q_proj", "v_proj"], init_lora_weights=False,
+    )  # fmt: skip
+    return peft.get_peft_model(model, settings).train()
+
+
+def by_trainer(run: Run, **options: Any) -> Kept:
+    """Train GPT-2 by the Trainer."""
+    model = run.wrap(gpt2(run.size.width, run.size.depth))
+    data = sentences(4 * run.steps, run.size.words)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer(model, Path(folder), data, run.step, max_steps=run.steps, **options)
+    return state(model)
+
+
+def by_accelerate(run: Run, precision: str) -> Kept:
+    """Train blocks by Accelerate."""
+    data = [run.batch(step) for step in range(run.steps)]
+    model, _ = accelerated(run.model(), data, precision=precision, step=run.step)
+    return state(model)
+
+
+def by_lightning(run: Run, inner: bool) -> Kept:
+    """Train a LightningModule that is rematerialized, or holds a module that is."""
+    module = made(Lightning, run.size.width, run.size.depth)
+    if inner:
+        module.net = run.wrap(module.net)
+    else:
+        module = run.wrap(module)
+    data = [batch(step, run.size.rows, run.size.width) for step in range(run.steps)]
+    return state(fitted(module, data, run.step))
+
+
+def lora(run: Run) -> Kept:
+    """Train adapters of a GPT-2."""
+    model = run.wrap(adapted(gpt2(run.size.width, run.size.depth)))
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=0.01)
+    torch.manual_seed(1)
+    for step in range(run.steps):
+        ids = tokens(step, length=run.size.words)
+        optimizer.zero_grad()
+        with run.step():
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    return state(model)
+
+
+LOOPS: dict[str, Callable[[Run], Kept]] = {
+    "Trainer": by_trainer,
+    "Trainer, bf16": partial(by_trainer, bf16=True, optim="sgd", learning_rate=0.1),
+    "Accelerate": partial(by_accelerate, precision="no"),
+    "Accelerate, bf16": partial(by_accelerate, precision="bf16"),
+    "a LightningModule": partial(by_lightning, inner=False),
+    "Lightning around an inner module": partial(by_lightning, inner=True),
+    "LoRA": lora,
+}

@@ -1,0 +1,264 @@
+"""Training loops that people write, each with its model rematerialized beside the same in plain.
+
+For each loop: its steps, those in which a graph was traced or looked up, the plans that were made,
+and the seconds that this took beyond plain steps; the largest peak of a measured step, forward and
+backward, as a share of the budget; the largest difference between what the two runs leave behind.
+A step is measured once as many before it as the loop repeats after, four at least, made no plan; a
+plan that is made in a measured step fails. Loops that run in 16 bits with dropout differ from eager
+as torch's tracing does.
+
+Each loop runs in a process of its own, DDP and FSDP2 in two more. Exit code 1 if one failed, went
+over its budget, or differs in a loop of 32 bits.
+
+    python benchmarks/loops.py [--only PATTERN] [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import remat
+from isolation import Ended, run_alone
+from loop_cases import by_hand, find, names, ranks
+from loop_cases.models import LARGE, SMALL, Size
+from loop_cases.run import Kept, Run
+from provenance import provenance
+from remat_exec import measure_peak
+from remat_graph.files import write_atomically
+
+RESULTS = Path(__file__).parent / "results" / "loops.json"
+PACKAGES = ("remat", "torch", "transformers", "accelerate", "lightning", "peft")
+PERIODS = {
+    "a smaller last batch, its loss handed over": by_hand.SMALLER_AFTER,
+    "ten sequence lengths": by_hand.LENGTHS,
+    "gradient accumulation": 2,
+}
+STEPS = 10
+SIXTEEN_BITS = ("Trainer, bf16", "Accelerate, bf16", "backward within autocast")
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one loop came to, or why it failed; sizes in bytes.
+
+    The peak is the largest of the measured steps as a share of the budget, or, where several models
+    have budgets of their own, the largest share that a plan measured. `difference` is the largest
+    between any two numbers of what both runs left behind.
+    """
+
+    name: str
+    steps: int = 0
+    tracing_steps: int = 0
+    plans: int = 0
+    planning_seconds: float = 0.0
+    measured_steps: int = 0
+    peak_bytes: int | None = None
+    budget_bytes: int | None = None
+    difference: float | None = None
+    error: str | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether it failed, went over its budget, or differs without 16 bits being the reason."""
+        over = (_share(self) or 0.0) > 1
+        return bool(self.error or over or (self.difference and self.name not in SIXTEEN_BITS))
+
+
+def _share(row: Row) -> float | None:
+    """Give the peak as a share of the budget, where both are known."""
+    return row.peak_bytes / row.budget_bytes if row.peak_bytes and row.budget_bytes else None
+
+
+class Meter(logging.Handler):
+    """Counts plans by what is logged, and times and measures steps."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__(logging.INFO)
+        self.plans = 0
+        self.traced = 0
+        self.planned_in: list[bool] = []
+        self.tracing: list[float] = []  # seconds of the steps that traced
+        self.peaks: list[tuple[int, int]] = []  # bytes of a step, and its budget
+        self._quiet = max(4, period)
+        self._models: list[Any] = []
+        self._budget: int | None = None
+        logging.getLogger("remat").addHandler(self)
+        logging.getLogger("remat").setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count what is planned, and what is looked at to be planned."""
+        self.traced += str(record.msg).startswith("planning for")
+        self.plans += str(record.msg).startswith("planned:")
+
+    def wrap(self, model: Any, *, backend: bool = False, **options: Any) -> Any:
+        """Rematerialize at seven tenths of plain's peak, or as the loop asks for."""
+        options = {"budget": 0.7, "limit_seconds": 1.0} | options
+        if backend:
+            self._budget = options["budget"]
+            return torch.compile(model, backend="remat", options=options)
+        made = remat.rematerialize(model, **options)
+        self._models.append(made)
+        return made
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time a step, and measure its peak if no plan is to be expected."""
+        before = self.planned_in[-self._quiet :]
+        plans, traced = self.plans, self.traced
+        start = time.perf_counter()
+        if len(before) == self._quiet and not any(before):
+            with measure_peak() as peak:
+                yield
+            budget = self._budget_now()
+            if budget is not None:
+                self.peaks.append((peak.peak_bytes, budget))
+        else:
+            yield
+        if self.traced > traced:
+            self.tracing.append(time.perf_counter() - start)
+        self.planned_in.append(self.plans > plans)
+
+    def _budget_now(self) -> int | None:
+        if len(self._models) == 1:
+            return int(self._models[0].plan.budget_bytes)
+        return self._budget
+
+    def largest(self) -> tuple[int | None, int | None]:
+        """Give the peak that is nearest to its budget, or beyond it, and that budget."""
+        peaks = self.peaks or [
+            (model.plan.measured_peak_bytes, model.plan.budget_bytes)
+            for model in self._models
+            if getattr(model.plan, "measured_peak_bytes", None)
+        ]
+        return max(peaks, key=lambda pair: pair[0] / pair[1]) if peaks else (None, None)
+
+
+class Clock:
+    """Times the steps of a plain run."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds.append(time.perf_counter() - start)
+
+
+def both(name: str, size: Size, steps: int) -> Row:
+    """Run a loop with its model rematerialized and in plain, in this process."""
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    loop, meter = find(name), Meter(PERIODS.get(name, 1))
+    kept = loop(Run(meter.wrap, meter.step, size, steps))
+    clock = Clock()
+    expected = loop(Run(step=clock.step, size=size, steps=steps))
+    plain = statistics.median(clock.seconds) if clock.seconds else 0.0
+    peak, budget = meter.largest()
+    return Row(
+        name, steps, len(meter.tracing), meter.plans,
+        sum(meter.tracing) - plain * len(meter.tracing), len(meter.peaks), peak, budget,
+        difference(kept, expected),
+    )  # fmt: skip
+
+
+def difference(kept: Kept, expected: Kept) -> float:
+    """Give the largest difference between what two runs left behind.
+
+    Raises:
+        RuntimeError: if they did not leave the same behind.
+    """
+    if kept.keys() != expected.keys():
+        raise RuntimeError(f"not left by both: {sorted(kept.keys() ^ expected.keys())[:3]}")
+    largest = 0.0
+    for name, tensor in expected.items():
+        if tensor.shape != kept[name].shape:
+            raise RuntimeError(f"{name}: {tuple(kept[name].shape)}, not {tuple(tensor.shape)}")
+        if not torch.equal(tensor, kept[name]):
+            largest = max(largest, float((tensor.double() - kept[name].double()).abs().max()))
+    return largest
+
+
+def of_rank(_: int, case: tuple[str, Size, int]) -> Row:
+    """Run a loop in one of several processes."""
+    return both(*case)
+
+
+def work(name: str, size: Size, steps: int) -> Row:
+    """Run a loop, of several processes if it needs them: the row is then of the worst."""
+    if name not in ranks.LOOPS:
+        return both(name, size, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        found = ranks.run_ranks(Path(folder), of_rank, {name: (name, size, steps)})[name]
+    failed = [rank for rank in found if isinstance(rank, str)]
+    if failed:
+        raise RuntimeError(failed[0].strip().splitlines()[-1])
+    worst: Row = max(found, key=lambda row: (row.difference, _share(row) or 0.0))
+    return worst
+
+
+def run(name: str, size: Size) -> Row:
+    """Run a loop in a process of its own; what it fails with is its row."""
+    steps = max(STEPS, 3 * PERIODS.get(name, 1))
+    try:
+        return run_alone(work, name, size, steps, timeout_seconds=TIMEOUT_SECONDS)
+    except Ended as error:
+        return Row(name, steps, error=str(error))
+
+
+def shown(row: Row) -> str:
+    """Describe a row in one line of the table."""
+    if row.error is not None:
+        return f"{row.name:44}failed: {row.error[:200]}"
+    share = "-" if (found := _share(row)) is None else f"{found:.3f}"
+    return (
+        f"{row.name:44}{row.steps:>6}{row.tracing_steps:>8}{row.plans:>7}{row.planning_seconds:>10.1f}"
+        f"{row.measured_steps:>10}{share:>13}{row.difference:>12.1e}"
+    )
+
+
+def main() -> int:
+    """Run the loops, print a table and write the JSON; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'FSDP2*'")
+    parser.add_argument("--quick", action="store_true", help="tiny models; nothing is kept")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
+    options = parser.parse_args()
+    chosen = [name for name in names() if fnmatch.fnmatch(name, options.only)]
+    print(f"{'':44}{'steps':>6}{'tracing':>8}{'plans':>7}{'planning s':>10}{'measured':>10}"
+          f"{'peak/budget':>13}{'difference':>12}")  # fmt: skip
+    rows = []
+    for name in chosen:
+        rows.append(run(name, SMALL if options.quick else LARGE))
+        print(shown(rows[-1]), flush=True)
+    bad = [row.name for row in rows if row.bad]
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} right and within budget; not: {bad or 'none'}")
+    path = options.json or (None if options.quick or options.only != "*" else RESULTS)
+    if path is not None:
+        content = {"machine": provenance(PACKAGES), "loops": [asdict(row) for row in rows]}
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What the pages say runs: their blocks of Python, and every form that an argument takes."""
+
+import inspect
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import distributed
+import matplotlib
+import pytest
+import torch
+from exec_cases.training import assert_bitwise_equal, train
+from torch import nn
+
+import remat
+from remat import backend
+from remat_graph import Graph, Op, Stage, Value
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LIMIT_SECONDS = 0.2
+
+
+def blocks(page):
+    """Give the blocks of a page, each behind so many empty lines that errors name its own."""
+    text = page.read_text()
+    return [
+        "\n" * text.count("\n", 0, found.start(1)) + found[1] for found in PYTHON.finditer(text)
+    ]
+
+
+class Tokens(nn.Module):
+    """A model of tokens: gives logits, or with labels a mapping with a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+
+    def forward(self, tokens, labels=None):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.head(x)
+        if labels is None:
+            return logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return Output(loss=loss, logits=logits)
+
+
+class Output(dict):
+    """What models of transformers return, in short."""
+
+    __getattr__ = dict.__getitem__
+
+
+def region():
+    """Make the graph of a region: the op at its boundary stands for what happens between halves."""
+    return Graph(
+        values=tuple(Value(name, 100) for name in ("x", "h", "y", "dy", "dx")),
+        ops=(
+            Op("first", ("x",), ("h",), time=1.0),
+            Op("second", ("h",), ("y",), time=1.0),
+            Op("loss", ("y",), ("dy",), time=0.0, stage=Stage.BACKWARD, replayable=False),
+            Op("backward", ("h", "dy"), ("dx",), time=2.0, stage=Stage.BACKWARD, twin="second"),
+        ),
+        resident=frozenset({"x"}),
+        results=frozenset({"dx"}),
+        boundary="loss",
+    )
+
+
+def stand_ins():
+    """Make what the pages take to be there."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 10, (4, 16))
+    return {
+        "model": Tokens(),
+        "tokens": tokens,
+        "target": tokens,
+        "criterion": lambda logits, target: nn.functional.cross_entropy(
+            logits.flatten(0, 1), target.flatten()
+        ),
+        "graphs": [region(), region()],
+        "budget_bytes": 120,
+    }
+
+
+@pytest.fixture
+def _group(tmp_path):
+    """A group of this process alone, for what shards."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def _one_machine(monkeypatch):
+    """A scheduler of Dask is in this process."""
+    client = distributed.Client
+
+    def here(address):
+        return client(processes=False, n_workers=1, dashboard_address=None)
+
+    monkeypatch.setattr(distributed, "Client", here)
+
+
+@pytest.mark.usefixtures("_group", "_one_machine")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    scope = {"__name__": "__main__"}
+    for block in blocks(page):
+        scope |= stand_ins()
+        exec(compile(block, str(page), "exec"), scope)
+
+
+class Mlp(nn.Module):
+    """Something to recompute."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 16)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def square(output):
+    return output.square().mean()
+
+
+def batch(step=0):
+    return torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
+
+
+def trained(model):
+    return train(model, lambda model, step: model(batch(step)), square, steps=2)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1)
+
+
+FORMS = {
+    "bytes": {"budget": 8 * 2**30},
+    "with a unit": {"budget": "8GiB"},
+    "with a space": {"budget": "500 MB"},
+    "a fraction": {"budget": 0.9},
+    "a percentage": {"budget": "90%"},
+    "auto": {"budget": "auto"},
+    "an optimizer": {"budget": "auto", "optimizer": adamw(Mlp().parameters())},
+    "an optimizer's class": {"budget": "auto", "optimizer": torch.optim.SGD},
+    "a function of a list of parameters": {"budget": "auto", "optimizer": adamw},
+    "a loss of the output": {"loss": lambda output: output.square().mean()},
+    "a loss of the output and the call": {"loss": lambda output, x: (output - x).square().mean()},
+    "regions by name": {"budget": "1MiB", "regions": "layers.*"},
+    "regions by class": {"budget": "1MiB", "regions": nn.Sequential},
+    "a list of regions": {"budget": "1MiB", "regions": ["layers.0", "layers.[12]"]},
+    "an example": {"args": (batch(),), "kwargs": {}},
+    "an example, one tensor": {"args": batch()},
+    "an example by name": {"kwargs": {"x": batch()}},
+    "a solver": {"solver": "store-all"},
+    "costs that are estimated": {"costs": "estimate"},
+    "costs of a device": {"costs": remat.DeviceSpec("mine", 1e11, 5e10, 2e10, 3e-6)},
+    "a limit": {"limit_seconds": 0.1},
+    "progress": {"progress": lambda progress: None},
+    "capture and executor": {"capture": "aot", "executor": "generated"},
+    "a misfit that raises": {"on_misfit": "raise"},
+    "a misfit that runs as it is": {"budget": 2000, "on_misfit": "plain"},
+}
+DEFAULTS = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
+
+
+def assert_trains_as_plain(model, misfits, plain):
+    with pytest.warns(remat.BudgetWarning) if misfits else nullcontext():
+        found = trained(model)
+    assert_bitwise_equal(found, plain)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return trained(Mlp())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_an_argument_trains_as_plain_does(form, plain):
+    model = remat.rematerialize(Mlp(), **(DEFAULTS | FORMS[form]))
+    assert_trains_as_plain(model, "as it is" in form, plain)
+
+
+def test_every_argument_has_a_form():
+    arguments = set(inspect.signature(remat.rematerialize).parameters) - {"model"}
+    assert arguments == {name for form in FORMS.values() for name in form}
+
+
+@pytest.fixture
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+OPTIONS = [form for form, given in FORMS.items() if given.keys() <= backend._DEFAULTS.keys()]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("form", OPTIONS)
+def test_a_form_of_an_option_of_the_back_end_trains_as_plain_does(form, plain):
+    model = torch.compile(Mlp(), backend="remat", options=DEFAULTS | FORMS[form])
+    assert_trains_as_plain(model, "as it is" in form, plain)
+
+
+def told(page, start, end):
+    return page.read_text().partition(start)[2].partition(end)[0]
+
+
+def test_the_signature_on_the_page_is_that_of_the_function():
+    page = ROOT / "packages" / "remat" / "README.md"
+    written = told(page, "## `rematerialize(model, ", ")`")
+    arguments = list(inspect.signature(remat.rematerialize).parameters.values())[1:]
+    said = [f"{argument.name}={argument.default!r}".replace("'", '"') for argument in arguments]
+    assert written.replace("*, ", "").split(", ") == said
+
+
+def test_the_options_on_the_page_are_those_of_the_back_end():
+    page = ROOT / "packages" / "remat" / "README.md"
+    options = re.findall(r"`(\w+)`", told(page, "Options are ", "."))
+    assert set(options) == set(backend._DEFAULTS)
