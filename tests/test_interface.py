@@ -304,7 +304,7 @@ def test_planning_dry_runs_nothing_and_says_the_same():
     assert_bitwise_equal(step(original), step(net()))
 
 
-@pytest.mark.parametrize("share", [0.8, 0.6])
+@pytest.mark.parametrize("share", [0.85, 0.67])
 def test_planning_on_the_meta_device_for_another_machine(share):
     model, x = net().to("meta"), batch(256).to("meta")
     spec = remat.DeviceSpec("a pocket calculator", 1e3, 1e3, 1e3, 1e-3)
@@ -313,7 +313,7 @@ def test_planning_on_the_meta_device_for_another_machine(share):
     assert plan.budget_bytes == pytest.approx(share * plan.store_all_peak_bytes, rel=0.01)
     assert plan.predicted_peak_bytes <= plan.budget_bytes
     assert plan.graph.time > 1
-    if share == 0.6:  # no schedule that draws the dropout once takes less than 0.65
+    if share == 0.67:  # no schedule that draws the dropout once takes less
         assert "draw_again" in plan.source
 
 

@@ -6,6 +6,7 @@ from exec_cases.training import assert_bitwise_equal, assert_close, train
 from torch import nn
 
 import remat
+from remat import stepping
 
 LIMIT_SECONDS = 0.5
 SCALE = 1.0
@@ -98,6 +99,38 @@ def test_a_counter_that_changes_nothing_in_the_graph_leaves_the_plan():
     assert_close(run(model, *[batch()] * 5), run(Counting(), *[batch()] * 5))
     assert model.calls == 5
     assert model.plan is plan
+
+
+@pytest.mark.parametrize("loss_at_once", [False, True])
+def test_a_counter_is_traced_for_twice_at_most_however_far_it_counts(monkeypatch, loss_at_once):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.calls, self.halves = net(), 0, 0
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            self.halves = max(1, self.calls // 2)
+            return self.body(x), self.calls
+
+    captured = []
+    capture = stepping.get_capture("aot")
+    counting = lambda *args, **rest: captured.append(1) or capture(*args, **rest)  # noqa: E731
+    monkeypatch.setattr(stepping, "get_capture", lambda _: counting)
+    handed = {"loss": lambda output: loss(output[0])} if loss_at_once else {}
+    model = remat.rematerialize(Counting(), budget=0.8, limit_seconds=LIMIT_SECONDS, **handed)
+    eager = Counting()
+    for step in range(1, 7):
+        found = []
+        for each in (model, eager):
+            torch.manual_seed(step)
+            output, calls = each(batch())
+            loss(output).backward()
+            found.append((output.detach(), calls, each.calls, each.halves))
+        (ours, *counts), (theirs, *expected) = found
+        assert counts == expected == [step, step, max(1, step // 2)]
+        torch.testing.assert_close(ours, theirs)
+    assert len(captured) <= 2
 
 
 def test_a_counter_that_the_result_depends_on_is_followed():

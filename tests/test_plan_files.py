@@ -181,10 +181,8 @@ def encode_names(plan, renamed):
         Compute(renamed(s.op)) if isinstance(s, Compute) else Free(renamed(s.value))
         for s in schedule
     )
-    from remat.plan_file import encode_plan
-
     solution = replace(plan.solution, schedule=Schedule(tuple(steps)))
-    return encode_plan(replace(plan, graph=other, solution=solution)).decode()
+    return replace(plan, graph=other, solution=solution).encode().decode()
 
 
 def damaged(document, **changes):

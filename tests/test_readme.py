@@ -177,6 +177,11 @@ FORMS = {
     "costs of a device": {"costs": remat.DeviceSpec("mine", 1e11, 5e10, 2e10, 3e-6)},
     "a limit": {"limit_seconds": 0.1},
     "progress": {"progress": lambda progress: None},
+    "a plan": {
+        "args": batch(),
+        "budget": "auto",
+        "plan": remat.plan(Mlp(), batch(), budget="1MiB", costs="estimate"),
+    },
     "capture and executor": {"capture": "aot", "executor": "generated"},
     "a misfit that raises": {"on_misfit": "raise"},
     "a misfit that runs as it is": {"budget": 2000, "on_misfit": "plain"},

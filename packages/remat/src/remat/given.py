@@ -12,7 +12,7 @@ from pathlib import Path
 
 from remat.errors import PlanMismatch, RematError
 from remat.outlines import Outline
-from remat.plan_file import decode_plan, is_plan
+from remat.plan_file import is_plan
 from remat.plans import Plan
 from remat_exec import BudgetExceeded
 from remat_graph import (
@@ -56,7 +56,7 @@ class GivenPlan:
         if isinstance(given, str | os.PathLike):
             name = os.fspath(given)
             data = Path(name).read_bytes()
-            found = (decode_plan if is_plan(data) else decode)(data, source=name)
+            found = (Plan.decode if is_plan(data) else decode)(data, source=name)
         if isinstance(found, Solution):
             found = found.schedule
         if not isinstance(found, Plan | Schedule):

@@ -7,15 +7,13 @@ neither generated code nor a path; what it says of peak and time is computed aga
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
+from remat.origin import Origin
 from remat.outlines import Outline
-from remat.plans import Origin, Plan
 from remat_graph import (
     DocumentError,
     Graph,
@@ -25,16 +23,16 @@ from remat_graph import (
     encode,
     simulate,
 )
-from remat_graph.files import write_atomically
+
+if TYPE_CHECKING:
+    from remat.plans import Plan
 
 __all__ = [
     "PlanHead",
-    "decode_plan",
     "encode_plan",
     "is_plan",
-    "load_plan",
     "read_head",
-    "save_plan",
+    "read_plan",
 ]
 
 _VERSION = 1
@@ -83,25 +81,6 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 _DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a plan: a reader sees the old file or the whole new one.
-
-    Raises:
-        OSError: if the folder does not exist or cannot be written.
-    """
-    write_atomically(path, encode_plan(plan))
-
-
-def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read what `save_plan` wrote.
-
-    Raises:
-        DocumentError: as `decode_plan`, naming the file.
-        OSError: if the file cannot be read.
-    """
-    return decode_plan(Path(path).read_bytes(), source=str(path))
-
-
 def encode_plan(plan: Plan) -> bytes:
     """Encode a plan without its generated code: equal plans give equal bytes."""
     origin = plan.origin
@@ -130,8 +109,8 @@ def is_plan(data: bytes) -> bool:
         return False
 
 
-def decode_plan(data: bytes, *, source: str = "document") -> Plan:
-    """Decode what `encode_plan` made; `source` names it in errors.
+def read_plan(data: bytes, *, source: str = "document") -> dict[str, Any]:
+    """Read the fields of a `Plan` that `encode_plan` wrote; `source` names it in errors.
 
     Raises:
         DocumentError: if the JSON is damaged, of another kind or schema version, a field is missing
@@ -150,7 +129,7 @@ def read_head(data: bytes, *, source: str = "document") -> PlanHead:
     """Read of a plan what it is looked for by, without checking the rest.
 
     Raises:
-        DocumentError: as `decode_plan`.
+        DocumentError: as `read_plan`.
     """
     return _body(data, PlanHead, source)
 
@@ -177,26 +156,26 @@ def _part(raw: msgspec.Raw, kind: type[Any], source: str) -> Any:
     return found
 
 
-def _made(graph: Graph, solution: Solution, body: _Plan) -> Plan:
+def _made(graph: Graph, solution: Solution, body: _Plan) -> dict[str, Any]:
     if solution.schedule is None:
         raise GraphError("its solution has no schedule")
     if Outline.of(graph).hash != body.outline:
         raise GraphError("the hash of its outline is not that of its graph")
     timeline = simulate(graph, solution.schedule)
-    return Plan(
-        graph,
-        replace(solution, time=timeline.time, peak_bytes=timeline.peak_bytes),
-        body.budget_bytes,
-        body.plain_peak_bytes,
-        body.store_all_peak_bytes,
-        body.measured_peak_bytes,
-        body.capture_seconds,
-        body.predicted_peak_bytes,
-        "",
-        Origin(body.origin.remat_version, body.origin.torch_version, body.origin.device),
-        frozenset(body.missing),
-        frozenset(body.let_go),
-    )
+    return {
+        "graph": graph,
+        "solution": replace(solution, time=timeline.time, peak_bytes=timeline.peak_bytes),
+        "budget_bytes": body.budget_bytes,
+        "plain_peak_bytes": body.plain_peak_bytes,
+        "store_all_peak_bytes": body.store_all_peak_bytes,
+        "measured_peak_bytes": body.measured_peak_bytes,
+        "capture_seconds": body.capture_seconds,
+        "predicted_peak_bytes": body.predicted_peak_bytes,
+        "source": "",
+        "origin": Origin(body.origin.remat_version, body.origin.torch_version, body.origin.device),
+        "missing": frozenset(body.missing),
+        "let_go": frozenset(body.let_go),
+    }
 
 
 def _dump(item: Any) -> bytes:

@@ -17,8 +17,9 @@ from remat.cache import remembered_costs, remembered_peak
 from remat.errors import RematError
 from remat.given import GivenPlan, PlanLike
 from remat.misfit import Misfit, check_misfit
+from remat.origin import Origin
 from remat.plain import measure_outside_loss, measure_plain
-from remat.plans import Origin, Plan
+from remat.plans import Plan
 from remat.refusals import refuse_wrapped
 from remat.solving import adapted, solution_for
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call

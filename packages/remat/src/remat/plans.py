@@ -5,33 +5,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
-
-from remat.__about__ import __version__
 from remat.errors import RematError
+from remat.origin import Origin
+from remat.plan_file import encode_plan, read_plan
 from remat_graph import Compute, Graph, Schedule, Solution, Stage, Status, simulate
+from remat_graph.files import write_atomically
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import RegionOption
 
-__all__ = ["Origin", "Plan", "StepPlan"]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """With what a plan was made: the versions of remat and torch, and the device."""
-
-    remat_version: str
-    torch_version: str
-    device: str
-
-    @classmethod
-    def here(cls, device: torch.device | None = None) -> Origin:
-        """Name what is installed here, and a device; `None` for a plan that was made without."""
-        name = "none" if device is None else device.type
-        if device is not None and device.type == "cuda":
-            name = torch.cuda.get_device_name(device)
-        return cls(__version__, str(torch.__version__), name)
+__all__ = ["Plan", "StepPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +70,20 @@ class Plan:
             DocumentError: if the file is damaged, or holds something else.
             OSError: if it cannot be read.
         """
-        from remat.plan_file import load_plan  # noqa: PLC0415 - it imports this module
+        return cls.decode(Path(path).read_bytes(), source=str(path))
 
-        return load_plan(path)
+    @classmethod
+    def decode(cls, data: bytes, *, source: str = "document") -> Plan:
+        """Read the bytes of a plan file; `source` names it in errors.
+
+        Raises:
+            DocumentError: if they are damaged, or of something else.
+        """
+        return cls(**read_plan(data, source=source))
+
+    def encode(self) -> bytes:
+        """Give the bytes of a plan file, without the generated code; equal plans, equal bytes."""
+        return encode_plan(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
@@ -96,9 +91,7 @@ class Plan:
         Raises:
             OSError: if the folder does not exist or cannot be written.
         """
-        from remat.plan_file import save_plan  # noqa: PLC0415 - it imports this module
-
-        save_plan(self, path)
+        write_atomically(path, self.encode())
 
     @property
     def schedule(self) -> Schedule:
@@ -151,8 +144,8 @@ class StepPlan:
 
     `regions` are pairs of a name and the option that it runs by, one for each call, in order.
     `breaks` say why the forward is not one region. `measured_peak_bytes` is that of the first step
-    that ran by this plan, `None` before. No plan of the regions within the budget takes less time
-    than `lower_bound`.
+    that ran by this plan, or the most of the first eight where there are other ranks; `None`
+    before. No plan of the regions within the budget takes less time than `lower_bound`.
     """
 
     regions: tuple[tuple[str, RegionOption], ...]

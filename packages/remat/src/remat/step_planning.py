@@ -267,8 +267,10 @@ class StepPlanner:
         """See that a recorded step took no more than the budget; plan by it, if it is new."""
         self._patterns.recorded()
         if ran_by is not None:
-            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=record.peak_bytes)
-            ran_by.awaited = 0
+            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
+            if not _has_other_ranks():  # whose messages come sooner or later from step to step
+                ran_by.awaited = 0
             if ran_by.fits:
                 self.told(ran_by.plan)
         planned = self._patterns.of(record.pattern) or ran_by
@@ -428,3 +430,7 @@ class StepPlanner:
             plan.front = better.get(id(plan.front), plan.front)
         fronts = [plan.front.options for plan in plans]
         return choose(fronts, calls, moments, room, limit_seconds=seconds)
+
+
+def _has_other_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -19,6 +19,7 @@ import torch
 
 from remat.auto_budget import AutoBudget
 from remat.cache import remembered_costs
+from remat.counters import Counters
 from remat.dynamo import Found
 from remat.errors import PlanMismatch, RematError
 from remat.misfit import NotPlanned, warn_of_misfit
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 _SURE = 3  # backwards in a row over the same outputs
+_MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
 
 
 class _Prepared(Exception):
@@ -62,7 +64,7 @@ class _Prepared(Exception):
 
 
 class Region:
-    """One graph of Dynamo's, and the plans to run it by, one for each set of numbers among inputs.
+    """One graph of Dynamo's, and the plans to run it by, one for each set of numbers that it reads.
 
     Called as Dynamo calls it, with a flat list of inputs, parameters and buffers among them.
     """
@@ -70,6 +72,7 @@ class Region:
     def __init__(self, stepper: Stepper, found: Found) -> None:
         self.stepper = stepper
         self.graph = found.graph
+        self._counters = Counters(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
         self.plans: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
         self.runs_as_it_is = False
@@ -85,7 +88,7 @@ class Region:
         """Run the region: by its plan, or as it is where nothing needs a gradient."""
         stepper = self.stepper
         if stepper.answer is not None:
-            return stepper.answer
+            return self._counters.put_back(stepper.answer, inputs)
         if self.runs_as_it_is:
             return self._as_it_is(inputs)
         if stepper.preparing and not any(map(_requires_grad, inputs)):
@@ -93,10 +96,10 @@ class Region:
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
             return self._as_it_is(inputs)
         stepper.met()
-        key = _numbers(inputs)
+        key = self.numbers(inputs)
         if key not in self.plans:
             made = stepper.plan(self, inputs)
-            self.plans[key] = self.settle(key, made) if isinstance(made, Planned) else made
+            _put(self.plans, key, self.settle(key, made) if isinstance(made, Planned) else made)
         planned = self.plans[key]
         if isinstance(planned, Planned):
             stepper.used(planned)
@@ -114,15 +117,21 @@ class Region:
             executable = planned.executable
             learn = functools.partial(self.learn, executable)
             outputs = executable(self.graph, tensors, learn)
-        return planned.capture.output_structure.rebuild(iter(outputs))
+        returned = planned.capture.output_structure.rebuild(iter(outputs))
+        return self._counters.put_back(returned, inputs)
 
     def _as_it_is(self, inputs: Sequence[Any]) -> Any:
         with quietly():  # torch warns of tensors where the user's code had arrays
-            return self.graph(*inputs)
+            return self._counters.put_back(self.graph(*inputs), inputs)
+
+    def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Give what the graph reads among its inputs that is no tensor."""
+        found = (inputs[position] for position in self._counters.matter)
+        return tuple(item for item in found if not isinstance(item, torch.Tensor))
 
     def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
         """Give the graph of a call: traced once, whatever is planned for."""
-        key = (loss_alone, *_numbers(inputs))
+        key = (loss_alone, *self.numbers(inputs))
         known = self._captures.get(key)
         if known is None:
             with quietly():  # the original has warned of the same
@@ -133,7 +142,7 @@ class Region:
                     loss_alone=loss_alone,
                     real=self.stepper.real_strides,
                 )
-            self._captures[key] = known
+            _put(self._captures, key, known)
         return known
 
     def learn(self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]) -> None:
@@ -176,9 +185,11 @@ def _is_equal(one: Graph, other: Graph) -> bool:
     )
 
 
-def _numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Give what among the inputs of a region is no tensor."""
-    return tuple(item for item in inputs if not isinstance(item, torch.Tensor))
+def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:
+    """Keep what was made last, for so many numbers."""
+    known[key] = item
+    if len(known) > _MOST_NUMBERS:
+        del known[next(iter(known))]
 
 
 def _requires_grad(item: Any) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from remat.outlines import Outline
-from remat.plan_file import PlanHead, load_plan, read_head
+from remat.plan_file import PlanHead, read_head
+from remat.plans import Plan
 from remat_graph import DocumentError, Graph, Solution, Status, simulate
 
 __all__ = ["shared_solution"]
@@ -44,7 +45,7 @@ def shared_solution(graph: Graph, target: int, budget: int) -> Solution | None:
 
 def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
     try:
-        plan = load_plan(path)
+        plan = Plan.load(path)
     except (DocumentError, OSError) as error:
         logger.warning("the shared plan %s is left out: %s", path, error)
         return None

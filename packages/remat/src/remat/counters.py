@@ -1,0 +1,86 @@
+"""Numbers that a graph only counts with, such as a step counter on the module: computed apart.
+
+TorchDynamo makes a number that changes an input of the graph, and what is computed of it an output.
+Where no tensor depends on it, one capture and one plan serve for all numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Counters"]
+
+_OF_NUMBERS = frozenset(
+    {max, min, abs, round, int, float, bool}
+    | {getattr(torch, name) for name in dir(torch) if name.startswith("sym_")}
+)
+
+
+class Counters:
+    """The outputs of a graph that are numbers made of numbers; taken out of the graph.
+
+    `matter` are the positions of the inputs that are no tensors and that the rest of it reads.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        numbers = {node: None for node in placeholders if _is_number(node)}
+        for node in graph.graph.nodes:
+            if _computes_a_number(node) and all(of in numbers for of in node.all_input_nodes):
+                numbers[node] = None
+        output = graph.graph.output_node()
+        returned = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else []
+        self._outputs = {at: node for at, node in enumerate(returned) if node in numbers}
+        self._inputs = {node: at for at, node in enumerate(placeholders) if node in numbers}
+        self._steps: list[tuple[fx.Node, Callable[..., Any], Any, Any]] = [
+            (node, node.target, node.args, node.kwargs)
+            for node in numbers
+            if node.op == "call_function" and callable(node.target)
+        ]
+        if self._outputs:
+            output.args = (tuple(None if node in numbers else node for node in returned),)
+            for node in reversed(numbers):
+                if node.op == "call_function" and not node.users:
+                    graph.graph.erase_node(node)
+            graph.recompile()
+        self.matter = tuple(
+            at for at, node in enumerate(placeholders) if node.users and _may_be_number(node)
+        )
+
+    def put_back(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
+        """Give the outputs of the graph with the numbers among them."""
+        if not self._outputs:
+            return outputs
+        known: dict[fx.Node, Any] = {node: inputs[at] for node, at in self._inputs.items()}
+        for node, function, args, kwargs in self._steps:
+            known[node] = function(
+                *fx.map_arg(args, known.__getitem__), **fx.map_arg(kwargs, known.__getitem__)
+            )
+        made = list(outputs)
+        for at, node in self._outputs.items():
+            made[at] = known[node]
+        return type(outputs)(made) if isinstance(outputs, tuple) else made
+
+
+def _computes_a_number(node: fx.Node) -> bool:
+    target: Any = node.target
+    return node.op == "call_function" and (
+        target in _OF_NUMBERS or getattr(operator, getattr(target, "__name__", ""), None) is target
+    )
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(_example(node), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _may_be_number(node: fx.Node) -> bool:
+    return not isinstance(_example(node), torch.Tensor)
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value")
