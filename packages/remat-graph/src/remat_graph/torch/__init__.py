@@ -15,6 +15,7 @@ from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.process import generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
+    Alternative,
     Call,
     Input,
     LossCost,
@@ -36,6 +37,7 @@ __all__ = [
     "IN_PLACE",
     "PARTS",
     "AllocationRecorder",
+    "Alternative",
     "BrokenCapture",
     "Call",
     "Capture",
