@@ -239,18 +239,24 @@ def test_a_schedule_without_alternatives_costs_what_it_did():
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1001])
 def test_a_mask_of_any_size_is_packed_and_unpacked(count):
     mask = torch.rand(count) > 0.5
-    packed = packing.pack_mask(mask)
+    packed = packing.pack_mask(mask, [1])
     assert len(packed) == packing.packed_bytes(count) == -(-count // 8)
     assert torch.equal(packing.unpack_mask(packed, mask.shape, mask.stride()), mask)
+
+
+def test_a_tensor_that_came_in_another_layout_than_planned_is_packed_in_that():
+    mask = torch.rand(5, 7) > 0.5
+    packed = packing.pack_mask(mask, (1, 5))
+    assert torch.equal(packing.unpack_mask(packed, mask.shape, (1, 5)), mask)
 
 
 def test_signs_keep_what_the_operators_keep_for_every_kind_of_number():
     read, grad = (t.reshape(-1) for t in torch.meshgrid(STRANGE, STRANGE, indexing="ij"))
     layout = (read.shape, read.stride())
-    got = packing.backward_of_kept(grad, packing.pack_above(read, 0), *layout)
+    got = packing.backward_of_kept(grad, packing.pack_above(read, [1], 0), *layout)
     assert same(got, aten.threshold_backward(grad, read, 0))
     read = read.nan_to_num(1.0)  # where that operator itself differs from place to place
-    got = packing.backward_of_kept(grad, packing.pack_within(read, 0.0, 6.0), *layout)
+    got = packing.backward_of_kept(grad, packing.pack_within(read, [1], 0.0, 6.0), *layout)
     assert same(got, aten.hardtanh_backward(grad, read, 0.0, 6.0))
 
 

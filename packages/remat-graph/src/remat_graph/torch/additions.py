@@ -135,7 +135,7 @@ class ProgramReader:
                 return None
             stride = (0,) * len(like.shape)  # what operators take for contiguous
         name = f"{op}__sizes"
-        args = (grad, list(like.shape), list(stride), 0)
+        args = (grad, list(like.shape), list(stride))
         call = Call(aten.as_strided.default, args, {}, (name,), sequence=False)
         return name, call, replace(room, shape=like.shape, stride=stride)
 

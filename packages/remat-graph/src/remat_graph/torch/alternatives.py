@@ -213,7 +213,7 @@ def _by_signs(reader: ProgramReader, op: str, call: Call) -> Iterator[Addition]:
     if (known.shape, known.stride) != (made.shape, made.stride) or not is_dense(made):
         return
     name, size = f"{read.name}__signs", packed_bytes(math.prod(known.shape))
-    args = (read, *limits)
+    args = (read, list(known.stride), *limits)
     packing = Call(pack, args, {}, (name,), sequence=False, workspace_bytes=mask_workspace(size))
     yield reader.packing(packing, read.name, vector(size, torch.uint8, known.device))
     args = (grad, Variable(name), list(made.shape), list(made.stride))
@@ -230,7 +230,7 @@ def _packed_masks(reader: ProgramReader, op: str, call: Call) -> Iterator[Additi
             continue
         known = reader.facts[mask]
         name, size = f"{mask}__packed", packed_bytes(math.prod(known.shape))
-        pack = Call(pack_mask, (Variable(mask),), {}, (name,), sequence=False)
+        pack = Call(pack_mask, (Variable(mask), list(known.stride)), {}, (name,), sequence=False)
         yield reader.packing(pack, mask, vector(size, torch.uint8, known.device))
         args = (Variable(name), list(known.shape), list(known.stride))
         unpack = Call(

@@ -44,26 +44,32 @@ def mask_workspace(size: int) -> int:
     return 2 * size + _SCALAR_BYTES
 
 
-def pack_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Pack a dense tensor of booleans into a vector of bytes."""
-    return _pack(mask, lambda part: part)
+def pack_mask(mask: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Pack a tensor of booleans into a vector of bytes, in the order of a dense layout."""
+    return _pack(mask, stride, lambda part: part)
 
 
-def pack_above(tensor: torch.Tensor, threshold: float) -> torch.Tensor:
+def pack_above(tensor: torch.Tensor, stride: Sequence[int], threshold: float) -> torch.Tensor:
     """Pack where a tensor is not at most a threshold, so where `threshold_backward` keeps."""
-    return _pack(tensor, lambda part: (part <= threshold).logical_not_())
+    return _pack(tensor, stride, lambda part: (part <= threshold).logical_not_())
 
 
-def pack_within(tensor: torch.Tensor, least: float, most: float) -> torch.Tensor:
+def pack_within(
+    tensor: torch.Tensor, stride: Sequence[int], least: float, most: float
+) -> torch.Tensor:
     """Pack where a tensor is between two limits, so where `hardtanh_backward` keeps.
 
     Of a NaN that operator keeps the gradient or not, by the place where it lies; here never.
     """
-    return _pack(tensor, lambda part: (part > least).logical_and_(part < most))
+    return _pack(tensor, stride, lambda part: (part > least).logical_and_(part < most))
 
 
-def _pack(tensor: torch.Tensor, mask_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    flat = _in_memory_order(tensor)
+def _pack(
+    tensor: torch.Tensor,
+    stride: Sequence[int],
+    mask_of: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    flat = _in_memory_order(_laid_out(tensor, stride))
     packed = flat.new_zeros(packed_bytes(len(flat)), dtype=torch.uint8)
     for bit, part in enumerate(_eighths(flat)):
         packed[: len(part)].add_(mask_of(part).view(torch.uint8), alpha=1 << bit)
@@ -87,6 +93,14 @@ def backward_of_kept(
         part.copy_(packed[: len(part)] & (1 << bit))
     aten.threshold_backward.grad_input(grad, made, 0, grad_input=made)
     return made
+
+
+def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Give a tensor in the layout that was planned, which may not be what came."""
+    dimensions = zip(tensor.shape, tensor.stride(), stride, strict=True)
+    if all(size == 1 or came == planned for size, came, planned in dimensions):
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,7 +188,7 @@ def _unpack_offsets(
         indices.add_(place, alpha=stride)
         step *= window[0][axis]
         stride *= sizes[axis]
-    return indices
+    return indices.clamp_(0, stride - 1)  # costs are measured on offsets that are made up
 
 
 def _starts(
