@@ -245,14 +245,14 @@ class Writer:
         return f"made = {expression}; {', '.join(named)} = {picked}; del made"
 
     def _expression(self, call: Call, through: str) -> str:
-        target = self._bind_target(call.target)
+        target = self._bind_target(call.target, call.name)
         arguments = [self._argument(item) for item in call.args]
         arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
         start = f"{through}{target}, " if through else f"{target}("
         return f"{start}{', '.join(arguments)})"
 
-    def _bind_target(self, target: Any) -> str:
-        name = str(target).replace(".", "_").replace("::", "_")
+    def _bind_target(self, target: Any, name: str = "") -> str:
+        name = (name or str(target)).replace(".", "_").replace("::", "_")
         name = "".join(c if c.isalnum() else "_" for c in name)
         return self._bind(name, getattr(target, "_op", target))
 

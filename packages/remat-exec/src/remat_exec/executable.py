@@ -323,7 +323,9 @@ class Executable:
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:
-    return program.order[: program.order.index("loss")]
+    """List the ops that every forward runs."""
+    forward = program.order[: program.order.index("loss")]
+    return tuple(op for op in forward if op not in program.alternatives)
 
 
 def _check_apart(tensors: list[torch.Tensor], written: list[int]) -> None:

@@ -9,7 +9,7 @@ others the simulator tells what it takes.
 from __future__ import annotations
 
 from remat_exec.errors import BackwardError
-from remat_graph import Compute, Free, Graph, Schedule, Step
+from remat_graph import Compute, Free, Graph, Op, Schedule, Step
 
 __all__ = ["backward_from"]
 
@@ -29,11 +29,13 @@ def backward_from(graph: Graph, planned: Schedule) -> Schedule:
 def _forward_of(
     graph: Graph, planned: tuple[Step, ...]
 ) -> tuple[tuple[Step, ...], dict[str, None]]:
-    """Follow the planned forward; `graph` may know fewer of the values that its ops make."""
+    """Follow the planned forward; `graph` may know fewer of what it packs, and of its values."""
     alive: dict[str, None] = {}
     steps: list[Step] = []
     for step in planned:
         if isinstance(step, Compute):
+            if step.op not in graph.op_index:
+                continue
             alive.update(dict.fromkeys(graph.ops[graph.op_index[step.op]].outputs))
         elif step.value in alive:
             del alive[step.value]
@@ -51,7 +53,7 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
         op = graph.ops[graph.op_index[name]]
         for value in op.inputs:
             if value not in alive and value not in graph.resident:
-                maker = graph.ops[graph.producer[value]]
+                maker = _maker(graph, value, alive)
                 if not maker.replayable and maker.name in computed:
                     raise BackwardError(
                         f"this backward needs {value!r}, made by {maker.name!r}, which can run "
@@ -61,9 +63,11 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
                 compute(maker.name)
         order.append(name)
         computed.add(name)
+        made.update(op.outputs)
         alive.update(dict.fromkeys(op.outputs))
 
-    computed = {op.name for op in graph.ops[: graph.boundary_index]}
+    computed = {op.name for op in graph.ops[: graph.boundary_index] if op.owed}
+    made: set[str] = set()
     for step in planned:
         if isinstance(step, Free):
             if _can_come_back(graph, step.value):
@@ -71,12 +75,22 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
         elif step.op in graph.op_index:
             compute(step.op)
     for op in graph.ops[graph.boundary_index :]:
-        if op.name not in computed:
+        by_others = bool(op.outputs) and made.issuperset(op.outputs)
+        if op.owed and op.name not in computed and not by_others:
             compute(op.name)
     for value in sorted(graph.results - graph.resident):
         if value not in alive:
-            compute(graph.ops[graph.producer[value]].name)
+            compute(_maker(graph, value, alive).name)
     return order
+
+
+def _maker(graph: Graph, value: str, alive: dict[str, None]) -> Op:
+    """Choose a maker of a value, if one does all of whose inputs are there, else its producer."""
+    makers = [graph.ops[index] for index in graph.makers[value]]
+    for op in makers:
+        if op.replayable and all(v in alive or v in graph.resident for v in op.inputs):
+            return op
+    return makers[0]
 
 
 def _can_come_back(graph: Graph, value: str) -> bool:
@@ -94,7 +108,7 @@ def _with_frees(graph: Graph, kept: dict[str, None], order: list[str]) -> list[S
     for position in range(len(order) - 1, -1, -1):
         op = graph.ops[graph.op_index[order[position]]]
         again = first[op.name] < position or graph.op_index[op.name] < graph.boundary_index
-        if again and not needed.intersection(op.outputs):
+        if (again or not op.owed) and not needed.intersection(op.outputs):
             continue
         reads = [v for v in op.inputs if v not in graph.resident]
         dead = [v for v in (*op.outputs, *reads) if v not in needed]

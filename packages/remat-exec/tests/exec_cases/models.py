@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from remat_exec import Executable
+from remat_graph import Numerics
 from remat_graph.torch import capture, read_call
 from remat_solvers.baselines.store_all import store_all
 
@@ -20,7 +21,8 @@ class Scheduled(nn.Module):
         super().__init__()
         self.module = module
         self.training = module.training
-        self.executable = Executable(captured, schedule or store_all(captured.graph))
+        plain = captured.graph.without_alternatives()
+        self.executable = Executable(captured, schedule or store_all(plain))
 
     def forward(self, *args, **kwargs):
         outputs = self.executable(self.module, read_call(args, kwargs).tensors)
@@ -29,12 +31,16 @@ class Scheduled(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the arguments of a call, and the loss of what it returns; equal for each use."""
+    """A model, the arguments of a call, and the loss of what it returns; equal for each use.
+
+    Captured with alternatives as exact as `numerics` asks for, `None` for none.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     make_args: Callable[[], tuple[Any, ...]]
     loss: Callable[[Any], torch.Tensor]
+    numerics: Numerics | None = None
 
     def model(self):
         with torch.random.fork_rng(devices=[]):
@@ -48,11 +54,16 @@ class Case:
 
     @functools.cached_property
     def captured(self):
-        return capture(self.model(), self.args())
+        captured = capture(self.model(), self.args())
+        return captured if self.numerics is None else captured.with_alternatives(self.numerics)
+
+    def with_alternatives(self, numerics=Numerics.BITWISE):
+        """Give the same case, captured with alternatives."""
+        return replace(self, name=f"{self.name}-{numerics.value}", numerics=numerics)
 
     @property
     def store_all(self):
-        return store_all(self.captured.graph)
+        return store_all(self.captured.graph.without_alternatives())
 
     def remat(self, schedule=None, model=None):
         """Execute by a schedule; store everything by default."""
@@ -108,6 +119,23 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).flatten(2))
 
 
+class Residual(nn.Module):
+    """Convolutions beside a connection that skips them, activated in place, with two limits."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+        self.activation = nn.ReLU(inplace=True)
+        self.limited = nn.ReLU6(inplace=True)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, x):
+        y = self.second(self.limited(self.first(x)))
+        y = self.activation(x + y)
+        y = self.limited(self.first(y)) + y
+        return self.pool(self.activation(self.second(y)))
+
+
 def _normed():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
@@ -142,4 +170,8 @@ ATTENTION = Case(
     _squares,
 )
 HEADS = Case("heads", Heads, lambda: (torch.randn(32, 8),), _both)
+RESIDUAL = Case("residual", Residual, lambda: (torch.randn(9, 3, 5, 7),), _squares)
 CASES = (MLP, SHARED, NORMED, ATTENTION, HEADS)
+WITH_ALTERNATIVES = tuple(
+    case.with_alternatives() for case in (SHARED, NORMED, ATTENTION, RESIDUAL)
+)

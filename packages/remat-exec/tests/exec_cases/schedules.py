@@ -1,4 +1,8 @@
-"""Random legal schedules: values are evicted anywhere and made again when something reads them."""
+"""Random legal schedules: values are evicted anywhere and made again when something reads them.
+
+Where a graph has alternatives, any of them is run instead of an op, or beside it, or to make again
+what was evicted; what packs runs or not.
+"""
 
 from remat_graph import Compute, Free, Schedule, simulate
 
@@ -7,29 +11,62 @@ def random_schedule(graph, random):
     """Compute every op in order; evict and recompute at random what can be computed again."""
     steps = []
     alive = set()
+    done = set()
     share = random.choice([0.1, 0.4, 0.9])
+    others = random.choice([0.1, 0.5, 0.9])
     uses = {}
     for position, op in enumerate(graph.ops):
         uses.update(dict.fromkeys(op.inputs, position))
 
-    def maker(value):
+    def producer(value):
         return graph.ops[graph.producer[value]]
+
+    def ready(op):
+        there = all(value in alive or value in graph.resident for value in op.inputs)
+        return op.replayable and there and done.issuperset(op.order_after)
+
+    def maker(value):
+        first, *rest = (graph.ops[index] for index in graph.makers[value])
+        rest = [op for op in rest if ready(op)]
+        return random.choice(rest) if rest and random.random() < others else first
 
     def compute(op):
         for value in op.inputs:
             if value not in alive and value not in graph.resident:
                 compute(maker(value))
         steps.append(Compute(op.name))
+        done.add(op.name)
         alive.update(op.outputs)
+
+    def alternatives(op):
+        """Draw alternatives that make all that an op makes, if there are any."""
+        found = []
+        if not op.replayable or not op.outputs or random.random() >= others:
+            return found
+        for value in op.outputs:
+            if not any(value in other.outputs for other in found):
+                rest = [graph.ops[index] for index in graph.makers[value][1:]]
+                rest = [other for other in rest if done.issuperset(other.order_after)]
+                if not rest:
+                    return []
+                found.append(random.choice(rest))
+        return found if op.stage == "backward" else []
+
+    def run(op):
+        if op.owed:
+            for instead in alternatives(op) or [op]:
+                compute(instead)
+        elif ready(op) and random.random() < others:
+            compute(op)
 
     def free(value):
         steps.append(Free(value))
         alive.remove(value)
 
     for position, op in enumerate(graph.ops):
-        compute(op)
+        run(op)
         for value in sorted(alive):
-            again = maker(value).replayable
+            again = producer(value).replayable
             finished = value not in graph.results and uses.get(value, -1) <= position
             if (again and random.random() < share) or (finished and again):
                 free(value)

@@ -16,6 +16,7 @@ from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.process import generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
+    Alternative,
     Call,
     Input,
     LossCost,
@@ -38,6 +39,7 @@ __all__ = [
     "IN_PLACE",
     "PARTS",
     "AllocationRecorder",
+    "Alternative",
     "BrokenCapture",
     "Call",
     "Capture",

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from remat_graph.graph import Graph
+from remat_graph.graph import Graph, Numerics
 from remat_graph.torch._aot import Joint, has_no_data, without_modes
+from remat_graph.torch.alternatives import add_alternatives
 from remat_graph.torch.attention import name_causal_masks
 from remat_graph.torch.checks import (
     check_devices,
@@ -71,7 +72,8 @@ class Capture:
     takes the user to hold no more when the backward starts. `loss` is what a loss outside the
     module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
     tensors without data: its program can be read but not run. Nothing says whether another call
-    would give the same graph.
+    would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
+    none.
     """
 
     graph: Graph
@@ -85,6 +87,7 @@ class Capture:
     _known: dict[str, Cost] = field(repr=False)
     _real: RealStrides | None = field(repr=False)
     let_go: frozenset[int] = frozenset()
+    numerics: Numerics | None = None
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -106,15 +109,11 @@ class Capture:
             CaptureError: if no gradient is left.
         """
         with _own_modes():
-            return _finish(
-                self._joint,
-                missing,
-                self._costs,
-                self._known,
-                self.output_structure,
-                self._real,
-                self.dry,
-            )
+            made = _finish(
+                self._joint, missing, self._costs, self._known,
+                self.output_structure, self._real, self.dry,
+            )  # fmt: skip
+        return made if self.numerics is None else made.with_alternatives(self.numerics)
 
     def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
         """Give the same graph with other costs; `known` are measured before, and are added to.
@@ -127,6 +126,20 @@ class Capture:
             graph = _costed(self.program, costs, known, self.loss)
         made = replace(self, graph=graph, _costs=costs, _known=known, let_go=frozenset())
         return made.letting_go(self.let_go)
+
+    def with_alternatives(self, numerics: Numerics = Numerics.BITWISE) -> Capture:
+        """Give the same graph with other makers of its values, as exact as asked for or more.
+
+        Raises:
+            CaptureError: if it has alternatives, or an operator cannot be measured.
+        """
+        if self.numerics is not None:
+            raise CaptureError(
+                f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
+                f"others of the one without"
+            )
+        program = add_alternatives(self.program, numerics)
+        return replace(self, program=program, numerics=numerics).costed(self._costs)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
@@ -333,17 +346,8 @@ def _finish(
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
-        graph,
-        program,
-        output_structure,
-        missing,
-        loss,
-        dry,
-        base,
-        costs,
-        known,
-        real,
-    )
+        graph, program, output_structure, missing, loss, dry, base, costs, known, real
+    )  # fmt: skip
 
 
 def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCost) -> Graph:

@@ -217,7 +217,8 @@ def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
             flops = float(counter(*args, **kwargs, out_val=call.target(*args, **kwargs)))
     half = bool(results) and results[0].dtype.itemsize <= 2
     rate = spec.half_flops_per_second if half else spec.flops_per_second
-    return Cost(max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds, 0)
+    seconds = max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds
+    return Cost(seconds, call.workspace_bytes)
 
 
 def _on_meta(facts: TensorFacts) -> torch.Tensor:

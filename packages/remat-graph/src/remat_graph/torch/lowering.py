@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -24,7 +25,7 @@ from remat_graph.torch.program import (
 )
 from remat_graph.torch.rewrite import is_backward, is_random, storage_key
 
-__all__ = ["build_program", "returned_nodes"]
+__all__ = ["build_program", "equivalence_of", "returned_nodes"]
 
 aten = torch.ops.aten
 
@@ -123,7 +124,7 @@ class _Reader:
     def _add_op(self, node: Node, call: Call) -> None:
         name = node.name
         self.calls[name] = call
-        self.equivalence[name] = self._equivalence(call)
+        self.equivalence[name] = equivalence_of(call, self.facts)
         sequence = node.meta.get("seq_nr")
         if is_backward(node):
             self.backward.add(name)
@@ -134,20 +135,6 @@ class _Reader:
             self.forward_order.append(name)
             if sequence is not None:
                 self.twin_of_sequence[sequence] = name
-
-    def _equivalence(self, call: Call) -> str:
-        def describe(item: Any) -> Any:
-            if isinstance(item, Variable):
-                facts = self.facts.get(item.name)
-                if facts is None:
-                    return item.name
-                return (facts.shape, facts.stride, str(facts.dtype), str(facts.device))
-            return item
-
-        flat, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
-        unused = tuple(result is None for result in call.results)
-        text = repr((str(call.target), [describe(item) for item in flat], str(spec), unused))
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def finish(self) -> Program:
         joint = self.joint
@@ -173,6 +160,23 @@ class _Reader:
             twins=self.twins,
             equivalence=self.equivalence,
         )
+
+
+def equivalence_of(call: Call, facts: Mapping[str, TensorFacts]) -> str:
+    """Name the class of calls that run the same code on the same shapes as this one."""
+
+    def describe(item: Any) -> Any:
+        if isinstance(item, Variable):
+            known = facts.get(item.name)
+            if known is None:
+                return item.name
+            return (known.shape, known.stride, str(known.dtype), str(known.device))
+        return item
+
+    flat, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    unused = tuple(result is None for result in call.results)
+    text = repr((call.name, [describe(item) for item in flat], str(spec), unused))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def returned_nodes(joint: Joint) -> list[Node]:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from remat_graph.graph import Graph, Op, Stage, Value
+from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.torch.in_place import may_overwrite
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
     "GENERATOR_STATE_BYTES",
+    "Alternative",
     "Call",
     "Input",
     "LossCost",
@@ -63,6 +65,7 @@ class Call:
     `results` are the variables that the call makes, in the order of what it returns; `None` for
     what nothing reads. `sequence` says whether it returns a tuple or list. `random` is the device
     whose generator it draws from. `replay` is the call to make when its results are made again.
+    `workspace_bytes` is what it is known to take while it runs, for costs that are estimated.
     """
 
     target: Any
@@ -72,6 +75,12 @@ class Call:
     sequence: bool
     random: torch.device | None = None
     replay: Call | None = None
+    workspace_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the operator or function that is called."""
+        return self.target.__name__ if isfunction(self.target) else str(self.target)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -115,6 +124,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """What an op that need not run stands for: results of the op `of`, or nothing if it packs."""
+
+    of: str | None
+    numerics: Numerics
+
+
+@dataclass(frozen=True, slots=True)
 class LossCost:
     """Memory that a loss outside the module takes beyond the gradients it gives, in bytes.
 
@@ -144,6 +161,8 @@ class Program:
     only what it knows how it was viewed. `tangents` maps a variable to the position in `returned`
     whose gradient it is; `gradients` maps input variables to the variable of their gradient.
     `overwrites` names, for the ops that can run in place, what they read and make in its buffer.
+    `alternatives` are those of `calls` that need not run; one in the backward half that stands for
+    an op of the forward half is for the backward alone.
     """
 
     inputs: tuple[Input, ...]
@@ -161,6 +180,7 @@ class Program:
     backward_ops: frozenset[str]
     twins: Mapping[str, str]
     equivalence: Mapping[str, str] = field(repr=False)
+    alternatives: Mapping[str, Alternative] = field(default_factory=dict)
     handed: tuple[str, ...] = field(init=False)
     overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
 
@@ -259,6 +279,7 @@ class Program:
             facts = self.facts[variable]
             sizes[value] = _allocated(facts, device)
         ops = []
+        once: set[str] = set()
         last_random: dict[torch.device, str] = {}
         written = self._written()
         held = {self.storage[name] for name in self.returned}
@@ -275,6 +296,13 @@ class Program:
                 replayable = False
             if held.intersection(outputs):  # the user has it from its first computation on
                 replayable = False
+            alternative = self.alternatives.get(name)
+            if alternative is not None and alternative.of is not None:
+                replayable = replayable and alternative.of not in once
+                if name in self.backward_ops and alternative.of not in self.backward_ops:
+                    order_after.append(LOSS)
+            if not replayable:
+                once.add(name)
             pair = self.overwrites.get(name)
             ops.append(
                 Op(
@@ -291,6 +319,9 @@ class Program:
                     replayable,
                     tuple(order_after) if call is not None else self._writes_after(name),
                     () if pair is None else ((self.storage[pair[0]], self.storage[pair[1]]),),
+                    None if alternative is None else alternative.of,
+                    alternative is not None and alternative.of is None,
+                    Numerics.BITWISE if alternative is None else alternative.numerics,
                 )
             )
         used = {v for op in ops for v in (*op.inputs, *op.outputs)}
@@ -315,7 +346,9 @@ class Program:
         return tuple(
             op
             for op, call in self.calls.items()
-            if op not in self.backward_ops and target in {self.storage[v] for v in call.reads}
+            if op not in self.backward_ops
+            and op not in self.alternatives
+            and target in {self.storage[v] for v in call.reads}
         )
 
     def _values_of(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
