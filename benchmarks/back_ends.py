@@ -77,8 +77,7 @@ def programs(graph: Graph, rng: random.Random) -> Iterator[tuple[str, Program, n
         whole = np.zeros(len(relaxation.program.cost), dtype=np.bool_)
         for columns in (relaxation.kept_column, relaxation.redo_column):
             whole[columns[columns >= 0]] = True
-        if relaxation.infeasible_at is None:
-            yield "refine", relaxation.program, whole
+        yield "refine", relaxation.program, whole
 
 
 def optimum(program: Program) -> float | None:

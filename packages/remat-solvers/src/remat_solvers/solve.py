@@ -149,7 +149,7 @@ def search(problem: Problem, solver: str, limit: Limit, report: Report = silent)
 
 
 def _search(problem: Problem, solver: str, limit: Limit, relay: _Relay) -> Solution:
-    """Ask the solver, or those of `auto` in turn until one has a schedule; the last answer."""
+    """Ask the solver, or those of `auto` in turn until one proves its schedule; the last answer."""
     if solver != AUTO:
         return _ask(solver, problem, limit, relay)
     trials: list[Trial] = []
@@ -157,7 +157,7 @@ def _search(problem: Problem, solver: str, limit: Limit, relay: _Relay) -> Solut
         began = limit.elapsed
         answer = _ask(name, problem, limit, relay)
         trials.append(_trial(answer, limit.elapsed - began))
-        if answer.schedule is not None:
+        if answer.status is Status.OPTIMAL:
             break
     return dataclasses.replace(answer, trials=tuple(trials))
 
@@ -232,6 +232,11 @@ def _fitting(
 def _why_not(chosen: Solver, problem: Problem) -> str | None:
     if chosen.needs_hierarchy and problem.hierarchy is None:
         return "it needs a hierarchy; make one with remat_partition.partition"
+    if problem.graph.has_alternatives and not getattr(chosen, "takes_alternatives", False):
+        return (
+            "it does not choose among alternatives, which the graph has; "
+            "give it graph.without_alternatives(), or use 'refine'"
+        )
     return chosen.can_solve(problem)
 
 

@@ -2,7 +2,8 @@
 
 What plain autograd would hold at best.
 
-Guarantee: no schedule is faster, so it is optimal wherever it fits. Complexity: linear.
+Guarantee: no schedule is faster, so it is optimal wherever it fits; but for alternatives that are
+faster and read what is optional. Complexity: linear.
 Limits: where it does not fit it says so, and nothing else.
 Source: the "checkpoint all" of Jain et al. 2020, section 6.1 and table 1: the ideal for the time.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from remat_graph import Graph, Schedule, Solution, Status, simulate
+from remat_solvers.core.incumbent import TOLERANCE
+from remat_solvers.core.makers import least_time, store_all_sequence
 from remat_solvers.core.problem import Limit, Problem, Progress, Report
 from remat_solvers.core.wiring import Wiring, expand
 
@@ -21,9 +22,15 @@ __all__ = ["StoreAll", "store_all"]
 
 
 def store_all(graph: Graph) -> Schedule:
-    """Compute every op once, in order; free values right after their last use, results never."""
+    """Compute every op once, in order; free values right after their last use, results never.
+
+    Where there are alternatives, in the fastest ways of all that read nothing optional.
+    """
     wiring = Wiring.of(graph)
-    return expand(wiring, np.arange(wiring.op_count))
+    return expand(wiring, store_all_sequence(wiring))
+
+
+_STATUS = {True: Status.OPTIMAL, False: Status.FEASIBLE}
 
 
 class StoreAll:
@@ -32,6 +39,7 @@ class StoreAll:
     name: ClassVar[str] = "store-all"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "The schedule of reverse-mode automatic differentiation, without a method; as a baseline "
         "in P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, "
@@ -48,6 +56,8 @@ class StoreAll:
         schedule = store_all(problem.graph)
         timeline = simulate(problem.graph, schedule)
         fits = timeline.peak_bytes <= problem.budget_bytes
+        bound = min(timeline.time, least_time(Wiring.of(problem.graph)))
+        fastest = timeline.time <= bound * (1 + TOLERANCE)
         message = "fits" if fits else f"needs {timeline.peak_bytes} bytes"
         report(
             Progress(
@@ -55,17 +65,17 @@ class StoreAll:
                 round=1,
                 incumbent_time=timeline.time if fits else None,
                 incumbent_peak_bytes=timeline.peak_bytes if fits else None,
-                lower_bound=timeline.time,
+                lower_bound=bound,
                 seconds=limit.elapsed,
                 message=message,
             )
         )
         return Solution(
-            status=Status.OPTIMAL if fits else Status.LIMIT,
+            status=_STATUS[fastest] if fits else Status.LIMIT,
             schedule=schedule if fits else None,
             time=timeline.time,
             peak_bytes=timeline.peak_bytes,
-            lower_bound=timeline.time,
+            lower_bound=bound,
             solver=self.name,
             solve_seconds=limit.elapsed,
         )

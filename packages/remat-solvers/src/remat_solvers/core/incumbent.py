@@ -10,6 +10,7 @@ import math
 from functools import partial
 
 from remat_graph import Solution, Status, simulate
+from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Limit, Progress, Report
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Wiring, expand
@@ -22,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Incumbent:
-    """What a solve has found and proved; `once` is the time of computing everything once.
+    """What a solve has found and proved.
 
+    `once` is the time of computing everything once, where there is a choice in the cheapest way.
     A solver that proves nothing but that no schedule is faster than `once` is not `bounded`: it
     tells of no bound, and answers with one only where that is reached.
     """
@@ -43,7 +45,7 @@ class Incumbent:
         self.best: Trace | None = None
         self.best_time = math.inf
         self.least_peak_bytes: float = math.inf  # of all that was offered
-        self.once = wiring.graph.time
+        self.once = least_time(wiring)
         self.bound = self.once
         self.infeasible = False
         self.round = 0

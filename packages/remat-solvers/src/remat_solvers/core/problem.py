@@ -218,8 +218,9 @@ class Solver(Protocol):
     """Turns a graph and a byte budget into a schedule.
 
     `exact` solvers prove optimality for the order of the graph when given enough time. A solver
-    whose `needs_hierarchy` is true is only asked about problems that have one. An attribute
-    `citation` is what `cite` gives; there need not be one.
+    whose `needs_hierarchy` is true is only asked about problems that have one. There may be two
+    more attributes: `citation` is what `cite` gives; only a solver whose `takes_alternatives` is
+    true is asked about graphs whose values have several makers.
     """
 
     name: ClassVar[str]

@@ -71,8 +71,11 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
     use_position = np.concatenate(
         [np.repeat(np.arange(steps), reads), np.full(len(wiring.results), steps)]
     )
-    maker = _makers(wiring, sequence, key, use_value, use_position)
-    use_copy = first_copy[maker] + wiring.slot[use_value]
+    if wiring.has_several_makers:
+        use_copy = _latest(copy_value, copy_start, use_value, use_position, steps)
+    else:
+        maker = _makers(wiring, sequence, key, use_value, use_position)
+        use_copy = first_copy[maker] + wiring.slot[use_value]
     copy_last = copy_start.copy()
     np.maximum.at(copy_last, use_copy, use_position)
     copy_end = copy_last + 1
@@ -125,6 +128,16 @@ def _makers(wiring: Wiring, sequence: Ints, key: Ints, use_value: Ints, use_posi
     wanted = op[again] * (len(sequence) + 1) + use_position[again]
     maker[again] = np.searchsorted(key, wanted) - 1
     return maker
+
+
+def _latest(
+    copy_value: Ints, copy_start: Ints, use_value: Ints, use_position: Ints, steps: int
+) -> Ints:
+    """Find the copy that each read is of, whoever made it: the last before it."""
+    order = np.lexsort((copy_start, copy_value))
+    made = copy_value[order] * (steps + 1) + copy_start[order]
+    found: Ints = order[np.searchsorted(made, use_value * (steps + 1) + use_position) - 1]
+    return found
 
 
 def _starts(counts: Ints) -> Ints:

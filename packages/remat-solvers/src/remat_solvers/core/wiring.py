@@ -39,6 +39,8 @@ class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
     `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
+    Of a value with several makers the producer is the first, and the others have it in their
+    outputs; `core.makers` tells more of these.
     `in_overwritten` says of each read whether the op can overwrite what it reads, if that ends
     there; `overwritten[i]` are the values that op `i` can overwrite.
     The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is
@@ -72,7 +74,7 @@ class Wiring:
     @classmethod
     def of(cls, graph: Graph) -> Wiring:
         """Wire a graph; values are numbered in the order in which they are made."""
-        names = [v for op in graph.ops for v in op.outputs]
+        names = list(dict.fromkeys(v for op in graph.ops for v in op.outputs))
         number = {name: i for i, name in enumerate(names)}
         inputs = tuple(tuple(number[v] for v in op.inputs if v in number) for op in graph.ops)
         outputs = tuple(tuple(number[v] for v in op.outputs) for op in graph.ops)
@@ -80,14 +82,16 @@ class Wiring:
         in_start, in_value = _rows(inputs)
         out_start, out_value = _rows(outputs)
         sizes = [graph.value_by_name[v].size_bytes for v in names]
-        producer = np.repeat(np.arange(len(graph.ops)), np.diff(out_start))
-        slots = tuple(s for row in outputs for s in range(len(row)))
+        makers = np.repeat(np.arange(len(graph.ops)), np.diff(out_start))
+        first = np.unique(out_value, return_index=True)[1]
+        producer = makers[first]
+        slots = first - out_start[producer]
         return cls(
             graph=graph,
             values=tuple(names),
             size=np.array(sizes, dtype=np.int64),
             producer=producer,
-            slot=np.array(slots, dtype=np.int64),
+            slot=slots,
             time=np.array([op.time for op in graph.ops], dtype=np.float64),
             workspace=np.array([op.workspace_bytes for op in graph.ops], dtype=np.int64),
             replayable=np.array([op.replayable for op in graph.ops], dtype=np.bool_),
@@ -104,7 +108,7 @@ class Wiring:
             outputs=outputs,
             overwritten=overwritten,
             producer_list=tuple(producer.tolist()),
-            slot_list=slots,
+            slot_list=tuple(slots.tolist()),
             time_list=tuple(op.time for op in graph.ops),
             replayable_list=tuple(op.replayable for op in graph.ops),
             made_list=tuple(sum(sizes[v] for v in row) for row in outputs),
@@ -120,6 +124,11 @@ class Wiring:
     def value_count(self) -> int:
         """Number of values that are not resident."""
         return len(self.size)
+
+    @property
+    def has_several_makers(self) -> bool:
+        """Whether some value has more than one maker."""
+        return len(self.out_value) > self.value_count
 
 
 def _rows(rows: tuple[tuple[int, ...], ...]) -> tuple[Ints, Ints]:

@@ -2,21 +2,30 @@
 
 In each segment a value that is neither kept nor made there is computed again right before the first
 op that reads it; what the next checkpoint keeps and nothing in the segment read, right before that
-checkpoint. `wiring.expand` frees right after the last use. Linear in the length of the sequence.
+checkpoint. Groups with a choice run in the ways of the point; what is made again, by what the point
+redoes, if that reads nothing that is gone for good. `wiring.expand` frees right after the last use.
+Linear in the length of the sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from remat_solvers.core.makers import Makers
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.relaxation import Stagewise
+from remat_solvers.refine.selection import tidy
 
 __all__ = ["construct"]
 
 
 def construct(wiring: Wiring, stagewise: Stagewise) -> Ints:
     """Order the computations; every value read is there, whatever the point says."""
+    makers = Makers.of(wiring)
+    if not makers.plain:
+        return _InWays(wiring, makers, stagewise).run()
     stops = (*stagewise.checkpoints, wiring.op_count)
     sequence = list(range(stops[0] + 1 if stagewise.checkpoints else wiring.op_count))
     for k, c in enumerate(stagewise.checkpoints):
@@ -57,3 +66,86 @@ def _bring(wiring: Wiring, value: int, available: list[bool], sequence: list[int
             sequence.append(op)
             for v in wiring.outputs[op]:
                 available[v] = True
+
+
+class _InWays:
+    """The same for a graph with alternatives; `available` are the values that are there."""
+
+    def __init__(self, wiring: Wiring, makers: Makers, stagewise: Stagewise) -> None:
+        self._wiring, self._makers, self._stagewise = wiring, makers, stagewise
+        self._sequence: list[int] = []
+        self._available = [False] * wiring.value_count
+        self._redo: frozenset[int] = frozenset()
+        self._more: dict[int, list[int]] = {}
+        for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
+            self._more.setdefault(v, []).append(op)
+
+    def run(self) -> Ints:
+        """Go through the groups in order."""
+        wiring, point = self._wiring, self._stagewise
+        place = {c: k for k, c in enumerate(point.checkpoints)}
+        for c in np.flatnonzero(self._makers.owed).tolist():
+            k = place.get(c)
+            if k is not None:
+                self._bring_all(sorted(point.kept[k]))
+            ways = [p for p in self._makers.members(c).tolist() if p in point.ways]
+            if not self._makers.chosen[c] or not any(self._makers.opens[p] for p in ways):
+                ways = [c]
+            opening = next(p for p in ways if self._makers.opens[p])
+            self._compute(opening)
+            if k is not None:
+                self._forget(k, wiring.outputs[opening])
+            for p in ways:
+                if not all(self._available[v] for v in wiring.outputs[p]):
+                    self._compute(p)
+            for v in wiring.outputs[c]:
+                if not self._available[v]:
+                    self._bring_all([v])
+        self._bring_all(wiring.results.tolist())
+        return tidy(wiring, self._makers, np.array(self._sequence, dtype=np.int64))
+
+    def _forget(self, k: int, outputs: tuple[int, ...]) -> None:
+        """Have nothing after a checkpoint but what is kept, was just made, or cannot be again."""
+        fixed = ~self._wiring.replayable[self._wiring.producer]
+        kept = self._stagewise.kept[k]
+        self._redo = self._stagewise.redo[k]
+        self._available = [
+            there and (v in kept or v in outputs or bool(fixed[v]))
+            for v, there in enumerate(self._available)
+        ]
+
+    def _compute(self, op: int) -> None:
+        self._bring_all(self._wiring.inputs[op])
+        self._run(op)
+
+    def _run(self, op: int) -> None:
+        self._sequence.append(op)
+        for v in self._wiring.outputs[op]:
+            self._available[v] = True
+
+    def _bring_all(self, values: Iterable[int]) -> None:
+        """Make values, after what they need in turn, unless they are there."""
+        wiring, available = self._wiring, self._available
+        for value in values:
+            pending = [] if available[value] else [self._maker(value)]
+            while pending:
+                missing = [v for v in wiring.inputs[pending[-1]] if not available[v]]
+                if missing:
+                    pending.append(self._maker(missing[0]))
+                else:
+                    self._run(pending.pop())
+
+    def _maker(self, value: int) -> int:
+        """Choose what makes a value again: what the point redoes, if that can be, or its producer.
+
+        An alternative that depends on what its own group makes only where that is there.
+        """
+        wiring, makers = self._wiring, self._makers
+        producer = wiring.producer_list[value]
+        if producer in self._redo:
+            return producer
+        for op in self._more.get(value, ()):
+            there = all(self._available[v] for v in wiring.inputs[op])
+            if op in self._redo and (there or makers.opens[op]) and wiring.replayable_list[op]:
+                return op
+        return producer

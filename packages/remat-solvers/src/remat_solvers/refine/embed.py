@@ -6,20 +6,29 @@ recomputation, is what makes the program a relaxation; the tests check it. It al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace, first_runs
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine.relaxation import Relaxation
 
-__all__ = ["embed"]
+__all__ = ["embed", "opened_at"]
 
 
 def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     """Write a trace as a point: what is alive at each checkpoint and what is redone in between."""
     point = np.zeros(len(relaxation.program.cost))
     steps = now.steps
-    first = first_runs(wiring, now)
+    makers = Makers.of(wiring)
+    if makers.plain:
+        first = first_runs(wiring, now)
+    else:
+        first = opened_at(makers, now)
+        columns = relaxation.way_column[_ways(wiring, makers, now, relaxation.checkpoints)]
+        point[[*columns.tolist(), relaxation.constant_column]] = 1
     stops = (*relaxation.checkpoints, wiring.op_count)
     for k, c in enumerate(relaxation.checkpoints):
         since = int(first[c])
@@ -44,6 +53,27 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         columns = relaxation.both_column[k]
         point[columns[columns >= 0]] = both[columns >= 0]
     return point
+
+
+def opened_at(makers: Makers, now: Trace) -> Ints:
+    """Find for each owed op the position at which its place opens; of others one beyond the end."""
+    first: Ints = np.full(len(makers.group), now.steps, dtype=np.int64)
+    np.minimum.at(first, makers.group[now.sequence], np.arange(now.steps))
+    return first
+
+
+def _ways(wiring: Wiring, makers: Makers, now: Trace, checkpoints: Sequence[int]) -> list[int]:
+    """List which ops first make values at the place of their group; at a checkpoint, open it."""
+    made: set[int] = set()
+    found: list[int] = []
+    for op in now.sequence.tolist():
+        new = set(wiring.outputs[op]) - made
+        if makers.chosen[op] and new:
+            opens = made.isdisjoint(wiring.outputs[makers.group[op]])
+            if opens or makers.group[op] not in checkpoints:
+                found.append(op)
+        made |= new
+    return found
 
 
 def _read(point: Floats, columns: Ints) -> Floats:

@@ -23,6 +23,15 @@ point of no greater cost (`embed`), so the optimum is a lower bound on its recom
   most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k.
 - (g) `both[k, i]`, if asked for: the same for segments k and k+1 alone, with (a) to `kept[k+2]`.
 
+Where values have several makers (`core.makers`), read the sum over the makers of v for `redo[k, op
+of v]`, groups for ops, and for what nobody owes (packed copies) only (a) and (c). `way[p]` says
+that op p of a group with a choice runs at its place:
+
+- (h) the ways of a group make each of its values; at a checkpoint one way opens it, and what that
+  one does not make is redone in the segment. Their times count in place of the owed op's.
+- (i) `kept[k, v] + redo[k, makers of v] >= way[p]` for what p reads, as (b); at a checkpoint
+  `kept[k, v] >= way[p]`, and (d) counts outputs and workspace of the way that opens it.
+
 (f) and (g) are the programs of fewer checkpoints, implied by whole points; but without them the
 linear relaxation spreads a recomputation thinly over segments. (g) makes linear relaxations
 tighter, and integer programs no easier.
@@ -37,15 +46,20 @@ et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory rows a
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
+from remat_solvers.refine import ways
+from remat_solvers.refine.ways import Past, Stretch
 
 __all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
 
@@ -57,7 +71,7 @@ _SLACK = 1e-9
 class Relaxation:
     """The program, and which column is which: -1 where there is none.
 
-    `infeasible_at` names an op whose constant needs alone exceed the budget.
+    `constant_column` is 1 in every point, for what is owed beyond the cheapest way of all groups.
     """
 
     program: Program
@@ -68,7 +82,8 @@ class Relaxation:
     held_column: Ints
     ever_column: Ints
     both_column: Ints
-    infeasible_at: int | None
+    way_column: Ints
+    constant_column: int
 
     @property
     def columns(self) -> int:
@@ -78,11 +93,15 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stagewise:
-    """A point of the program: the values kept past each checkpoint, the ops redone after it."""
+    """A point of the program: the values kept past each checkpoint, the ops redone after it.
+
+    `ways` are the ops that run at the places of groups with a choice.
+    """
 
     checkpoints: tuple[int, ...]
     kept: tuple[frozenset[int], ...]
     redo: tuple[frozenset[int], ...]
+    ways: frozenset[int] = frozenset()
 
     def keeps(self, op: int, value: int) -> bool:
         """Say whether a value made before `op` is kept at the first checkpoint from `op` on."""
@@ -106,6 +125,7 @@ def relax(
     adds (g), for a linear relaxation.
     """
     reserves = {} if reserves is None else reserves
+    makers = Makers.of(wiring)
     stops = (*checkpoints, wiring.op_count)
     stages = len(checkpoints)
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
@@ -117,54 +137,61 @@ def relax(
     opened = {c for c, _ in running}
     width = 0
     for k, c in enumerate(checkpoints):
-        useful = _useful(wiring, c)
-        values = useful[wiring.producer[useful] < c]
-        ops = np.unique(wiring.producer[useful if c in opened else values])
-        ops = ops[wiring.replayable[ops]]
+        needed = _needed(wiring, makers, c)
+        useful = np.flatnonzero(needed & (makers.rank <= c))
+        values = useful[makers.rank[useful] < c]
+        ops = ways.redoable(wiring, makers, c, needed, useful if c in opened else values)
         width = _number(kept[k], values, width)
-        over = np.array(wiring.overwritten[c], dtype=np.int64)
-        over = over[(kept[k, over] >= 0) & wiring.replayable[wiring.producer[over]]]
-        width = _number(dies[k], over, width)
-        width = _number(redo[k], ops, width)
+        over = ways.overwritten(wiring, makers, c)
+        width = _number(dies[k], over[kept[k, over] >= 0], width)
+        width = _number(redo[k], ops[makers.place[ops] < stops[k + 1]], width)
         if c in opened:
-            width = _number(held[k], useful, width)
+            there = (makers.rank[useful] < c) | ~makers.optional_value[useful]
+            width = _number(held[k], useful[there], width)
+        ops = ops[np.where(makers.optional, makers.place, makers.group)[ops] < c]
         if k + 1 < stages:
-            width = _number(ever[k], ops[ops < c], width)
+            width = _number(ever[k], ops, width)
         if paired and k + 2 < stages:
-            width = _number(both[k], ops[ops < c], width)
+            width = _number(both[k], ops, width)
+    way = np.full(wiring.op_count, -1, dtype=np.int64)
+    width = _number(way, ways.beginning(makers, checkpoints), width)
+    constant = -1 if makers.plain else width
+    width += not makers.plain
 
     unit = budget_bytes / 1000
     rows = Rows()
     lower = np.zeros(width)
-    infeasible_at: int | None = None
     for k, c in enumerate(checkpoints):
-        reads = slice(wiring.in_start[c], wiring.in_start[c + 1])
-        read = wiring.in_value[reads]
-        columns = kept[k, read]
-        lower[columns[columns >= 0]] = 1
-        ends = read[(columns < 0) & ~wiring.in_overwritten[reads]]
-        constant = int(wiring.size[ends].sum()) + wiring.made_list[c] + wiring.workspace_list[c]
-        room = budget_bytes - constant - reserves.get(c, 0)
-        if constant > budget_bytes:
-            infeasible_at = c
+        past = (kept[k], dies[k])
+        room = budget_bytes - reserves.get(c, 0)
+        if makers.chosen[c]:
+            opening, needs = ways.open_stage(wiring, makers, rows, way, past, redo[k], c)
+        else:
+            opening = needs = np.zeros(0, dtype=np.int64)
+            room -= _fix(wiring, kept[k], lower, c)
         values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
         over = np.flatnonzero(dies[k] >= 0)
         rows.add_sum(
             room / unit + _SLACK,
-            np.concatenate([kept[k, values], dies[k, over]]),
-            np.concatenate([wiring.size[values], -wiring.size[over]]) / unit,
+            np.concatenate([kept[k, values], dies[k, over], opening]),
+            np.concatenate([wiring.size[values], -wiring.size[over], needs]) / unit,
         )
-        _link(wiring, rows, (kept[k], dies[k]), kept[k + 1], redo[k], c, stops[k + 1])
+        stretch = ways.Stretch(c, stops[k + 1], alone=True)
+        _link(wiring, makers, rows, past, kept[k + 1], redo[k], way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
         if k + 1 < stages:
             _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
-            _link(wiring, rows, past, kept[stages], ever[k], c, wiring.op_count)
+            stretch = ways.Stretch(c, wiring.op_count)
+            _link(wiring, makers, rows, past, kept[stages], ever[k], way, stretch)
         if paired and k + 2 < stages:
             _unite(rows, both[k], redo[k], redo[k + 1])
-            _link(wiring, rows, past, kept[k + 2], both[k], c, stops[k + 2])
+            stretch = ways.Stretch(c, stops[k + 2])
+            _link(wiring, makers, rows, past, kept[k + 2], both[k], way, stretch)
         if c in opened:
-            _hold(wiring, rows, past, kept, redo, held, k, c, stops[k + 1])
+            _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
+            ways.hold_opened(wiring, makers, rows, way, held[k], c)
+    ways.cover(makers, rows, way, checkpoints)
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
         k = place[c]
@@ -173,8 +200,14 @@ def relax(
 
     cost = np.zeros(width)
     where = redo >= 0
-    scale = COST_OF_ONCE / max(float(wiring.time.sum()), 1e-300)
+    once = float(wiring.time.sum()) if makers.plain else least_time(wiring, makers)
+    scale = COST_OF_ONCE / max(once, 1e-300)
     cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
+    if not makers.plain:
+        there = way >= 0
+        cost[way[there]] = wiring.time[there] * scale
+        cost[constant] = math.fsum(wiring.time[makers.owed & ~makers.chosen]) * scale - COST_OF_ONCE
+        lower[constant] = 1
     program = Program(
         cost=cost,
         matrix=rows.matrix(width),
@@ -184,7 +217,7 @@ def relax(
         integral=np.ones(width, dtype=np.bool_),
     )
     return Relaxation(
-        program, tuple(checkpoints), kept, dies, redo, held, ever, both, infeasible_at
+        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant
     )
 
 
@@ -194,11 +227,13 @@ def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewi
     kept = full[relaxation.kept_column] > 0.5
     kept[: len(relaxation.checkpoints)] &= full[relaxation.dies_column] < 0.5
     redo = full[relaxation.redo_column] > 0.5
+    chosen = np.flatnonzero(full[relaxation.way_column] > 0.5)
     stages = range(len(relaxation.checkpoints))
     return Stagewise(
         relaxation.checkpoints,
         tuple(frozenset(np.flatnonzero(kept[k]).tolist()) for k in stages),
         tuple(frozenset(np.flatnonzero(redo[k]).tolist()) for k in stages),
+        frozenset(chosen.tolist()),
     )
 
 
@@ -207,8 +242,20 @@ def _number(columns: Ints, items: Ints, width: int) -> int:
     return width + len(items)
 
 
-def _useful(wiring: Wiring, c: int) -> Ints:
-    """List the values made up to op `c` that something after it can need, directly or to redo."""
+def _fix(wiring: Wiring, kept: Ints, lower: Floats, c: int) -> int:
+    """Keep what op `c` reads; return the bytes of what else is there while it runs."""
+    reads = slice(wiring.in_start[c], wiring.in_start[c + 1])
+    read = wiring.in_value[reads]
+    columns = kept[read]
+    lower[columns[columns >= 0]] = 1
+    ends = read[(columns < 0) & ~wiring.in_overwritten[reads]]
+    return int(wiring.size[ends].sum()) + wiring.made_list[c] + wiring.workspace_list[c]
+
+
+def _needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
+    """Say which values made up to op `c` something after it can need, directly or to redo."""
+    if not makers.plain:
+        return ways.needed(wiring, makers, c)
     needed = np.zeros(wiring.value_count, dtype=np.bool_)
     needed[wiring.in_value[wiring.in_start[c + 1] :]] = True
     needed[wiring.results] = True
@@ -218,28 +265,30 @@ def _useful(wiring: Wiring, c: int) -> Ints:
         outs = slice(wiring.out_start[op], wiring.out_start[op + 1])
         if wiring.replayable_list[op] and needed[outs].any():
             needed[wiring.in_value[wiring.in_start[op] : wiring.in_start[op + 1]]] = True
-    return np.flatnonzero(needed)
+    return needed
 
 
 def _link(
     wiring: Wiring,
+    makers: Makers,
     rows: Rows,
-    past: tuple[Ints, Ints],
+    past: Past,
     later: Ints,
     again: Ints,
-    c: int,
-    stop: int,
+    way: Ints,
+    stretch: Stretch,
 ) -> None:
-    """Add (a), (b) and (c) for the stretch from op `c` (exclusive) to op `stop`.
+    """Add (a), (b) and (c) for a stretch from op `since` (exclusive) to op `until`.
 
-    `past` is what is kept at `c` and what of it dies there, `later` what is kept at `stop`, `again`
-    what is done again in between.
+    `past` is what is kept at `since` and what of it dies there, `later` what is kept at `until`,
+    `again` what is done again in between.
     """
     kept, dies = past
-    last = stop == wiring.op_count
+    last = stretch.until == wiring.op_count
+    due = ways.due(makers, stretch)
     if not last:
-        values = np.flatnonzero((later >= 0) & (wiring.producer < c))
-        rows.add(
+        values = np.flatnonzero((later >= 0) & due)
+        numbers = rows.add(
             0.0,
             len(values),
             (later[values], 1.0),
@@ -247,24 +296,27 @@ def _link(
             (dies[values], 1.0),
             (again[wiring.producer[values]], -1.0),
         )
-    until = wiring.in_start[min(stop + 1, wiring.op_count)]
-    read = wiring.in_value[wiring.in_start[c + 1] : until]
+        ways.add_makers(makers, rows, numbers, values, again)
+    read = ways.surely_read(wiring, makers, stretch)
     if last:
         read = np.concatenate([read, wiring.results])
-    read = np.unique(read[wiring.producer[read] < c])
+    read = np.unique(read[wiring.producer[read] < stretch.since])
     maker = wiring.producer[read]
-    rows.add(-1.0, len(read), (kept[read], -1.0), (dies[read], 1.0), (again[maker], -1.0))
+    numbers = rows.add(-1.0, len(read), (kept[read], -1.0), (dies[read], 1.0), (again[maker], -1.0))
+    ways.add_makers(makers, rows, numbers, read, again)
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
-    edge = (again[reader] >= 0) & (wiring.producer[wiring.in_value] < c)
+    runs = again if makers.plain else ways.runs(makers, again, way, stretch)
+    edge = (runs[reader] >= 0) & due[wiring.in_value]
     reader, value = reader[edge], wiring.in_value[edge]
-    rows.add(
+    numbers = rows.add(
         0.0,
         len(reader),
-        (again[reader], 1.0),
+        (runs[reader], 1.0),
         (kept[value], -1.0),
         (dies[value], 1.0),
         (again[wiring.producer[value]], -1.0),
     )
+    ways.add_makers(makers, rows, numbers, value, again)
 
 
 def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
@@ -278,8 +330,9 @@ def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
 
 def _hold(
     wiring: Wiring,
+    makers: Makers,
     rows: Rows,
-    past: tuple[Ints, Ints],
+    past: Past,
     kept: Ints,
     redo: Ints,
     held: Ints,
@@ -288,24 +341,27 @@ def _hold(
     stop: int,
 ) -> None:
     """Tie `held[k]` to what is kept past `c` and at `stop`, the ends of segment k."""
-    here = np.flatnonzero((held[k] >= 0) & (wiring.producer < c))
+    here = np.flatnonzero((held[k] >= 0) & (makers.rank < c))
     now, dies = past
     rows.add(0.0, len(here), (held[k, here], 1.0), (now[here], -1.0), (dies[here], 1.0))
     if stop == wiring.op_count:
         read = wiring.results
+    elif makers.chosen[stop]:
+        read = wiring.results[:0]
     else:
         read = wiring.in_value[wiring.in_start[stop] : wiring.in_start[stop + 1]]
     surely = read[kept[k + 1, read] < 0]
     maybe = np.flatnonzero(kept[k + 1] >= 0)
     for right, values in ((0.0, maybe), (-1.0, surely)):
         later = values[held[k, values] >= 0]
-        rows.add(
+        numbers = rows.add(
             right,
             len(later),
             (kept[k + 1, later], 1.0),
             (held[k, later], -1.0),
             (redo[k, wiring.producer[later]], -1.0),
         )
+        ways.add_makers(makers, rows, numbers, later, redo[k])
 
 
 def _run_row(

@@ -31,6 +31,7 @@ from typing import ClassVar
 from remat_graph import Solution
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.wiring import Wiring, in_order
+from remat_solvers.refine.joint import Joint
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
 from remat_solvers.search.smallest import smallest_trace
@@ -46,6 +47,7 @@ class Refine:
     name: ClassVar[str] = "refine"
     exact: ClassVar[bool] = True
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "The stage-refined integer program of remat-solvers, a relaxation of the program of "
         "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
@@ -63,6 +65,10 @@ class Refine:
         """
         wiring = Wiring.of(problem.graph)
         last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        if problem.graph.has_alternatives:
+            joint = State(wiring, problem.budget_bytes, last_moment, limit, report)
+            Joint(joint, problem.start).run()
+            return joint.solution()
         start = None if problem.start is None else in_order(wiring, problem.start)
         state = State(wiring, problem.budget_bytes, last_moment, limit, report)
         Rounds(state, start).run()

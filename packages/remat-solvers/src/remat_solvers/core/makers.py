@@ -1,0 +1,219 @@
+"""Who may make a value, and from when on: what alternatives and optional ops add to a graph.
+
+A *group* is an owed op and its alternatives, numbered by the owed op; its *place* in a schedule is
+where it first runs, after all groups before it. What is optional belongs to no group. A value can
+exist from the place of its group on; what an optional op makes, as soon as all that it reads can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_solvers.core.wiring import Floats, Ints, Wiring
+
+__all__ = ["Makers", "least_time", "lightest_ways", "store_all_sequence"]
+
+_MOST_OUTPUTS = 10  # of a group, of which the cheapest way is searched exactly
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Makers:
+    """Groups, places and further makers of the ops and values of a wiring.
+
+    `group[i]` is the owed op for which op `i` stands, itself if there is no other; `place[i]` the
+    group at whose place it can first run (-1: from the start on), `rank[v]` that at which value `v`
+    can first exist. `owed`, `optional` and `chosen` say of an op whether it is owed, whether it is
+    optional, and whether its group has a choice; `optional_value` whether its maker is.
+    `more_maker[j]` is a maker of `more_value[j]` besides its producer. `beginners[v]` are the
+    makers that can be the first to make an owed value of a group with a choice; `opens[i]` says
+    whether op `i` needs nothing that its own group makes.
+    """
+
+    group: Ints
+    place: Ints
+    rank: Ints
+    owed: NDArray[np.bool_]
+    optional: NDArray[np.bool_]
+    chosen: NDArray[np.bool_]
+    opens: NDArray[np.bool_]
+    optional_value: NDArray[np.bool_]
+    more_value: Ints
+    more_maker: Ints
+    beginners: dict[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, wiring: Wiring) -> Makers:
+        """Read them off a wiring; arrays without content where there are no alternatives."""
+        ops, count = wiring.graph.ops, wiring.op_count
+        group = np.arange(count)
+        everything = np.ones(count, dtype=np.bool_)
+        none = np.zeros(0, dtype=np.int64)
+        if not wiring.graph.has_alternatives:
+            rank = wiring.producer
+            optional = np.zeros(wiring.value_count, dtype=np.bool_)
+            return cls(
+                group=group,
+                place=group,
+                rank=rank,
+                owed=everything,
+                optional=~everything,
+                chosen=~everything,
+                opens=everything,
+                optional_value=optional,
+                more_value=none,
+                more_maker=none,
+                beginners={},
+            )
+        index = wiring.graph.op_index
+        for i, op in enumerate(ops):
+            if op.alternative_of is not None:
+                group[i] = index[op.alternative_of]
+        owed = np.array([op.owed for op in ops])
+        free = np.array([op.optional for op in ops])
+        rank, place = wiring.producer.copy(), group.copy()
+        came_of: dict[int, frozenset[int]] = {}
+        for i, op in enumerate(ops):
+            since = max((int(rank[v]) for v in wiring.inputs[i]), default=-1)
+            place[i] = since if op.optional else max(since, int(group[i]))
+            if op.optional:
+                made_of = _made_of(wiring.inputs[i], came_of)
+                for v in wiring.outputs[i]:
+                    rank[v] = since
+                    came_of[v] = made_of | {v}
+        chosen = np.zeros(count, dtype=np.bool_)
+        chosen[group[~owed & ~free]] = True
+        maker = np.repeat(np.arange(count), np.diff(wiring.out_start))
+        more = maker != wiring.producer[wiring.out_value]
+        beginners: dict[int, tuple[int, ...]] = {}
+        for i, v in zip(maker.tolist(), wiring.out_value.tolist(), strict=True):
+            here = chosen[group[i]] and place[i] == group[i]
+            if here and v not in _made_of(wiring.inputs[i], came_of):
+                beginners[v] = (*beginners.get(v, ()), i)
+        opens = np.array(
+            [all(rank[v] < group[i] for v in wiring.inputs[i]) for i in range(count)], np.bool_
+        )
+        return cls(
+            group=group,
+            place=place,
+            rank=rank,
+            owed=owed,
+            optional=free,
+            chosen=chosen[group] & ~free,
+            opens=opens & ~free,
+            optional_value=free[wiring.producer],
+            more_value=wiring.out_value[more],
+            more_maker=maker[more],
+            beginners=beginners,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are no alternatives, and nothing is optional."""
+        return bool(self.owed.all())
+
+    def further(self, values: Ints) -> tuple[Ints, Ints]:
+        """List the makers of values besides their producers: of the which-th value, which op."""
+        if not len(self.more_value):
+            return self.more_value, self.more_maker
+        order = np.argsort(values, kind="stable")
+        since, until = (
+            np.searchsorted(values[order], self.more_value, side) for side in ("left", "right")
+        )
+        which = [order[a:b] for a, b in zip(since, until, strict=True)]
+        return np.concatenate(which), np.repeat(self.more_maker, until - since)
+
+    def members(self, group: int) -> Ints:
+        """List the ops of a group."""
+        found: Ints = np.flatnonzero((self.group == group) & ~self.optional)
+        return found
+
+    def groups(self) -> list[int]:
+        """List the groups that have a choice, in order."""
+        found: list[int] = np.flatnonzero(self.chosen & self.owed).tolist()
+        return found
+
+
+def _made_of(values: tuple[int, ...], came_of: dict[int, frozenset[int]]) -> frozenset[int]:
+    """Collect values, and all that what is optional among them is made of."""
+    found = frozenset(values)
+    for v in values:
+        found |= came_of.get(v, frozenset())
+    return found
+
+
+def _fewest(wanted: tuple[int, ...], ways: list[tuple[float, tuple[int, ...]]]) -> float:
+    """Return the least cost of ways that together make all that is wanted; infinite if none do.
+
+    Exact for up to ten wanted values; a lower bound beyond.
+    """
+    if len(wanted) > _MOST_OUTPUTS:
+        return max(min((cost for cost, made in ways if v in made), default=np.inf) for v in wanted)
+    bit = {v: 1 << i for i, v in enumerate(wanted)}
+    masks = [(cost, sum(bit[v] for v in made)) for cost, made in ways]
+    least = [0.0] + [np.inf] * ((1 << len(wanted)) - 1)
+    for done in range(len(least)):
+        for cost, mask in masks:
+            least[done | mask] = min(least[done | mask], least[done] + cost)
+    return float(least[-1])
+
+
+def least_time(wiring: Wiring, makers: Makers | None = None) -> float:
+    """Time that every schedule takes: that of each group in its cheapest way."""
+    if not wiring.graph.has_alternatives:
+        return wiring.graph.time
+    makers = Makers.of(wiring) if makers is None else makers
+    total = [wiring.time_list[i] for i in np.flatnonzero(makers.owed & ~makers.chosen).tolist()]
+    for c in makers.groups():
+        wanted = wiring.outputs[c]
+        members = {p for v in wanted for p in makers.beginners[v]}
+        ways = [
+            (wiring.time_list[p], tuple(v for v in wiring.outputs[p] if p in makers.beginners[v]))
+            for p in sorted(members)
+        ]
+        total.append(_fewest(wanted, ways))
+    return math.fsum(total)
+
+
+def lightest_ways(wiring: Wiring, makers: Makers, weight: Floats) -> list[list[int]]:
+    """Choose for each group with a choice a way of little weight, which reads nothing optional.
+
+    One op that makes everything, or ops that make everything between them, each value once.
+    """
+    found: list[list[int]] = []
+    for c in makers.groups():
+        whole = set(wiring.outputs[c])
+        able = [
+            p
+            for p in makers.members(c).tolist()
+            if makers.opens[p] and not makers.optional_value[list(wiring.inputs[p])].any()
+        ]
+        ways = [[p] for p in able if set(wiring.outputs[p]) == whole]
+        cover: list[int] = []
+        covered: set[int] = set()
+        for p in sorted(able, key=lambda p: float(weight[p])):
+            if covered.isdisjoint(wiring.outputs[p]) and len(wiring.outputs[p]) < len(whole):
+                cover.append(p)
+                covered.update(wiring.outputs[p])
+        if covered == whole:
+            ways.append(sorted(cover))
+        found.append(min(ways, key=lambda ops: math.fsum(float(weight[p]) for p in ops)))
+    return found
+
+
+def store_all_sequence(wiring: Wiring) -> Ints:
+    """List all owed ops in order, those of groups with a choice in the fastest way that there is.
+
+    Of ways that are as fast it is one of least workspace.
+    """
+    makers = Makers.of(wiring)
+    if makers.plain:
+        return np.arange(wiring.op_count)
+    workspace = wiring.workspace / max(1, int(wiring.workspace.max(initial=0)))
+    weight = wiring.time + 1e-9 * (wiring.time[wiring.time > 0].min(initial=1.0)) * workspace
+    chosen = {int(makers.group[ops[0]]): ops for ops in lightest_ways(wiring, makers, weight)}
+    sequence = [p for c in np.flatnonzero(makers.owed).tolist() for p in chosen.get(c, [c])]
+    return np.array(sequence, dtype=np.int64)

@@ -1,0 +1,192 @@
+"""What several makers of a value add to the stage-refined program (`relaxation`, rows h and i).
+
+Everything here is empty for a graph without alternatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_solvers.core.makers import Makers
+from remat_solvers.core.rows import Rows
+from remat_solvers.core.wiring import Ints, Wiring
+
+__all__ = [
+    "Past",
+    "Stretch",
+    "add_makers",
+    "beginning",
+    "cover",
+    "due",
+    "hold_opened",
+    "needed",
+    "open_stage",
+    "overwritten",
+    "redoable",
+    "runs",
+    "surely_read",
+]
+
+Past = tuple[Ints, Ints]  # columns of what is kept at a checkpoint, and of what of it dies there
+
+
+class Stretch(NamedTuple):
+    """What follows the place of op `since` up to that of op `until`; `alone`: one segment."""
+
+    since: int
+    until: int
+    alone: bool = False
+
+
+def beginning(makers: Makers, checkpoints: Sequence[int]) -> Ints:
+    """List the ops that can run at the place of a group with a choice; at a checkpoint, open it."""
+    ops = {
+        op
+        for begins in makers.beginners.values()
+        for op in begins
+        if makers.opens[op] or makers.group[op] not in checkpoints
+    }
+    return np.array(sorted(ops), dtype=np.int64)
+
+
+def needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
+    """Say what something after op `c` can need; of what is optional, also what is made later."""
+    there = np.zeros(wiring.value_count, dtype=np.bool_)
+    there[wiring.results] = True
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    group = makers.group[reader]
+    later = (group > c) | ((group == c) & makers.chosen[c])
+    there[wiring.in_value[later & ~makers.optional[reader]]] = True
+    again = (wiring.replayable & (makers.group <= c)) | makers.optional
+    maker = np.repeat(np.arange(wiring.op_count), np.diff(wiring.out_start))
+    while True:
+        wanted = np.zeros(wiring.op_count, dtype=np.bool_)
+        wanted[maker[there[wiring.out_value]]] = True
+        more = wiring.in_value[(wanted & again)[reader]]
+        if there[more].all():
+            break
+        there[more] = True
+    return there
+
+
+def redoable(
+    wiring: Wiring, makers: Makers, c: int, wanted: NDArray[np.bool_], values: Ints
+) -> Ints:
+    """List the ops that make values anew after op `c`, and optional ones of what is wanted.
+
+    Those of a group with a choice that opens at `c` may come a first time.
+    """
+    ops = np.unique(wiring.producer[values])
+    ops = ops[wiring.replayable[ops]]
+    if makers.plain:
+        return ops
+    here = np.zeros(wiring.op_count, dtype=np.bool_)
+    here[ops] = True
+    more = makers.more_maker[np.isin(makers.more_value, values)]
+    here[more[wiring.replayable[more]]] = True
+    made = wiring.producer[wanted & makers.optional_value]
+    here[made] = True
+    if makers.chosen[c]:
+        here[makers.members(c)] = True
+    return np.flatnonzero(here)
+
+
+def overwritten(wiring: Wiring, makers: Makers, c: int) -> Ints:
+    """List what the op that opens the place of group `c` can overwrite."""
+    members = makers.members(c).tolist() if makers.chosen[c] else [c]
+    found = dict.fromkeys(v for p in members if makers.opens[p] for v in wiring.overwritten[p])
+    return np.array(list(found), dtype=np.int64)
+
+
+def open_stage(
+    wiring: Wiring,
+    makers: Makers,
+    rows: Rows,
+    way: Ints,
+    past: Past,
+    redo: Ints,
+    c: int,
+) -> tuple[Ints, Ints]:
+    """Let one op open the place of group `c`; return columns, and what each needs besides `kept`.
+
+    The rest of what the group makes is redone in the segment.
+    """
+    kept, dies = past
+    members = [p for p in makers.members(c).tolist() if way[p] >= 0]
+    opening = way[members]
+    rows.add_sum(1.0, opening, np.ones(len(opening)))
+    rows.add_sum(-1.0, opening, -np.ones(len(opening)))
+    needs = []
+    for p in members:
+        read = np.array(wiring.inputs[p], dtype=np.int64)
+        inside = read[kept[read] >= 0]
+        rows.add(0.0, len(inside), (np.full(len(inside), way[p]), 1.0), (kept[inside], -1.0))
+        ends = [v for v in read[kept[read] < 0].tolist() if v not in wiring.overwritten[p]]
+        bytes_there = sum(int(wiring.size[v]) for v in ends)
+        needs.append(bytes_there + wiring.made_list[p] + wiring.workspace_list[p])
+    for v in np.flatnonzero(dies >= 0).tolist():
+        over = way[[p for p in members if v in wiring.overwritten[p]]]
+        entries = np.append(1.0, -np.ones(len(over)))
+        rows.add_sum(0.0, np.append(dies[v], over), entries)
+    for v in wiring.outputs[c]:
+        makes = [p for p in makers.members(c).tolist() if v in wiring.outputs[p]]
+        columns = np.concatenate([way[makes], redo[makes]])
+        rows.add_sum(-1.0, columns, -np.ones(len(columns)))
+    return opening, np.array(needs, dtype=np.int64)
+
+
+def hold_opened(wiring: Wiring, makers: Makers, rows: Rows, way: Ints, held: Ints, c: int) -> None:
+    """Tie `held` of what group `c` makes to the way that opens its place."""
+    for v in wiring.outputs[c] if makers.chosen[c] else ():
+        if held[v] >= 0:
+            makes = [p for p in makers.members(c).tolist() if v in wiring.outputs[p]]
+            entries = np.append(1.0, -np.ones(len(makes)))
+            rows.add_sum(0.0, np.append(held[v], way[makes]), entries)
+
+
+def cover(makers: Makers, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> None:
+    """Add (h) where no checkpoint is: the ways of a group make each of its values."""
+    for begins in makers.beginners.values():
+        if makers.group[begins[0]] not in checkpoints:
+            columns = way[list(begins)]
+            rows.add_sum(-1.0, columns, -np.ones(len(columns)))
+
+
+def due(makers: Makers, stretch: Stretch) -> NDArray[np.bool_]:
+    """Say of which values rows (a) and (c) are written for a stretch.
+
+    Those that can exist before it; in one segment, what is optional and can exist in it, too.
+    """
+    there: NDArray[np.bool_] = makers.rank < stretch.since
+    if stretch.alone:
+        there = there | (makers.optional_value & (makers.rank < stretch.until))
+    return there
+
+
+def surely_read(wiring: Wiring, makers: Makers, stretch: Stretch) -> Ints:
+    """List what ops that have no alternative read first in a stretch."""
+    since = wiring.in_start[stretch.since + 1]
+    until = wiring.in_start[min(stretch.until + 1, wiring.op_count)]
+    read = wiring.in_value[since:until]
+    if makers.plain:
+        return read
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))[since:until]
+    found: Ints = read[makers.owed[reader] & ~makers.chosen[reader]]
+    return found
+
+
+def runs(makers: Makers, again: Ints, way: Ints, stretch: Stretch) -> Ints:
+    """List the columns of all that runs in a stretch by choice: again, or at its place."""
+    here = (makers.group > stretch.since) & (makers.group <= stretch.until)
+    return np.where(here & ~makers.optional, way, again)
+
+
+def add_makers(makers: Makers, rows: Rows, numbers: Ints, values: Ints, again: Ints) -> None:
+    """Add to rows, one for each value, its further makers beside the producer."""
+    which, ops = makers.further(values)
+    if len(which):
+        rows.extend(numbers[which], again[ops], -1.0)

@@ -1,0 +1,137 @@
+import math
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases.alternatives import fastest, smallest, trainings_with_alternatives
+
+from remat_graph import Status, simulate
+from remat_solvers import Limit, Problem
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.makers import Makers, least_time
+from remat_solvers.core.milp import Outcome, solve_program
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.refine import Refine
+from remat_solvers.refine.embed import embed
+from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
+
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def random_sequence(graph, random):
+    """Make each group in its turn by whatever can make it, and others again or for nothing."""
+    place = {op.name: i for i, op in enumerate(op for op in graph.ops if op.owed)}
+    sequence, made = [], set(graph.resident)
+
+    def run(i):
+        sequence.append(i)
+        made.update(graph.ops[i].outputs)
+
+    def may_run(op, done):
+        at = -1 if op.optional else place[op.alternative_of or op.name]
+        return made.issuperset(op.inputs) and (at < done if op.replayable or at < 0 else False)
+
+    for done, owed in enumerate(op for op in graph.ops if op.owed):
+        members = [i for i, op in enumerate(graph.ops) if owed.name in (op.name, op.alternative_of)]
+        while True:
+            for i, op in enumerate(graph.ops):
+                if may_run(op, done) and random.random() < 0.2:
+                    run(i)
+            new = made.isdisjoint if not owed.replayable else lambda outputs: True
+            able = [
+                i
+                for i in members
+                if made.issuperset(graph.ops[i].inputs) and new(graph.ops[i].outputs)
+            ]
+            run(random.choice(able))
+            if made.issuperset(owed.outputs):
+                break
+    return sequence
+
+
+@settings(max_examples=200, deadline=None)
+@given(trainings_with_alternatives(5, 6), st.data())
+def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
+    """Any legal sequence, however wasteful, satisfies every row at its own peak."""
+    wiring = Wiring.of(graph)
+    sequence = np.array(random_sequence(graph, data.draw(st.randoms(use_true_random=False))))
+    now = trace(wiring, sequence)
+    assert simulate(graph, expand(wiring, sequence)).peak_bytes == now.peak_bytes
+    makers = Makers.of(wiring)
+    places = st.sampled_from(np.flatnonzero(makers.owed).tolist())
+    checkpoints = data.draw(st.sets(places, min_size=1))
+    running = {(c, op) for c in checkpoints for op in range(wiring.op_count)}
+    relaxation = relax(
+        wiring,
+        max(1, now.peak_bytes),
+        sorted(checkpoints),
+        running=sorted(running) if data.draw(st.booleans()) else (),
+        paired=data.draw(st.booleans()),
+    )
+    program = relaxation.program
+    point = embed(wiring, relaxation, now)
+    assert np.all(program.matrix @ point <= program.right + 1e-6)
+    assert np.all(point >= program.lower)
+    once = least_time(wiring)
+    extra = math.fsum(wiring.time[sequence].tolist()) - once
+    scale = COST_OF_ONCE / max(once, 1e-300)
+    if once:
+        assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-6
+
+
+def joint_bound(graph, budget, running=False):
+    wiring = Wiring.of(graph)
+    checkpoints = np.flatnonzero(Makers.of(wiring).owed).tolist()
+    running = [(c, op) for c in checkpoints for op in range(wiring.op_count)] if running else []
+    answer = solve_program(relax(wiring, budget, checkpoints, running=running).program, seconds=10)
+    if answer.outcome is Outcome.INFEASIBLE:
+        return math.inf
+    return least_time(wiring) * (1 + answer.bound / COST_OF_ONCE)
+
+
+@thorough
+@given(trainings_with_alternatives(), st.floats(0.3, 1.0))
+def test_the_relaxation_bounds_brute_force(graph, fraction):
+    everything = Wiring.of(graph.without_alternatives())
+    peak = trace(everything, np.arange(everything.op_count)).peak_bytes
+    budget = max(1, int(fraction * peak))
+    best = fastest(graph, budget)
+    bound = joint_bound(graph, budget)
+    if best is not None:
+        assert bound <= best * (1 + 1e-6) + 1e-6
+
+
+@thorough
+@given(trainings_with_alternatives(), st.floats(0.0, 1.0))
+def test_plans_over_alternatives_against_brute_force(graph, fraction):
+    least, most = smallest(graph), simulate(graph, store_all(graph)).peak_bytes
+    budget = max(1, least + int(fraction * max(0, most - least)))
+    best = fastest(graph, budget)
+    found = Refine().solve(Problem(graph, budget), Limit.starting_now(2.0), lambda _: None)
+    assert found.status is not Status.INFEASIBLE
+    assert found.lower_bound <= best * (1 + 1e-6)
+    if found.schedule is not None:
+        timeline = simulate(graph, found.schedule)
+        assert timeline.peak_bytes == found.peak_bytes <= budget
+        assert timeline.time == found.time >= best * (1 - 1e-9)
+    if found.status is Status.OPTIMAL:
+        assert found.time <= best * (1 + 2e-6)
+
+
+@thorough
+@given(trainings_with_alternatives())
+def test_below_the_smallest_budget_nothing_is_planned(graph):
+    budget = smallest(graph) - 1
+    if budget > 0:
+        found = Refine().solve(Problem(graph, budget), Limit.starting_now(1.0), lambda _: None)
+        assert found.schedule is None
+
+
+@thorough
+@given(trainings_with_alternatives())
+def test_the_least_time_is_that_without_a_budget(graph):
+    """But for what it takes to pack what the cheapest ways read."""
+    packs = sum(op.time for op in graph.ops if op.optional)
+    least = least_time(Wiring.of(graph))
+    assert least <= fastest(graph, 10**9) <= least + packs
