@@ -182,6 +182,7 @@ FORMS = {
         "budget": "auto",
         "plan": remat.plan(Mlp(), batch(), budget="1MiB", costs="estimate"),
     },
+    "the same bits, made another way": {"numerics": "bitwise"},
     "capture and executor": {"capture": "aot", "executor": "generated"},
     "a misfit that raises": {"on_misfit": "raise"},
     "a misfit that runs as it is": {"budget": 2000, "on_misfit": "plain"},

@@ -1,10 +1,10 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
 The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
-`optimizer`, `on_misfit` and `plan`, as of `rematerialize`; without a budget it is `"auto"`. All
-that one `torch.compile` compiles is of one step, under one budget. Settings of TorchDynamo are the
-user's here: past its recompile limit it runs code as it is, so the last compilation before it
-raises, and names the setting.
+`optimizer`, `on_misfit`, `plan` and `numerics`, as of `rematerialize`; without a budget it is
+`"auto"`. All that one `torch.compile` compiles is of one step, under one budget. Settings of
+TorchDynamo are the user's here: past its recompile limit it runs code as it is, so the last
+compilation before it raises, and names the setting.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _DEFAULTS = {
     "optimizer": None,
     "on_misfit": "raise",
     "plan": None,
+    "numerics": None,
 }
 _steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
 

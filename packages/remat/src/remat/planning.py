@@ -23,7 +23,7 @@ from remat.plans import Plan
 from remat.refusals import refuse_wrapped
 from remat.solving import adapted, solution_for
 from remat_exec import BudgetExceeded, Loss, Runnable, get_executor, with_call
-from remat_graph import Schedule, Status, simulate
+from remat_graph import Numerics, Schedule, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -76,6 +76,7 @@ class Settings:
     optimizer: OptimizerLike | None = None
     on_misfit: Misfit = "raise"
     given: GivenPlan | None = None
+    numerics: Numerics | None = None
     keep_best: bool = False
 
     @classmethod
@@ -92,6 +93,7 @@ class Settings:
         optimizer: OptimizerLike | None = None,
         on_misfit: Misfit = "raise",
         plan: PlanLike | None = None,
+        numerics: str | None = None,
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
@@ -105,9 +107,13 @@ class Settings:
             SolverError: if the solver does not exist or cannot be loaded.
             ExecutionError: if the executor does not exist or cannot be loaded.
             RematError: if a loss or an optimizer is given that cannot be called, or a loss that
-                could not be measured; if `on_misfit` is not known; if the plan has no schedule.
+                could not be measured; if `on_misfit` or `numerics` is not known; if the plan has no
+                schedule.
         """
         check_misfit(on_misfit)
+        if numerics is not None and numerics not in list(Numerics):
+            there_are = ", ".join(repr(each.value) for each in Numerics)
+            raise RematError(f"numerics={numerics!r}; give {there_are}, or None")
         if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
             raise RematError(
                 f"optimizer={optimizer!r}; give an optimizer, its class, or a function that makes "
@@ -134,7 +140,7 @@ class Settings:
         get_executor(executor)
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-            on_misfit, given,
+            on_misfit, given, None if numerics is None else Numerics(numerics),
         )  # fmt: skip
 
 
@@ -159,6 +165,7 @@ def plan(
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerLike | None = None,
+    numerics: str | None = None,
 ) -> Plan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
@@ -181,7 +188,14 @@ def plan(
         LossError: if the loss cannot be run or differentiated.
     """
     settings = Settings.read(
-        budget, solver, costs, limit_seconds, progress, loss, optimizer=optimizer
+        budget,
+        solver,
+        costs,
+        limit_seconds,
+        progress,
+        loss,
+        optimizer=optimizer,
+        numerics=numerics,
     )
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
@@ -196,6 +210,8 @@ def plan_module(
         if settings.loss is not None:
             settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
         captured = _captured(model, args, kwargs, settings.costs)
+        if settings.numerics is not None:
+            captured = captured.with_alternatives(settings.numerics)
         if settings.budget.is_auto:
             auto = AutoBudget(settings.optimizer, model.parameters)
             auto.see((), captured.program.device)

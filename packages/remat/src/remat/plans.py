@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from remat.errors import RematError
 from remat.origin import Origin
 from remat.plan_file import encode_plan, read_plan
-from remat_graph import Compute, Graph, Schedule, Solution, Stage, Status, simulate
+from remat_graph import Compute, Graph, Numerics, Schedule, Solution, Stage, Status, simulate
 from remat_graph.files import write_atomically
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import RegionOption
@@ -107,10 +108,10 @@ class Plan:
 
     @property
     def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order, if proved."""
+        """The least overhead of any schedule in this order, if proved; negative if faster ways may do."""
         if self.solution.lower_bound is None or not self.graph.time:
             return None
-        return max(0.0, self.solution.lower_bound / self.graph.time - 1)
+        return self.solution.lower_bound / self.graph.time - 1
 
     @property
     def recomputations(self) -> int:
@@ -131,6 +132,7 @@ class Plan:
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
             ("overhead, at least", "unknown" if self.bound_overhead is None
                                    else f"{100 * self.bound_overhead:.2f}%"),
+            *(("made another way", text) for text in _other_ways(self.graph, self.schedule)),
             ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
                        f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "
                        f"of capture"),
@@ -204,6 +206,23 @@ class StepPlan:
         ]
         title = f"remat plan of {len(self.regions)} calls of regions"
         return "\n".join([title, *(f"  {name:<20} {text}" for name, text in rows)])
+
+
+def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
+    """Say what runs by alternatives, what is kept packed, and how exact that is."""
+    run = {graph.op_index[step.op] for step in schedule if isinstance(step, Compute)}
+    ops = [graph.ops[index] for index in sorted(run)]
+    chosen = [op for op in ops if not op.owed]
+    if not chosen:
+        return
+    packed = [op for op in ops if op.optional]
+    size = graph.value_by_name
+    kept = sum(size[v].size_bytes for op in packed for v in op.outputs)
+    least = max((op.numerics for op in chosen), key=list(Numerics).index)
+    yield (
+        f"{len(chosen) - len(packed)} operations, {len(packed)} values kept packed "
+        f"({_mib(kept)}), {least.value}"
+    )
 
 
 def _recomputed(schedule: Schedule) -> int:

@@ -142,6 +142,9 @@ class Region:
                     loss_alone=loss_alone,
                     real=self.stepper.real_strides,
                 )
+                numerics = self.stepper.numerics
+                if loss_alone and numerics is not None:
+                    known = known.with_alternatives(numerics)
             _put(self._captures, key, known)
         return known
 
@@ -218,6 +221,7 @@ class Stepper:
         self.preparing = False
         self.rebuild: Callable[[Any], Any] = _no_rebuilding
         self.capture_region = get_capture(settings.capture)
+        self.numerics = settings.numerics
         self._settings = settings
         self._auto = auto
         self._told = told

@@ -65,6 +65,7 @@ def rematerialize(
     optimizer: OptimizerLike | None = None,
     on_misfit: Misfit = "raise",
     plan: PlanLike | None = None,
+    numerics: str | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -106,6 +107,11 @@ def rematerialize(
     run and measured within the budget as any plan. A `Schedule` or `Solution`, or a file of one,
     must be in the names of that graph.
 
+    `numerics` lets the plan of a forward that is one region choose how values are made, too: the
+    backward of a convolution at once or in halves, masks and indices kept packed. `"bitwise"` asks
+    for the same bits, `"rounding"` also takes other orders of summing, and `"lossy"` copies in 16
+    bits of what is kept for the backward. `None`, the default, runs the operators as they are.
+
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
     as the last batch, less than an earlier one was given.
@@ -139,7 +145,7 @@ def rematerialize(
     refuse_wrapped(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_misfit, plan,
+        on_misfit, plan, numerics,
     )  # fmt: skip
     if regions is not None and plan is not None:
         raise RematError("plan= is for a model that is one region; leave out regions= or plan=")
