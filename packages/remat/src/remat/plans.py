@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order, if proved; negative if faster ways may do."""
+        """The least overhead of any schedule in this order, if proved; it may be negative."""
         if self.solution.lower_bound is None or not self.graph.time:
             return None
         return self.solution.lower_bound / self.graph.time - 1
