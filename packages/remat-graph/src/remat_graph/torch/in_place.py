@@ -11,6 +11,8 @@ __all__ = ["IN_PLACE", "PARTS", "may_overwrite"]
 aten = torch.ops.aten
 IN_PLACE = {
     aten.relu.default: aten.relu_.default,
+    aten.hardtanh.default: aten.hardtanh_.default,
+    aten.leaky_relu.default: aten.leaky_relu_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.tanh.default: aten.tanh_.default,
     aten.neg.default: aten.neg_.default,
