@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from solver_cases.alternatives import fastest, smallest, trainings_with_alternatives
 
 from remat_graph import Status, simulate
-from remat_solvers import Limit, Problem
+from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least
 from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.milp import Outcome, solve_program
 from remat_solvers.core.trace import trace
@@ -126,6 +127,15 @@ def test_below_the_smallest_budget_nothing_is_planned(graph):
     if budget > 0:
         found = Refine().solve(Problem(graph, budget), Limit.starting_now(1.0), lambda _: None)
         assert found.schedule is None
+
+
+@thorough
+@given(trainings_with_alternatives())
+def test_least_bytes_is_below_what_brute_force_needs(graph):
+    needed = smallest(graph)
+    found = smallest_budget(graph, limit_seconds=0.5)
+    assert least(Wiring.of(graph)).peak_bytes <= found.least_bytes <= needed <= found.peak_bytes
+    assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
 
 
 @thorough

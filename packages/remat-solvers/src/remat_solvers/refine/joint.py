@@ -23,8 +23,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from remat_graph import InvalidSchedule, Schedule, simulate
-from remat_solvers.bounds.least import while_running
-from remat_solvers.core.makers import Makers, lightest_ways, store_all_sequence
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.regression import regress
+from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.trace import Trace, trace
@@ -33,10 +34,11 @@ from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import opened_at
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
 from remat_solvers.refine.rounds import Rounds
-from remat_solvers.refine.selection import Choice, Selection, select
 from remat_solvers.refine.state import GAP, State
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import prune
+from remat_solvers.search.selection import Choice, Selection, first_choices, select
+from remat_solvers.search.smallest import least_peak_trace
 from remat_solvers.search.starts import EVICTION_PERTURBATIONS
 
 __all__ = ["Joint"]
@@ -63,52 +65,30 @@ class Joint:
         """Work until closed, or out of time."""
         state = self._state
         self._begin()
-        for choice in self._first_choices():
+        for choice in first_choices(state.wiring, self._makers):
             self._try(choice, EVICTION_PERTURBATIONS)
         state.say("repaired storing everything, by each kind of maker")
-        if not state.closed():
+        if state.best is None:
+            proved = regress(
+                state.wiring,
+                bottleneck(state.wiring, state.soon()),
+                state.soon(),
+                enough_bytes=state.budget_bytes,
+            )
+            state.infeasible = proved.peak_bytes > state.budget_bytes
+        if not state.closed() and not state.infeasible:
             self._bound(time.perf_counter() + _BOUND_SHARE * state.left())
         if not state.infeasible:
             self._flip(time.perf_counter() + _FLIP_SHARE * state.left())
             self._plan_best()
+        if state.best is None and not state.infeasible:
+            state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
 
     def _begin(self) -> None:
         """Offer storing everything in the fastest ways, and the given schedule if it is legal."""
         self._offer(store_all_sequence(self._state.wiring))
         if self._given is not None:
             self._offer(sequence_of(self._state.wiring, self._given))
-
-    def _first_choices(self) -> Iterator[Choice]:
-        """Yield the cheapest ways, what is owed, the ways of least need, with later copies."""
-        wiring, makers = self._state.wiring, self._makers
-        owed = frozenset(makers.groups())
-        least = while_running(wiring).astype(np.float64)
-        firsts = dict.fromkeys(
-            (
-                self._ways(wiring.time),
-                owed,
-                self._ways(least),
-            )
-        )
-        for first in firsts:
-            yield Choice(first)
-            later = self._laters()
-            if later:
-                yield Choice(first, later - first)
-
-    def _ways(self, weight: Floats) -> frozenset[int]:
-        ways = lightest_ways(self._state.wiring, self._makers, weight)
-        return frozenset(op for ops in ways for op in ops)
-
-    def _laters(self) -> frozenset[int]:
-        """List the makers of what the backward half reads that unpack what was packed."""
-        wiring, makers = self._state.wiring, self._makers
-        return frozenset(
-            op
-            for op in makers.more_maker.tolist()
-            if wiring.replayable_list[op]
-            and any(makers.optional_value[v] for v in wiring.inputs[op])
-        )
 
     def _try(self, choice: Choice, perturbations: tuple[EvictionPerturbation, ...]) -> float:
         """Repair storing everything under a choice, and offer it; return its time."""
