@@ -31,7 +31,7 @@ from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.embed import opened_at
+from remat_solvers.refine.embed import embed, opened_at
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import GAP, State
@@ -43,11 +43,11 @@ from remat_solvers.search.starts import EVICTION_PERTURBATIONS
 
 __all__ = ["Joint"]
 
-_BOUND_SHARE, _FLIP_SHARE = 0.35, 0.5  # of the time left
+_BOUND_SHARE, _FLIP_SHARE = 0.5, 0.5  # of the time left
 _PROGRAM_SHARE = 0.4
-_LARGE_COLUMNS = 3_000  # from which on linear relaxations bound
+_LARGE_COLUMNS = 3_000  # from which on linear relaxations come first
 _MOST_CHECKPOINTS = 40
-_NEW_CHECKPOINTS = 3  # of a round
+_NEW_CHECKPOINTS = 1  # of a round
 _FRUITLESS = 4
 
 
@@ -161,29 +161,46 @@ class Joint:
     def _bound(self, until: float) -> None:
         """Solve joint programs of more and more checkpoints; try the choices of their points."""
         state, wiring = self._state, self._state.wiring
-        everything = np.flatnonzero(self._makers.owed)
-        checkpoints = self._fullest(trace(wiring, everything), set())
+        everything = trace(wiring, np.flatnonzero(self._makers.owed))
+        checkpoints = self._fullest(everything, set())
         while checkpoints and time.perf_counter() < until and not state.enough():
-            relaxation = relax(wiring, state.budget_bytes, sorted(checkpoints))
-            program, large = relaxation.program, relaxation.columns > _LARGE_COLUMNS
-            if large:
-                relaxation = relax(wiring, state.budget_bytes, sorted(checkpoints), paired=True)
-                program = relaxed(relaxation.program)
-            left = until - time.perf_counter()
-            answer = solve_program(program, seconds=max(0.1, _PROGRAM_SHARE * left))
+            program = relax(wiring, state.budget_bytes, sorted(checkpoints))
+            if program.columns > _LARGE_COLUMNS:
+                paired = relax(wiring, state.budget_bytes, sorted(checkpoints), paired=True)
+                self._learn(paired, until, whole=False)
+            built = self._learn(program, until, whole=True)
             state.round += 1
-            if answer.outcome is Outcome.INFEASIBLE:
-                state.infeasible = state.best is None
+            if state.infeasible:
                 return state.say("the joint program is infeasible")
-            state.learn(answer.bound)
-            built = None if answer.point is None else self._build(relaxation, answer.point)
             state.say(f"{len(checkpoints)} checkpoints, joint program")
-            worst = trace(wiring, everything) if built is None else built
+            worst = everything if built is None else built
             more = self._fullest(worst, checkpoints) or self._fullest(state.best, checkpoints)
             if not more or len(checkpoints) > _MOST_CHECKPOINTS:
                 break
             checkpoints |= more
         return None
+
+    def _learn(self, relaxation: Relaxation, until: float, *, whole: bool) -> Trace | None:
+        """Solve a joint program or its linear relaxation; return the schedule of its point."""
+        state = self._state
+        left = until - time.perf_counter()
+        if left <= 0 or state.enough():
+            return None
+        exact = relaxation.columns < _LARGE_COLUMNS
+        start = None
+        if whole and state.best is not None:
+            start = embed(state.wiring, relaxation, state.best)
+        answer = solve_program(
+            relaxation.program if whole else relaxed(relaxation.program),
+            seconds=_PROGRAM_SHARE * left,
+            gap=0.0 if exact else GAP,
+            start=start,
+        )
+        if answer.outcome is Outcome.INFEASIBLE:
+            state.infeasible = state.best is None
+            return None
+        state.learn(answer.bound)
+        return None if answer.point is None else self._build(relaxation, answer.point)
 
     def _fullest(self, now: Trace | None, known: set[int]) -> set[int]:
         """Choose groups at whose places a schedule holds most, over the budget first."""
