@@ -9,7 +9,7 @@ faster; what is left of the time goes to `refine` on the graph of the best choic
 
 Guarantee: schedules are legal and fit, as `simulate` of the given graph says; the bound holds for
 all schedules that run each group in the order of the graph, by whatever makers. Complexity: as
-`refine`, once for the bound and once for the last choice, and a repair for each flip. Limits: where
+`refine`, once for the bound and once for the last choice, and a repair for each flip; all of it again while that helps. Limits: where
 a value is made once more by another maker, all of the backward half reads that copy, and what is
 recomputed there does not; so a gap may remain. Source: ALGORITHMS.md, *Alternatives in refine*;
 MONeT (Shah et al. 2021), section 4.
@@ -48,7 +48,7 @@ _PROGRAM_SHARE = 0.4
 _LARGE_COLUMNS = 3_000  # from which on linear relaxations come first
 _MOST_CHECKPOINTS = 40
 _NEW_CHECKPOINTS = 1  # of a round
-_FRUITLESS = 4
+_MOST_RUNNING = 500
 
 
 class Joint:
@@ -60,6 +60,9 @@ class Joint:
         self._makers = Makers.of(state.wiring)
         self._tried: dict[Choice, float] = {}
         self._best: Choice | None = None
+        self._planned: Choice | None = None
+        self._checkpoints: set[int] = set()
+        self._rounds = 0
 
     def run(self) -> None:
         """Work until closed, or out of time."""
@@ -76,11 +79,15 @@ class Joint:
                 enough_bytes=state.budget_bytes,
             )
             state.infeasible = proved.peak_bytes > state.budget_bytes
-        if not state.closed() and not state.infeasible:
+        while not state.infeasible and not state.closed():
+            before = (state.best_time, state.bound)
             self._bound(time.perf_counter() + _BOUND_SHARE * state.left())
-        if not state.infeasible:
+            if state.infeasible or state.enough():
+                break
             self._flip(time.perf_counter() + _FLIP_SHARE * state.left())
             self._plan_best()
+            if state.enough() or (self._rounds > 1 and before == (state.best_time, state.bound)):
+                break
         if state.best is None and not state.infeasible:
             state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
 
@@ -162,9 +169,11 @@ class Joint:
         """Solve joint programs of more and more checkpoints; try the choices of their points."""
         state, wiring = self._state, self._state.wiring
         everything = trace(wiring, np.flatnonzero(self._makers.owed))
-        checkpoints = self._fullest(everything, set())
+        checkpoints = self._checkpoints or self._fullest(everything, set())
+        self._rounds += 1
         while checkpoints and time.perf_counter() < until and not state.enough():
-            program = relax(wiring, state.budget_bytes, sorted(checkpoints))
+            running = self._running(checkpoints)
+            program = relax(wiring, state.budget_bytes, sorted(checkpoints), running=running)
             if program.columns > _LARGE_COLUMNS:
                 paired = relax(wiring, state.budget_bytes, sorted(checkpoints), paired=True)
                 self._learn(paired, until, whole=False)
@@ -178,7 +187,15 @@ class Joint:
             if not more or len(checkpoints) > _MOST_CHECKPOINTS:
                 break
             checkpoints |= more
+        self._checkpoints = checkpoints
         return None
+
+    def _running(self, checkpoints: set[int]) -> list[tuple[int, int]]:
+        """List all running-memory rows, once the checkpoints are known, where they are few."""
+        count = self._state.wiring.op_count
+        if self._rounds < 2 or count * len(checkpoints) > _MOST_RUNNING:
+            return []
+        return [(c, op) for c in sorted(checkpoints) for op in range(count)]
 
     def _learn(self, relaxation: Relaxation, until: float, *, whole: bool) -> Trace | None:
         """Solve a joint program or its linear relaxation; return the schedule of its point."""
@@ -292,9 +309,11 @@ class Joint:
     def _plan_best(self) -> None:
         """Refine the graph of the best choice with what is left of the time."""
         state = self._state
-        if self._best is None or state.closed(GAP) or state.left() <= 0:
+        best = self._best
+        if best is None or best == self._planned or state.closed(GAP) or state.left() <= 0:
             return
-        selection = select(state.wiring, self._makers, self._best)
+        self._planned = best
+        selection = select(state.wiring, self._makers, best)
         if selection is None:
             return
         limit = Limit.starting_now(state.left())
