@@ -9,10 +9,10 @@ faster; what is left of the time goes to `refine` on the graph of the best choic
 
 Guarantee: schedules are legal and fit, as `simulate` of the given graph says; the bound holds for
 all schedules that run each group in the order of the graph, by whatever makers. Complexity: as
-`refine`, once for the bound and once for the last choice, and a repair for each flip; all of it again while that helps. Limits: where
-a value is made once more by another maker, all of the backward half reads that copy, and what is
-recomputed there does not; so a gap may remain. Source: ALGORITHMS.md, *Alternatives in refine*;
-MONeT (Shah et al. 2021), section 4.
+`refine`, once for the bound and once for the last choice, and a repair for each flip; all of it
+again while that helps. Limits: where a value is made once more by another maker, all of the
+backward half reads that copy, and what is recomputed there does not; so a gap may remain. Source:
+ALGORITHMS.md, *Alternatives in refine*; MONeT (Shah et al. 2021), section 4.
 """
 
 from __future__ import annotations
