@@ -123,7 +123,7 @@ class Mixed(nn.Module):
 def test_a_backward_of_many_kinds_of_operators_within_autocast(autocast):
     x = torch.randn(4, 8, 12, generator=torch.Generator().manual_seed(0))
     found = []
-    for model in (rematerialized(made(Mixed), x, budget=1.0), made(Mixed)):
+    for model in (rematerialized(made(Mixed), x, budget="1MiB"), made(Mixed)):
         loss = square(model(x))
         with torch.autocast("cpu", dtype=autocast):
             loss.backward()

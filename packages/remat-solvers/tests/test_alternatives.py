@@ -1,13 +1,24 @@
 import math
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.alternatives import fastest, smallest, trainings_with_alternatives
 
-from remat_graph import Status, simulate
-from remat_solvers import Limit, Problem
+from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
+from remat_solvers import (
+    InvalidProblem,
+    Limit,
+    Problem,
+    UnsuitableSolver,
+    smallest_budget,
+    solve,
+    tradeoff,
+)
 from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least
 from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.milp import Outcome, solve_program
 from remat_solvers.core.trace import trace
@@ -15,6 +26,7 @@ from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
+from remat_solvers.step import region_front
 
 thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -130,8 +142,84 @@ def test_below_the_smallest_budget_nothing_is_planned(graph):
 
 @thorough
 @given(trainings_with_alternatives())
+def test_least_bytes_is_below_what_brute_force_needs(graph):
+    needed = smallest(graph)
+    found = smallest_budget(graph, limit_seconds=0.5)
+    assert least(Wiring.of(graph)).peak_bytes <= found.least_bytes <= needed <= found.peak_bytes
+    assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
+
+
+@thorough
+@given(trainings_with_alternatives())
 def test_the_least_time_is_that_without_a_budget(graph):
     """But for what it takes to pack what the cheapest ways read."""
     packs = sum(op.time for op in graph.ops if op.optional)
     least = least_time(Wiring.of(graph))
     assert least <= fastest(graph, 10**9) <= least + packs
+
+
+def packable(depth: int = 6) -> Graph:
+    """A chain whose backward half can do with a mask of a tenth; each mask takes little time."""
+    values, ops = [Value("x", 1)], []
+    before = "x"
+    for i in range(depth):
+        values += [Value(f"a{i}", 100), Value(f"m{i}", 10)]
+        ops.append(Op(f"f{i}", (before,), (f"a{i}",), 5.0))
+        ops.append(Op(f"mask{i}", (f"a{i}",), (f"m{i}",), 0.1, optional=True))
+        before = f"a{i}"
+    grad = before
+    for i in reversed(range(depth)):
+        values.append(Value(f"g{i}", 100))
+        read = dict.fromkeys((f"a{i}", grad))
+        ops.append(Op(f"b{i}", tuple(read), (f"g{i}",), 5.0, stage=Stage.BACKWARD))
+        if len(read) == 2:
+            by_mask = replace(ops[-1], name=f"b{i} by mask", inputs=(f"m{i}", grad))
+            ops.append(replace(by_mask, alternative_of=f"b{i}"))
+        grad = f"g{i}"
+    results = frozenset({grad})
+    return Graph(tuple(values), tuple(ops), frozenset({"x"}), results, f"b{depth - 1}")
+
+
+def test_auto_plans_with_what_is_packed_where_that_is_faster_than_recomputing():
+    graph = packable()
+    budget = 330
+    alone = solve(graph.without_alternatives(), budget, limit_seconds=3)
+    found = solve(graph, budget, limit_seconds=3)
+    assert [trial.solver for trial in found.trials] == ["store-all", "refine"]
+    assert found.time < alone.time - 4
+    assert found.lower_bound >= graph.time
+    assert any(step == Compute("mask1") for step in found.schedule)
+
+
+def test_storing_everything_takes_the_fastest_ways_and_is_then_optimal():
+    graph = packable(3)
+    fast = replace(graph.ops[0], name="fast", time=1.0, workspace_bytes=50, alternative_of="f0")
+    graph = replace(graph, ops=(graph.ops[0], fast, *graph.ops[1:]))
+    found = solve(graph, 10**6)
+    assert (found.solver, found.status) == ("store-all", Status.OPTIMAL)
+    assert found.time == graph.time - 4
+    assert found.schedule.steps[0] == Compute("fast")
+
+
+def test_solvers_that_do_not_choose_say_so():
+    graph = packable(3)
+    with pytest.raises(UnsuitableSolver, match=r"without_alternatives\(\)"):
+        solve(graph, 10**6, solver="checkmate")
+    assert solve(graph.without_alternatives(), 10**6, solver="checkmate").schedule is not None
+    with pytest.raises(InvalidProblem, match=r"without_alternatives\(\)"):
+        region_front(graph)
+
+
+def test_the_curve_goes_below_the_time_of_what_is_owed():
+    graph = packable(4)
+    fast = replace(graph.ops[0], name="fast", time=1.0, workspace_bytes=50, alternative_of="f0")
+    graph = replace(graph, ops=(graph.ops[0], fast, *graph.ops[1:]))
+    curve = tradeoff(graph, points=3, limit_seconds=6)
+    assert curve.store_all_time == curve.points[-1].solution.time == graph.time - 4
+    assert all(p.lower_bound <= p.solution.time for p in curve.points)
+    assert (
+        curve.points[0].solution.time
+        < solve(
+            graph.without_alternatives(), curve.points[0].budget_bytes + 70, limit_seconds=3
+        ).time
+    )

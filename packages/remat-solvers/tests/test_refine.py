@@ -15,7 +15,7 @@ from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least, while_running
 from remat_solvers.checkmate import Checkmate
-from remat_solvers.core.milp import relaxed, solve_program
+from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.trace import first_runs, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order, sequence_of
 from remat_solvers.refine import Refine
@@ -122,6 +122,17 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     extra = math.fsum(wiring.time[sequence].tolist()) - graph.time
     scale = 1000 / max(graph.time, 1e-300)
     assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-9
+
+
+def test_what_cannot_be_made_again_may_be_overwritten_at_a_checkpoint():
+    values = (Value("once", 1), Value("out", 1))
+    ops = (
+        Op("once", (), ("once",), 1.0, replayable=False),
+        Op("over", ("once",), ("out",), 1.0, overwrites=(("once", "out"),)),
+    )
+    wiring = Wiring.of(Graph(values, ops, results=frozenset({"out"})))
+    program = relax(wiring, 1, [1], running=[(1, 1)]).program
+    assert solve_program(program, seconds=5).outcome is Outcome.SOLVED
 
 
 def linear_bound(wiring, budget, checkpoints, *, paired):

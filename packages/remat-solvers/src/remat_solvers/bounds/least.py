@@ -3,7 +3,7 @@
 While an op runs for the first time, these are alive: its inputs, but for those that it overwrites,
 all its outputs, its workspace, and whatever cannot be made again but is still to be read by a first
 computation, or is a result. And when the last computation of any result runs, all other results are
-there. Linear time.
+there. Where a value has several makers, the one of least need counts. Linear time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_solvers.bounds.surest import at_places, surest
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Least", "least", "while_running"]
@@ -32,6 +33,12 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
     """Find the op that needs most whatever the schedule; with `any_order`, whatever its order."""
     if not wiring.op_count:
         return Least(0, None)
+    if wiring.graph.has_alternatives:
+        needs = at_places(wiring, while_running(wiring))
+        at = int(needs.argmax())
+        floor = least(surest(wiring), any_order=any_order)
+        mine = Least(int(needs[at]), wiring.graph.ops[at].name)
+        return max(floor, mine, key=lambda found: found.peak_bytes)
     need = while_running(wiring)
     if not any_order:
         need = need + _pinned(wiring)

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_solvers.bounds.least import Least
+from remat_solvers.bounds.surest import surest
 from remat_solvers.core.wiring import Wiring
 
 __all__ = ["regress"]
@@ -50,6 +51,7 @@ def regress(
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned. The op of
     the answer is the one that cannot run with less; `None` if it is the end that was looked at.
     """
+    wiring = surest(wiring)
     best, limits = floor, _Limits(deadline, enough_bytes)
     if not 0 < best.peak_bytes <= enough_bytes:
         return best

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from remat_graph import Compute, Graph, Schedule, Solution, Status, simulate
 from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.core.makers import least_time
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BrokenSolver
 from remat_solvers.registry import find
 from remat_solvers.search.smallest import smallest_budget
@@ -58,7 +60,8 @@ class Knowledge:
         self.graph = graph
         self.least_bytes = 0
         schedule = store_all(graph)
-        self.store_all = _solution(graph, schedule, Status.OPTIMAL, StoreAll.name, 0.0)
+        self.least_time = least_time(Wiring.of(graph))
+        self.store_all = _solution(graph, schedule, StoreAll.name, 0.0, self.least_time)
         self._found = [self.store_all]
         self._bounds: list[tuple[int, float, str]] = []
         self._least_said_by = _SMALLEST
@@ -73,7 +76,7 @@ class Knowledge:
         started = time.perf_counter()
         smallest = smallest_budget(self.graph, limit_seconds=seconds)
         spent = time.perf_counter() - started
-        found = _solution(self.graph, smallest.schedule, Status.FEASIBLE, _SMALLEST, spent)
+        found = _solution(self.graph, smallest.schedule, _SMALLEST, spent, self.least_time)
         self._found.append(found)
         self.least_bytes = smallest.least_bytes
 
@@ -98,7 +101,7 @@ class Knowledge:
     def bound(self, budget_bytes: int) -> float:
         """Return the most that is proved at this budget or a larger one."""
         proved = (bound for budget, bound, _ in self._bounds if budget >= budget_bytes)
-        return max(proved, default=self.graph.time)
+        return max(proved, default=self.least_time)
 
     def start(self, budget_bytes: int) -> Schedule | None:
         """Return the schedule of the least peak that does not fit: that of the next budget.
@@ -154,11 +157,12 @@ class Knowledge:
 
 
 def _solution(
-    graph: Graph, schedule: Schedule, status: Status, solver: str, seconds: float
+    graph: Graph, schedule: Schedule, solver: str, seconds: float, bound: float
 ) -> Solution:
     timeline = simulate(graph, schedule)
-    peak, once = timeline.peak_bytes, graph.time
-    return Solution(status, schedule, timeline.time, peak, once, solver, seconds)
+    peak, time = timeline.peak_bytes, timeline.time
+    status = Status.OPTIMAL if time <= bound * (1 + _TOLERANCE) else Status.FEASIBLE
+    return Solution(status, schedule, time, peak, min(bound, time), solver, seconds)
 
 
 def _origin(solver: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.relaxation import Stagewise
-from remat_solvers.refine.selection import tidy
+from remat_solvers.search.selection import tidy
 
 __all__ = ["construct"]
 

@@ -9,10 +9,10 @@ faster; what is left of the time goes to `refine` on the graph of the best choic
 
 Guarantee: schedules are legal and fit, as `simulate` of the given graph says; the bound holds for
 all schedules that run each group in the order of the graph, by whatever makers. Complexity: as
-`refine`, once for the bound and once for the last choice, and a repair for each flip. Limits: where
-a value is made once more by another maker, all of the backward half reads that copy, and what is
-recomputed there does not; so a gap may remain. Source: ALGORITHMS.md, *Alternatives in refine*;
-MONeT (Shah et al. 2021), section 4.
+`refine`, once for the bound and once for the last choice, and a repair for each flip; all of it
+again while that helps. Limits: where a value is made once more by another maker, all of the
+backward half reads that copy, and what is recomputed there does not; so a gap may remain. Source:
+ALGORITHMS.md, *Alternatives in refine*; MONeT (Shah et al. 2021), section 4.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from collections.abc import Iterator
 import numpy as np
 
 from remat_graph import InvalidSchedule, Schedule, simulate
-from remat_solvers.bounds.least import while_running
-from remat_solvers.core.makers import Makers, lightest_ways, store_all_sequence
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.regression import regress
+from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.embed import opened_at
+from remat_solvers.refine.embed import embed, opened_at
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
 from remat_solvers.refine.rounds import Rounds
-from remat_solvers.refine.selection import Choice, Selection, select
 from remat_solvers.refine.state import GAP, State
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import prune
+from remat_solvers.search.selection import Choice, Selection, first_choices, select
+from remat_solvers.search.smallest import least_peak_trace
 from remat_solvers.search.starts import EVICTION_PERTURBATIONS
 
 __all__ = ["Joint"]
 
-_BOUND_SHARE, _FLIP_SHARE = 0.35, 0.5  # of the time left
+_BOUND_SHARE, _FLIP_SHARE = 0.5, 0.5  # of the time left
 _PROGRAM_SHARE = 0.4
-_LARGE_COLUMNS = 3_000  # from which on linear relaxations bound
+_LARGE_COLUMNS = 3_000  # from which on linear relaxations come first
 _MOST_CHECKPOINTS = 40
-_NEW_CHECKPOINTS = 3  # of a round
-_FRUITLESS = 4
+_NEW_CHECKPOINTS = 1  # of a round
+_MOST_RUNNING = 500
 
 
 class Joint:
@@ -58,57 +60,42 @@ class Joint:
         self._makers = Makers.of(state.wiring)
         self._tried: dict[Choice, float] = {}
         self._best: Choice | None = None
+        self._planned: Choice | None = None
+        self._checkpoints: set[int] = set()
+        self._rounds = 0
 
     def run(self) -> None:
         """Work until closed, or out of time."""
         state = self._state
         self._begin()
-        for choice in self._first_choices():
+        for choice in first_choices(state.wiring, self._makers):
             self._try(choice, EVICTION_PERTURBATIONS)
         state.say("repaired storing everything, by each kind of maker")
-        if not state.closed():
+        if state.best is None:
+            proved = regress(
+                state.wiring,
+                bottleneck(state.wiring, state.soon()),
+                state.soon(),
+                enough_bytes=state.budget_bytes,
+            )
+            state.infeasible = proved.peak_bytes > state.budget_bytes
+        while not state.infeasible and not state.closed():
+            before = (state.best_time, state.bound)
             self._bound(time.perf_counter() + _BOUND_SHARE * state.left())
-        if not state.infeasible:
+            if state.infeasible or state.enough():
+                break
             self._flip(time.perf_counter() + _FLIP_SHARE * state.left())
             self._plan_best()
+            if state.enough() or (self._rounds > 1 and before == (state.best_time, state.bound)):
+                break
+        if state.best is None and not state.infeasible:
+            state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
 
     def _begin(self) -> None:
         """Offer storing everything in the fastest ways, and the given schedule if it is legal."""
         self._offer(store_all_sequence(self._state.wiring))
         if self._given is not None:
             self._offer(sequence_of(self._state.wiring, self._given))
-
-    def _first_choices(self) -> Iterator[Choice]:
-        """Yield the cheapest ways, what is owed, the ways of least need, with later copies."""
-        wiring, makers = self._state.wiring, self._makers
-        owed = frozenset(makers.groups())
-        least = while_running(wiring).astype(np.float64)
-        firsts = dict.fromkeys(
-            (
-                self._ways(wiring.time),
-                owed,
-                self._ways(least),
-            )
-        )
-        for first in firsts:
-            yield Choice(first)
-            later = self._laters()
-            if later:
-                yield Choice(first, later - first)
-
-    def _ways(self, weight: Floats) -> frozenset[int]:
-        ways = lightest_ways(self._state.wiring, self._makers, weight)
-        return frozenset(op for ops in ways for op in ops)
-
-    def _laters(self) -> frozenset[int]:
-        """List the makers of what the backward half reads that unpack what was packed."""
-        wiring, makers = self._state.wiring, self._makers
-        return frozenset(
-            op
-            for op in makers.more_maker.tolist()
-            if wiring.replayable_list[op]
-            and any(makers.optional_value[v] for v in wiring.inputs[op])
-        )
 
     def _try(self, choice: Choice, perturbations: tuple[EvictionPerturbation, ...]) -> float:
         """Repair storing everything under a choice, and offer it; return its time."""
@@ -181,29 +168,56 @@ class Joint:
     def _bound(self, until: float) -> None:
         """Solve joint programs of more and more checkpoints; try the choices of their points."""
         state, wiring = self._state, self._state.wiring
-        everything = np.flatnonzero(self._makers.owed)
-        checkpoints = self._fullest(trace(wiring, everything), set())
+        everything = trace(wiring, np.flatnonzero(self._makers.owed))
+        checkpoints = self._checkpoints or self._fullest(everything, set())
+        self._rounds += 1
         while checkpoints and time.perf_counter() < until and not state.enough():
-            relaxation = relax(wiring, state.budget_bytes, sorted(checkpoints))
-            program, large = relaxation.program, relaxation.columns > _LARGE_COLUMNS
-            if large:
-                relaxation = relax(wiring, state.budget_bytes, sorted(checkpoints), paired=True)
-                program = relaxed(relaxation.program)
-            left = until - time.perf_counter()
-            answer = solve_program(program, seconds=max(0.1, _PROGRAM_SHARE * left))
+            running = self._running(checkpoints)
+            program = relax(wiring, state.budget_bytes, sorted(checkpoints), running=running)
+            if program.columns > _LARGE_COLUMNS:
+                paired = relax(wiring, state.budget_bytes, sorted(checkpoints), paired=True)
+                self._learn(paired, until, whole=False)
+            built = self._learn(program, until, whole=True)
             state.round += 1
-            if answer.outcome is Outcome.INFEASIBLE:
-                state.infeasible = state.best is None
+            if state.infeasible:
                 return state.say("the joint program is infeasible")
-            state.learn(answer.bound)
-            built = None if answer.point is None else self._build(relaxation, answer.point)
             state.say(f"{len(checkpoints)} checkpoints, joint program")
-            worst = trace(wiring, everything) if built is None else built
+            worst = everything if built is None else built
             more = self._fullest(worst, checkpoints) or self._fullest(state.best, checkpoints)
             if not more or len(checkpoints) > _MOST_CHECKPOINTS:
                 break
             checkpoints |= more
+        self._checkpoints = checkpoints
         return None
+
+    def _running(self, checkpoints: set[int]) -> list[tuple[int, int]]:
+        """List all running-memory rows, once the checkpoints are known, where they are few."""
+        count = self._state.wiring.op_count
+        if self._rounds < 2 or count * len(checkpoints) > _MOST_RUNNING:
+            return []
+        return [(c, op) for c in sorted(checkpoints) for op in range(count)]
+
+    def _learn(self, relaxation: Relaxation, until: float, *, whole: bool) -> Trace | None:
+        """Solve a joint program or its linear relaxation; return the schedule of its point."""
+        state = self._state
+        left = until - time.perf_counter()
+        if left <= 0 or state.enough():
+            return None
+        exact = relaxation.columns < _LARGE_COLUMNS
+        start = None
+        if whole and state.best is not None:
+            start = embed(state.wiring, relaxation, state.best)
+        answer = solve_program(
+            relaxation.program if whole else relaxed(relaxation.program),
+            seconds=_PROGRAM_SHARE * left,
+            gap=0.0 if exact else GAP,
+            start=start,
+        )
+        if answer.outcome is Outcome.INFEASIBLE:
+            state.infeasible = state.best is None
+            return None
+        state.learn(answer.bound)
+        return None if answer.point is None else self._build(relaxation, answer.point)
 
     def _fullest(self, now: Trace | None, known: set[int]) -> set[int]:
         """Choose groups at whose places a schedule holds most, over the budget first."""
@@ -295,9 +309,11 @@ class Joint:
     def _plan_best(self) -> None:
         """Refine the graph of the best choice with what is left of the time."""
         state = self._state
-        if self._best is None or state.closed(GAP) or state.left() <= 0:
+        best = self._best
+        if best is None or best == self._planned or state.closed(GAP) or state.left() <= 0:
             return
-        selection = select(state.wiring, self._makers, self._best)
+        self._planned = best
+        selection = select(state.wiring, self._makers, best)
         if selection is None:
             return
         limit = Limit.starting_now(state.left())

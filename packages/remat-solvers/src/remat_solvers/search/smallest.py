@@ -23,6 +23,7 @@ from remat_graph import Graph, Schedule
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import least
 from remat_solvers.bounds.regression import regress
+from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring, expand
@@ -30,8 +31,9 @@ from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused
 from remat_solvers.search.replay import give_up, replay
+from remat_solvers.search.selection import first_choices, select
 
-__all__ = ["SmallestBudget", "descend_to", "smallest_budget", "smallest_trace"]
+__all__ = ["SmallestBudget", "descend_to", "least_peak_trace", "smallest_budget", "smallest_trace"]
 
 _EVICTION_PERTURBATIONS = (
     EvictionPerturbation(),
@@ -82,7 +84,7 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     seconds = limit.left(_DEFAULT_SECONDS)
     floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
     floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
-    found = smallest_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
+    found = least_peak_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
     if floor.peak_bytes > found.peak_bytes:
         _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
         floor = least(wiring)
@@ -92,6 +94,27 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
         least_bytes=floor.peak_bytes,
         least_at=floor.op,
     )
+
+
+def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
+    """Look for the least peak, where there are alternatives under some choices of makers in turn.
+
+    `deadline` and `floor_bytes` are as of `smallest_trace`.
+    """
+    if not wiring.graph.has_alternatives:
+        return smallest_trace(wiring, deadline, floor_bytes=floor_bytes)
+    makers = Makers.of(wiring)
+    selections = [select(wiring, makers, choice) for choice in first_choices(wiring, makers)]
+    best = trace(wiring, store_all_sequence(wiring))
+    left = [selection for selection in selections if selection is not None]
+    for at, selection in enumerate(left):
+        now = time.perf_counter()
+        until = now + (deadline - now) / (len(left) - at)
+        found = smallest_trace(selection.wiring, until, floor_bytes=floor_bytes)
+        translated = trace(wiring, selection.translate(wiring, makers, found.sequence))
+        if translated.peak_bytes < best.peak_bytes:
+            best = translated
+    return best
 
 
 def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:

@@ -132,10 +132,15 @@ def elsewhere(graph: Graph) -> Op:
     """Return the op at the boundary, which stands for the rest of the step.
 
     Raises:
-        InvalidProblem: if the graph is none, has no backward half, or that op may run again or
-            overwrite what it reads.
+        InvalidProblem: if the graph is none, has alternatives or no backward half, or that op may
+            run again or overwrite what it reads.
     """
     check_graph(graph)
+    if graph.has_alternatives:
+        raise InvalidProblem(
+            "the graph has alternatives, among which options of regions do not choose; "
+            "give it without them, by graph.without_alternatives()"
+        )
     if graph.boundary is None:
         raise InvalidProblem(
             "the graph has no backward half; a region needs an op at its boundary, such as 'loss', "

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from remat_graph import Graph, InvalidGraph, Op, Stage, Value
-from remat_solvers.core.makers import Makers
+from remat_solvers.bounds.least import while_running
+from remat_solvers.core.makers import Makers, lightest_ways
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["Choice", "Selection", "select", "tidy"]
+__all__ = ["Choice", "Selection", "first_choices", "select", "tidy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,29 @@ def select(wiring: Wiring, makers: Makers, choice: Choice) -> Selection | None:
     except InvalidGraph:
         return None
     return Selection(Wiring.of(graph), np.array([i for i, _, _ in entries.found], dtype=np.int64))
+
+
+def first_choices(wiring: Wiring, makers: Makers) -> list[Choice]:
+    """List the cheapest ways, what is owed, and the ways of least need, by themselves and packing.
+
+    Those that pack make for the backward half whatever can be unpacked.
+    """
+    need = while_running(wiring).astype(np.float64)
+    ways = [
+        frozenset(op for ops in lightest_ways(wiring, makers, weight) for op in ops)
+        for weight in (wiring.time, need)
+    ]
+    unpack = frozenset(
+        op
+        for op in makers.more_maker.tolist()
+        if wiring.replayable_list[op] and makers.optional_value[list(wiring.inputs[op])].any()
+    )
+    found: list[Choice] = []
+    for first in dict.fromkeys((ways[0], frozenset(makers.groups()), ways[1])):
+        found.append(Choice(first))
+        if unpack - first:
+            found.append(Choice(first, unpack - first))
+    return found
 
 
 def tidy(wiring: Wiring, makers: Makers, sequence: Ints) -> Ints:
