@@ -58,6 +58,7 @@ def _renamed(graph: Graph, prefix: str) -> Graph:
                 outputs=named(op.outputs),
                 twin=None if op.twin is None else prefix + op.twin,
                 order_after=named(op.order_after),
+                overwrites=tuple((prefix + read, prefix + made) for read, made in op.overwrites),
             )
             for op in graph.ops
         ),
