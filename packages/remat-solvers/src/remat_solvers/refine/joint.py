@@ -2,10 +2,11 @@
 
 A choice of makers leaves an ordinary graph (`selection`), for which everything of `refine` works.
 In turn: the cheapest ways, what is owed, and the ways that need least are tried by repairing
-storing everything; rounds of the joint program (`relaxation`, rows h and i) prove the bound, and
-each of its points gives a choice, and a schedule of its own; then one choice after another is
-flipped, alone or together with all of its equivalence class, and kept if the repaired schedule is
-faster; what is left of the time goes to `refine` on the graph of the best choice.
+storing everything, and refined, each for a while; rounds of the joint program (`relaxation`, rows h
+and i) prove the bound, and each of its points gives a choice, and a schedule of its own; then one
+choice after another is flipped, alone or together with all of its equivalence class, and kept if
+the repaired schedule is faster; what is left of the time goes to `refine` on the graph of the best
+choice.
 
 Guarantee: schedules are legal and fit, as `simulate` of the given graph says; the bound holds for
 all schedules that run each group in the order of the graph, by whatever makers. Complexity: as
@@ -45,6 +46,7 @@ __all__ = ["Joint"]
 
 _BOUND_SHARE, _FLIP_SHARE = 0.5, 0.5  # of the time left
 _PROGRAM_SHARE = 0.4
+_FIRST_SHARE = 0.2  # of the time left, for each of the first choices
 _LARGE_COLUMNS = 3_000  # from which on linear relaxations come first
 _MOST_CHECKPOINTS = 40
 _NEW_CHECKPOINTS = 1  # of a round
@@ -68,9 +70,11 @@ class Joint:
         """Work until closed, or out of time."""
         state = self._state
         self._begin()
-        for choice in first_choices(state.wiring, self._makers):
+        choices = list(first_choices(state.wiring, self._makers))
+        for choice in choices:
             self._try(choice, EVICTION_PERTURBATIONS)
         state.say("repaired storing everything, by each kind of maker")
+        self._plan_each([self._owed(), *choices])
         if state.best is None:
             proved = regress(
                 state.wiring,
@@ -306,6 +310,18 @@ class Joint:
                 rest -= set(wiring.outputs[p])
         return first if rest else (first - others) | found
 
+    def _owed(self) -> Choice:
+        """Choose what is owed: a plan that may choose is not to be slower than one that may not."""
+        return Choice(frozenset(self._makers.groups()))
+
+    def _plan_each(self, choices: list[Choice]) -> None:
+        """Refine the graphs of some choices, each with a share of the time."""
+        for choice in dict.fromkeys(choices):
+            if self._state.enough():
+                break
+            self._plan(choice, _FIRST_SHARE * self._state.left())
+        self._state.say("refined the first choices of makers")
+
     def _plan_best(self) -> None:
         """Refine the graph of the best choice with what is left of the time."""
         state = self._state
@@ -313,14 +329,22 @@ class Joint:
         if best is None or best == self._planned or state.closed(GAP) or state.left() <= 0:
             return
         self._planned = best
-        selection = select(state.wiring, self._makers, best)
+        self._plan(best, state.left())
+        state.say("refined the best choice of makers")
+
+    def _plan(self, choice: Choice, seconds: float) -> None:
+        """Refine the graph of a choice, and offer the schedule that comes of it."""
+        state = self._state
+        selection = select(state.wiring, self._makers, choice)
         if selection is None:
             return
-        limit = Limit.starting_now(state.left())
-        last = time.perf_counter() + state.left()
-        inner = State(selection.wiring, state.budget_bytes, last, limit, silent)
+        limit = Limit.starting_now(seconds)
+        inner = State(
+            selection.wiring, state.budget_bytes, time.perf_counter() + seconds, limit, silent
+        )
         Rounds(inner).run()
+        found = np.inf
         if inner.best is not None:
             sequence = selection.translate(state.wiring, self._makers, inner.best.sequence)
-            self._offer(sequence)
-        state.say("refined the best choice of makers")
+            found = self._offer(sequence)
+        self._keep(choice, found)
