@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import library
 
 import remat
 from remat_graph.torch import CaptureError, capture, recomputing
@@ -15,7 +16,7 @@ def give_something_else(x: torch.Tensor) -> torch.Tensor:
     return x * (1 + 0.5 * len(runs))
 
 
-drift = torch.library.custom_op("remat_tests::drift", give_something_else, mutates_args=())
+drift = library.custom_op("remat_tests::drift", give_something_else, mutates_args=())
 
 
 @drift.register_fake

@@ -201,6 +201,8 @@ def test_a_value_has_several_makers():
     assert graph.producer["a"] == 0
     assert graph.has_alternatives
     assert graph.time == 2.0
+    assert graph.least_time is None
+    assert graph.without_alternatives().least_time == 2.0
     owed = graph.without_alternatives()
     assert owed == Graph((A, B), (MAKE_A, MAKE_B), results=frozenset("b"))
     assert owed.without_alternatives() is owed

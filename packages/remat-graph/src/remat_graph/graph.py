@@ -363,6 +363,11 @@ class Graph:
         """
         return math.fsum(op.time for op in self.ops if op.owed)
 
+    @property
+    def least_time(self) -> float | None:
+        """A time that no schedule of all ops can beat; `None` where alternatives may be faster."""
+        return None if self.has_alternatives else self.time
+
 
 def _check_bytes(owner: str, field_name: str, count: int) -> None:
     if not isinstance(count, int) or count < 0:

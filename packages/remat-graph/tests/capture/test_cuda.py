@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,7 +141,7 @@ def test_a_model_has_the_ops_of_the_host_in_blocks_of_the_allocator_without_gene
     assert all(op.time > 0 for op in there.graph.ops if op.name in there.program.calls)
 
 
-@torch.library.custom_op("remat_tests::recurrent", mutates_args=())
+@library.custom_op("remat_tests::recurrent", mutates_args=())
 def recurrent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x * 2, torch.ones(1000, dtype=torch.uint8)
 
@@ -151,7 +151,7 @@ def _(x):
     return torch.empty_like(x), x.new_empty(0, dtype=torch.uint8)
 
 
-@torch.library.custom_op("remat_tests::recurrent_backward", mutates_args=())
+@library.custom_op("remat_tests::recurrent_backward", mutates_args=())
 def recurrent_backward(gradient: torch.Tensor, reserve: torch.Tensor) -> torch.Tensor:
     return gradient * 2
 

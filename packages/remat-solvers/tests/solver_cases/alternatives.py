@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from remat_graph import Graph, Op, Stage, Value
+from solver_cases import brute_force
 from solver_cases.brute_force import overwritten
 from solver_cases.random_graphs import trainings
 
@@ -65,18 +66,8 @@ def fastest(graph: Graph, budget_bytes: int) -> float | None:
 
 
 def smallest(graph: Graph) -> int:
-    """Return the least budget for which a schedule exists, by halving."""
-    low, high = (
-        0,
-        sum(v.size_bytes for v in graph.values) * 2 + max(op.workspace_bytes for op in graph.ops),
-    )
-    while low < high:
-        middle = (low + high) // 2
-        if fastest(graph, middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    """Return the least budget for which a schedule exists."""
+    return brute_force.smallest(graph, fastest)
 
 
 @st.composite

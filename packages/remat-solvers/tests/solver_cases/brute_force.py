@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 
 from remat_graph import Graph, Op
 
@@ -59,7 +60,7 @@ def overwritten(op: Op) -> list[tuple[str, ...]]:
     return [part for n in range(len(can) + 1) for part in itertools.combinations(can, n)]
 
 
-def smallest(graph: Graph) -> int:
+def smallest(graph: Graph, search: Callable[[Graph, int], float | None] = fastest) -> int:
     """Return the least budget for which a schedule exists, by halving."""
     low, high = (
         0,
@@ -67,7 +68,7 @@ def smallest(graph: Graph) -> int:
     )
     while low < high:
         middle = (low + high) // 2
-        if fastest(graph, middle) is None:
+        if search(graph, middle) is None:
             low = middle + 1
         else:
             high = middle

@@ -121,9 +121,17 @@ class GivenPlan:
             same = canonical_hash(self.plan.graph) == canonical_hash(graph)
             if same and self.plan.budget_bytes == budget:
                 return solution
-            return replace(solution, status=Status.FEASIBLE, lower_bound=graph.time, trials=())
+            return replace(
+                solution, status=Status.FEASIBLE, lower_bound=graph.least_time, trials=()
+            )
         return Solution(
-            Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes, graph.time, "given", 0.0
+            Status.FEASIBLE,
+            schedule,
+            timeline.time,
+            timeline.peak_bytes,
+            graph.least_time,
+            "given",
+            0.0,
         )
 
     def over(self, peak: int, budget: int) -> BudgetExceeded:

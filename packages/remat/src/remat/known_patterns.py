@@ -21,7 +21,8 @@ class KnownPattern:
     """A pattern of calls that was planned for: the option of each, and what others held at most.
 
     `fits` says that the plan is within the budget; one that is not runs as storing everything does.
-    `awaited` is for how many more steps one that runs by this plan is waited for, to be measured.
+    `awaited` is for how many more steps one that runs by this plan is waited for, to be measured;
+    where there are other ranks, for how many more steps it is recorded.
     `next` is the pattern that came after it when it was last seen.
     """
 

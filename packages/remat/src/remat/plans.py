@@ -55,7 +55,13 @@ class Plan:
         """
         timeline = simulate(graph, schedule)
         solution = Solution(
-            Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes, graph.time, "given", 0.0
+            Status.FEASIBLE,
+            schedule,
+            timeline.time,
+            timeline.peak_bytes,
+            graph.least_time,
+            "given",
+            0.0,
         )
         everything = simulate(graph, store_all(graph)).peak_bytes
         return cls(

@@ -43,7 +43,7 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
                 status=Status.FEASIBLE,
                 peak_bytes=timeline.peak_bytes,
                 time=timeline.time,
-                lower_bound=graph.time,
+                lower_bound=graph.least_time,
                 solver="known schedule",
                 solve_seconds=time.perf_counter() - start,
             )

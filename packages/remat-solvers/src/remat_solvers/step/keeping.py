@@ -30,7 +30,7 @@ from remat_solvers.core.wiring import Floats, Ints, Wiring
 __all__ = ["Keeping", "Kept"]
 
 _SCALE = 1e4  # what the largest sums of the program are brought to
-_HAIR = 1e-7  # of a bound, for tolerances
+_TOLERANCE = 1e-7  # of a bound, for tolerances
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,9 @@ class Keeping:
             found = forced + self._bytes_kept(answer.point)
         proved = forced
         if np.isfinite(answer.bound):
-            proved += max(0, int(np.ceil(answer.bound * (1 - _HAIR) / scale - _HAIR / scale)))
+            proved += max(
+                0, int(np.ceil(answer.bound * (1 - _TOLERANCE) / scale - _TOLERANCE / scale))
+            )
         return found, min(found, proved)
 
     def fastest(self, kept_bytes: int, seconds: float) -> Kept | None:
@@ -90,7 +92,7 @@ class Keeping:
         }
         bound = once
         if np.isfinite(answer.bound):
-            bound += max(0.0, (answer.bound * (1 - _HAIR) - _HAIR) / scale)
+            bound += max(0.0, (answer.bound * (1 - _TOLERANCE) - _TOLERANCE) / scale)
         return Kept(self._sequence(again), bound)
 
     def store_all_bytes(self) -> int:

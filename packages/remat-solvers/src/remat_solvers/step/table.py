@@ -24,7 +24,7 @@ __all__ = ["Chosen", "Smallest", "Table"]
 _SCALE = 1e4  # what budget and time are brought to
 _EXACT, _GAP = 5e-7, 1e-3  # that is small enough to stop at: at first, and after some time
 _EXACT_SECONDS = 0.8
-_HAIR = 1e-9  # of a bound, for tolerances
+_TOLERANCE = 1e-9  # of a bound, for tolerances
 _MOST_COMPARED = 100_000_000  # numbers, to find moments that others imply
 _ATTEMPTS = 8  # with a budget lowered for the tolerance of the back end
 
@@ -88,7 +88,7 @@ class Table:
                 if answer.outcome is Outcome.INFEASIBLE:
                     return Chosen(start, bound) if start else Chosen(None, math.inf)
                 if math.isfinite(answer.bound):
-                    bound = max(bound, (answer.bound - _HAIR * abs(answer.bound)) / scale)
+                    bound = max(bound, (answer.bound - _TOLERANCE * abs(answer.bound)) / scale)
             found = self._read(columns, answer)
             excess = 0 if found is None else self.peak_bytes(found) - budget_bytes
             if excess <= 0:
@@ -117,7 +117,7 @@ class Table:
             cost=np.concatenate([np.zeros(count), [1.0]]),
             matrix=sparse.csr_array(sparse.vstack([held, once])),
             right=np.concatenate([-fixed * unit, -np.ones(len(self.start) - 1)]),
-            lower=np.concatenate([np.zeros(count), [least * unit * (1 - _HAIR)]]),
+            lower=np.concatenate([np.zeros(count), [least * unit * (1 - _TOLERANCE)]]),
             upper=np.concatenate([np.ones(count), [top * unit + 1]]),
             integral=np.concatenate([np.ones(count, np.bool_), [False]]),
         )

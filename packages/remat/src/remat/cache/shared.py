@@ -57,7 +57,7 @@ def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
         time=timeline.time,
         peak_bytes=timeline.peak_bytes,
         status=Status.FEASIBLE,
-        lower_bound=graph.time,
+        lower_bound=graph.least_time,
         trials=(),
     )
 

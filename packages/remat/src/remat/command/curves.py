@@ -178,7 +178,7 @@ def _graph(target: Target, costs: Costs) -> tuple[Graph, int, int]:
         return graph, simulate(graph, store_all(graph)).peak_bytes, 0
     made = dry_plan(target, costs, _UNBOUNDED, "store-all", None, None)
     device = "cpu" if made.origin.device == "cpu" else "cuda"
-    aside = made.store_all_peak_bytes - made.solution.peak_bytes + SCALAR_BYTES[device]
+    aside = SCALAR_BYTES[device]
     return made.graph, made.solution.peak_bytes + aside, aside
 
 
