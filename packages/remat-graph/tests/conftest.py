@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from remat_graph import Block, Graph, Hierarchy, Numerics, Op, Stage, Value
+from remat_graph import Block, Graph, Hierarchy, Numerics, Op, Provenance, Stage, Value
 
 settings.register_profile("remat", deadline=None)
 settings.load_profile("remat")
@@ -44,6 +44,7 @@ def random_graphs(draw, max_ops=7):
                 replayable=draw(st.integers(0, 5)) > 0,
                 order_after=draw(_some(earlier, 1)),
                 overwrites=tuple((read.name, made.name) for read, made in pairs),
+                provenance=draw(st.sampled_from([None, Provenance("a.b", "a.py:1")])),
             )
         )
         values += outputs

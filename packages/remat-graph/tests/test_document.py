@@ -17,6 +17,7 @@ from remat_graph import (
     Graph,
     Hierarchy,
     Op,
+    Provenance,
     Schedule,
     Solution,
     Stage,
@@ -114,27 +115,29 @@ def test_equal_graphs_give_equal_bytes():
 def test_the_bytes_are_these():
     values = (Value("w", 8), Value("a", 4), Value("b", 4))
     ops = (
-        Op("A", ("w",), ("a",), 0.5),
+        Op("A", ("w",), ("a",), 0.5, provenance=Provenance("h.0", "a.py:1")),
         Op("B", ("a",), ("b",), 1.0, overwrites=(("a", "b"),)),
     )
     graph = Graph(values, ops, resident=frozenset("w"))
     assert encode(graph) == (
-        b'{"kind":"graph","version":2,"body":{"values":[{"name":"w","size_bytes":8},'
+        b'{"kind":"graph","version":3,"body":{"values":[{"name":"w","size_bytes":8},'
         b'{"name":"a","size_bytes":4},{"name":"b","size_bytes":4}],'
-        b'"ops":[{"name":"A","inputs":["w"],"outputs":["a"],"time":0.5},'
-        b'{"name":"B","inputs":["a"],"outputs":["b"],"time":1.0,"overwrites":[["a","b"]]}],'
+        b'"ops":[{"name":"A","inputs":["w"],"outputs":["a"],"time":0.5,'
+        b'"provenance":["h.0","a.py:1"]},{"name":"B","inputs":["a"],"outputs":["b"],'
+        b'"time":1.0,"overwrites":[["a","b"]]}],'
         b'"resident":["w"],"results":[],"boundary":null}}\n'
     )
     assert encode(Schedule((Compute("A"), Free("a")))) == (
-        b'{"kind":"schedule","version":2,"body":{"steps":[["compute","A"],["free","a"]]}}\n'
+        b'{"kind":"schedule","version":3,"body":{"steps":[["compute","A"],["free","a"]]}}\n'
     )
 
 
-def test_what_version_1_wrote_is_read():
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_earlier_versions_wrote_is_read(version):
     data = (
-        b'{"kind":"graph","version":1,"body":{"values":[{"name":"w","size_bytes":8},'
+        b'{"kind":"graph","version":%d,"body":{"values":[{"name":"w","size_bytes":8},'
         b'{"name":"a","size_bytes":4}],"ops":[{"name":"A","inputs":["w"],"outputs":["a"],'
-        b'"time":0.5}],"resident":["w"],"results":[],"boundary":null}}\n'
+        b'"time":0.5}],"resident":["w"],"results":[],"boundary":null}}\n' % version
     )
     values = (Value("w", 8), Value("a", 4))
     ops = (Op("A", ("w",), ("a",), 0.5),)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat_graph import Graph, Op, Stage, Value, canonical_hash, equivalence_classes
+from remat_graph import Graph, Op, Provenance, Stage, Value, canonical_hash, equivalence_classes
 
 
 def renamed(graph, op, value):
@@ -20,6 +20,7 @@ def renamed(graph, op, value):
                 twin=None if o.twin is None else op(o.twin),
                 order_after=tuple(map(op, o.order_after)),
                 overwrites=tuple((value(v), value(w)) for v, w in o.overwrites),
+                provenance=Provenance(op(o.name), "other.py:1"),
             )
             for o in graph.ops
         ),

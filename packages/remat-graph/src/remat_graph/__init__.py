@@ -5,7 +5,7 @@ Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a
 
 from remat_graph.__about__ import __version__
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
-from remat_graph.drawing import to_dot, to_svg
+from remat_graph.drawing import memory_to_svg, to_dot, to_svg
 from remat_graph.errors import (
     DocumentError,
     GraphError,
@@ -17,6 +17,7 @@ from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Block, Hierarchy
 from remat_graph.interchange import from_networkx, to_networkx
+from remat_graph.provenance import Provenance
 from remat_graph.schedule import (
     Compute,
     Free,
@@ -45,6 +46,7 @@ __all__ = [
     "InvalidSchedule",
     "Numerics",
     "Op",
+    "Provenance",
     "RematError",
     "Schedule",
     "Solution",
@@ -65,6 +67,7 @@ __all__ = [
     "freed_next",
     "from_networkx",
     "load",
+    "memory_to_svg",
     "save",
     "simulate",
     "to_dot",

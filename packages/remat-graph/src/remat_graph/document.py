@@ -1,9 +1,9 @@
 """Graphs and schedules as JSON documents with a schema version.
 
-A document is `{"kind": ..., "version": 2, "body": ...}` with canonical bytes: equal objects give
-equal files. Version 1 is read, too: it has no `overwrites`
-and no alternatives. Writing is atomic; a damaged file is
-refused with the field at fault.
+A document is `{"kind": ..., "version": 3, "body": ...}` with canonical bytes: equal objects give
+equal files. Older versions are read, too: 2 has no `provenance`, 1 besides
+no `overwrites` and no alternatives. Writing is atomic; a damaged file is refused with the field at
+fault.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from remat_graph.errors import DocumentError, GraphError
 from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.provenance import Provenance
 from remat_graph.schedule import Compute, Free, Schedule, Solution, Status, Trial
 
 __all__ = ["SCHEMA_VERSION", "decode", "encode", "load", "save"]
 
-SCHEMA_VERSION = 2
-_READ = (1, SCHEMA_VERSION)
+SCHEMA_VERSION = 3
+_READ = (1, 2, SCHEMA_VERSION)
 
 Document = Graph | Schedule | Hierarchy | Solution
 
@@ -49,6 +50,7 @@ class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     alternative_of: str | None = None
     optional: bool = False
     numerics: Numerics = Numerics.BITWISE
+    provenance: tuple[str, str] | None = None
 
 
 class _Graph(msgspec.Struct, forbid_unknown_fields=True):
@@ -238,6 +240,7 @@ def _graph_body(graph: Graph) -> _Graph:
                 op.name, list(op.inputs), list(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, list(op.order_after),
                 list(op.overwrites), op.alternative_of, op.optional, op.numerics,
+                _place(op.provenance),
             )
             for op in graph.ops
         ],
@@ -245,6 +248,10 @@ def _graph_body(graph: Graph) -> _Graph:
         results=sorted(graph.results),
         boundary=graph.boundary,
     )  # fmt: skip
+
+
+def _place(known: Provenance | None) -> tuple[str, str] | None:
+    return None if known is None else (known.module, known.source)
 
 
 def _read_graph(body: _Graph) -> Graph:
@@ -255,6 +262,7 @@ def _read_graph(body: _Graph) -> Graph:
                 op.name, tuple(op.inputs), tuple(op.outputs), op.time, op.workspace_bytes, op.stage,
                 op.twin, op.equivalence, op.replayable, tuple(op.order_after),
                 tuple(op.overwrites), op.alternative_of, op.optional, op.numerics,
+                None if op.provenance is None else Provenance(*op.provenance),
             )
             for op in body.ops
         ),

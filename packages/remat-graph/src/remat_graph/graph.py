@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from remat_graph.errors import InvalidGraph
+from remat_graph.provenance import Provenance
 
 __all__ = ["Graph", "Numerics", "Op", "Stage", "Value"]
 
@@ -80,7 +81,8 @@ class Op:
     whose first computation must precede this one's; it costs no memory. `overwrites` are pairs of
     an input and an output: the output takes the buffer of the input, if that is freed right after.
     `alternative_of` names the operation some of whose outputs this one makes in another way;
-    `numerics` says how near. One that is `optional` need not run at all.
+    `numerics` says how near. One that is `optional` need not run at all. `provenance` says where
+    in the user's code it comes from; nothing that is planned depends on it.
 
     Raises:
         InvalidGraph: if the name is empty, the time is negative or above 1e100, the workspace is no
@@ -102,6 +104,7 @@ class Op:
     alternative_of: str | None = None
     optional: bool = False
     numerics: Numerics = Numerics.BITWISE
+    provenance: Provenance | None = None
 
     @property
     def owed(self) -> bool:

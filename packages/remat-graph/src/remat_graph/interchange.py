@@ -9,12 +9,13 @@ bipartite one that `to_networkx` writes; it keeps everything.
 from __future__ import annotations
 
 from operator import index
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from remat_graph.errors import InvalidGraph
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["from_networkx", "to_networkx"]
 
@@ -25,6 +26,8 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
     Node attributes are the fields of `Op` and `Value`, with `position`, `resident` and `result`;
     edges carry the `slot` of the value in the op's inputs or outputs.
     """
+    import networkx as nx  # noqa: PLC0415 - more to import than all else of this package
+
     dag: nx.DiGraph[Any] = nx.DiGraph(boundary=graph.boundary, remat="bipartite")
     for value in graph.values:
         dag.add_node(
@@ -51,6 +54,7 @@ def to_networkx(graph: Graph) -> nx.DiGraph[Any]:
             alternative_of=op.alternative_of,
             optional=op.optional,
             numerics=op.numerics.value,
+            provenance=op.provenance,
         )
         for slot, v in enumerate(op.inputs):
             dag.add_edge(("value", v), node, slot=slot)
@@ -129,6 +133,8 @@ def _from_plain(dag: nx.DiGraph[Any], results: set[Any] | None) -> Graph:
 
 
 def _order(dag: nx.DiGraph[Any]) -> list[Any]:
+    import networkx as nx  # noqa: PLC0415 - as above
+
     inserted = {node: i for i, node in enumerate(dag)}
     try:
         order = list(nx.lexicographical_topological_sort(dag, key=inserted.__getitem__))
@@ -196,6 +202,7 @@ def _from_bipartite(dag: nx.DiGraph[Any]) -> Graph:
                 data["alternative_of"],
                 data["optional"],
                 Numerics(data["numerics"]),
+                data["provenance"],
             )
             for node, data in ops
         ),

@@ -2,12 +2,15 @@
 
 The registries of all four layers (captures, partitioners, solvers, executors) are made of this. A
 plugin carries the distribution it comes from, so that every error can name who must fix it.
-`Registry` is for plugins that are functions or classes, taken as they are.
+`Registry` is for plugins that are functions or classes, taken as they are; `with_settings` names
+one that was made with arguments.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import enum
 import functools
 import importlib.metadata
 import inspect
@@ -21,7 +24,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["Plugin", "Registry", "find_plugins"]
+__all__ = ["Plugin", "Registry", "find_plugins", "offering", "with_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +193,53 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+def offering(group: str, name: str, made: object) -> Plugin | None:
+    """Find the one plugin of a name, if what it names is the class of this object."""
+    plugins = find_plugins(group).get(name, ())
+    if len(plugins) != 1:
+        return None
+    try:
+        return plugins[0] if plugins[0].load() is type(made) else None
+    except (Exception, SystemExit):  # it is told of where it is asked for by its name
+        return None
+
+
+def with_settings(name: str, made: object) -> str | None:
+    """Name what was made with settings, and those that are not its defaults: `rotor(slots=50)`.
+
+    Settings are the arguments of its class, each kept in an attribute of the same name, as a
+    dataclass keeps them. `None` where one is not kept so, or is neither a plain value nor a
+    dataclass that can be named like this.
+    """
+    try:
+        parameters = inspect.signature(type(made)).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    told: list[str] = []
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return None
+        if not hasattr(made, parameter.name):
+            return None
+        setting = _plain(getattr(made, parameter.name))
+        if setting is None:
+            return None
+        if setting != _plain(parameter.default):
+            told.append(f"{parameter.name}={setting}")
+    return f"{name}({', '.join(told)})" if told else name
+
+
+def _plain(setting: object) -> str | None:
+    """Write a setting so that equal ones read the same in every process; `None` if it cannot be."""
+    if isinstance(setting, enum.Enum):
+        return f"{type(setting).__name__}.{setting.name}"
+    if setting is None or isinstance(setting, bool | int | float | str | bytes):
+        return repr(setting)
+    if isinstance(setting, tuple | list):
+        parts = [_plain(part) for part in setting]
+        return None if None in parts else f"[{', '.join(map(str, parts))}]"
+    if dataclasses.is_dataclass(setting) and not isinstance(setting, type):
+        return with_settings(type(setting).__qualname__, setting)
+    return None

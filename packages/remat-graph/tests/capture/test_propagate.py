@@ -1,5 +1,6 @@
 """What is run on fake tensors again after a rewrite, and what is not."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -63,3 +64,32 @@ def test_another_type_goes_through_to_what_reads_it():
     propagate(joint)
     assert sigmoid.meta["fake"].dtype == torch.float64
     assert backward.meta["fake"].dtype == torch.float64
+
+
+class Scattering(nn.Module):
+    def forward(self, x, part):
+        return torch.slice_scatter(x[:, 2:], part, 1, 0, 3)
+
+
+def test_a_scatter_takes_the_room_that_its_input_has_in_its_buffer_however_often_captured():
+    args = torch.rand(4, 8, requires_grad=True), torch.rand(4, 3)
+    made = Scattering()(*args)
+    for costs in ("estimate", "measure", "estimate"):
+        program = capture(Scattering(), args, costs=costs).program
+        (fact,) = [program.facts[call] for call in program.calls if "slice_scatter" in call][:1]
+        assert (fact.stride, fact.offset) == (made.stride(), made.storage_offset())
+        assert fact.storage_bytes == made.untyped_storage().nbytes() > 4 * made.numel()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "loss", [nn.BCELoss, nn.HuberLoss, nn.MSELoss, nn.SmoothL1Loss, nn.SoftMarginLoss]
+)
+def test_a_loss_takes_the_memory_that_torch_leaves_it(loss, reduction):
+    module = loss(reduction=reduction)
+    x, y = torch.rand(6, 5, requires_grad=True), torch.rand(6, 5)
+    real = module(x, y).untyped_storage().nbytes()
+    for costs in ("estimate", "measure"):
+        graph = capture(module, (x, y), costs=costs).graph
+        made = graph.value_by_name[graph.ops[0].outputs[0]]
+        assert made.size_bytes == real

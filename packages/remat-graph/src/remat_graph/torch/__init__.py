@@ -13,7 +13,7 @@ from remat_graph.torch.errors import (
 )
 from remat_graph.torch.in_place import IN_PLACE, PARTS
 from remat_graph.torch.memory import AllocationRecorder, Mark
-from remat_graph.torch.process import generators_restored, process_lock, quietly
+from remat_graph.torch.process import collector_at_rest, generators_restored, process_lock, quietly
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Alternative,
@@ -26,6 +26,7 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
+from remat_graph.torch.provenance import note, source_of
 from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.registry import Capturer, get_capture, list_captures
 from remat_graph.torch.restoring import buffers_restored, left_as_it_was
@@ -67,15 +68,18 @@ __all__ = [
     "buffers_restored",
     "capture",
     "capture_region",
+    "collector_at_rest",
     "flatten",
     "generators_restored",
     "get_capture",
     "left_as_it_was",
     "list_captures",
+    "note",
     "original_forward",
     "original_forwards",
     "process_lock",
     "quietly",
     "read_call",
+    "source_of",
     "tensor_at",
 ]

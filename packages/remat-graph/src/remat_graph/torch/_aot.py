@@ -7,10 +7,11 @@ with the role of each input and output. Tried with torch 2.13.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,8 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import BackwardCFunction
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -38,10 +41,15 @@ __all__ = [
     "Joint",
     "OutputRole",
     "StandIns",
+    "autocast_as_traced",
+    "failures_untold",
     "fake_mode_of",
     "has_no_data",
+    "is_custom_backward",
     "is_traced_tensor",
+    "saves_through_hooks",
     "trace_joint",
+    "try_start",
     "without_modes",
 ]
 
@@ -116,8 +124,21 @@ class StandIns:
         if not has_no_data(tensor) or is_traceable_wrapper_subclass(tensor):
             return tensor
         if id(tensor) not in self._made:
-            self._made[id(tensor)] = (tensor, self._make(tensor))
+            made = self._make(tensor)
+            self._made[id(tensor)] = (tensor, made)
+            self._made[id(made)] = (made, made)
         return self._made[id(tensor)][1]
+
+    def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Give the stand-in of a tensor, of one that holds data, too."""
+        stand_in = self.of(tensor)
+        return stand_in if has_no_data(stand_in) else self._mode.from_tensor(stand_in)
+
+    @contextlib.contextmanager
+    def in_place_of_new(self) -> Iterator[None]:
+        """Let new tensors hold no data."""
+        with self._mode:
+            yield
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._mode:
@@ -140,6 +161,32 @@ def without_modes() -> Iterator[None]:
         yield
 
 
+def autocast_as_traced() -> contextlib.AbstractContextManager[None]:
+    """Cast a parameter anew at each use under autocast, as while tracing."""
+    return cast("contextlib.AbstractContextManager[None]", disable_autocast_cache())
+
+
+def is_custom_backward(maker: type) -> bool:
+    """Whether a node of this type is the backward of an `autograd.Function` of Python."""
+    return issubclass(maker, BackwardCFunction)
+
+
+def saves_through_hooks() -> bool:
+    """Whether what is saved for a backward passes through hooks."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextlib.contextmanager
+def failures_untold() -> Iterator[None]:
+    """Keep torch from logging an operator that refuses fake tensors, which raises besides."""
+    told = logging.getLogger(FakeTensorMode.__module__)
+    before, told.disabled = told.disabled, True
+    try:
+        yield
+    finally:
+        told.disabled = before
+
+
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
     """Find the fake mode in which a joint graph was traced."""
     for node in graph.nodes:
@@ -149,8 +196,14 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
     raise CaptureError("the captured graph has no tensor at all")
 
 
-def trace_joint(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Joint:
+def trace_joint(
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Joint:
     """Trace the joint graph of `module(*tensors)`, which returns a list of tensors.
+
+    `within` is entered for each attempt, in the state in which the module is then traced.
 
     Raises:
         CaptureError: naming the user's line if control flow depends on data, or saying what else
@@ -158,16 +211,28 @@ def trace_joint(module: torch.nn.Module, tensors: list[torch.Tensor]) -> Joint:
     """
     try:
         with compile_lock:
-            return _trace(module, tensors, exporting=False)
+            return _trace(module, tensors, within, exporting=False)
     except _DATA_DEPENDENT as error:  # models that ask torch whether it exports may avoid it
         first = _explained(error)
     try:
         with compile_lock:
-            return _trace(module, tensors, exporting=True)
+            return _trace(module, tensors, within, exporting=True)
     except _DATA_DEPENDENT as error:
         raise CaptureError(_explained(error)) from error
     except CaptureError as error:
         raise CaptureError(f"{first}. Traced as by torch.export, {error}") from error
+
+
+def try_start(module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+    """Trace a module that raises `CaptureError` where no more is to be traced.
+
+    Within an attempt of `trace_joint`. What it raises beside that ends the attempt, as it would
+    when the module is traced.
+    """
+    if torch.compiler.is_exporting():
+        return  # no attempt follows
+    with contextlib.ExitStack() as stack, contextlib.suppress(CaptureError):
+        _exported(stack, module, tensors)
 
 
 def _explained(error: Exception) -> str:
@@ -178,30 +243,42 @@ def _explained(error: Exception) -> str:
     )
 
 
-def _trace(module: torch.nn.Module, tensors: list[torch.Tensor], *, exporting: bool) -> Joint:
+def _trace(
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    within: Callable[[], contextlib.AbstractContextManager[None]],
+    *,
+    exporting: bool,
+) -> Joint:
     with contextlib.ExitStack() as stack:
         if exporting:
             stack.enter_context(_compiling_state_context())
-        try:
-            joint = aot_export_joint_with_descriptors(stack, module, tuple(tensors))
-        except (CaptureError, *_DATA_DEPENDENT):
-            raise
-        except Exception as error:
-            cause = _data_dependent_cause(error)
-            if cause is not None:
-                raise cause from error
-            if "convert all Tensors to FakeTensors" in str(error):
-                raise CaptureError(
-                    f"forward reads a tensor that is neither parameter, buffer, attribute nor "
-                    f"input{_user_line(error)}; register it (a list of parameters as "
-                    f"nn.ParameterList, of modules as nn.ModuleList), or pass it in"
-                ) from error
-            raise CaptureError(
-                f"the forward pass cannot be traced{_user_line(error)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        stack.enter_context(within())
+        joint = _exported(stack, module, tensors)
         metadata = joint._aot_state.fw_metadata
         return _read_roles(joint.graph_module, metadata)
+
+
+def _exported(
+    stack: contextlib.ExitStack, module: torch.nn.Module, tensors: list[torch.Tensor]
+) -> Any:
+    try:
+        return aot_export_joint_with_descriptors(stack, module, tuple(tensors))
+    except (CaptureError, *_DATA_DEPENDENT):
+        raise
+    except Exception as error:
+        cause = _data_dependent_cause(error)
+        if cause is not None:
+            raise cause from error
+        if "convert all Tensors to FakeTensors" in str(error):
+            raise CaptureError(
+                f"forward reads a tensor that is neither parameter, buffer, attribute nor "
+                f"input{_user_line(error)}; register it (a list of parameters as "
+                f"nn.ParameterList, of modules as nn.ModuleList), or pass it in"
+            ) from error
+        raise CaptureError(
+            f"the forward pass cannot be traced{_user_line(error)}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _data_dependent_cause(error: BaseException) -> Exception | None:

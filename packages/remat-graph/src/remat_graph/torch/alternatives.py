@@ -69,6 +69,7 @@ def _extended(program: Program, additions: list[Addition]) -> Program:
     storage, facts, views = dict(program.storage), dict(program.facts), dict(program.views)
     calls, equivalence = dict(program.calls), dict(program.equivalence)
     twins, backward = dict(program.twins), set(program.backward_ops)
+    provenance = dict(program.provenance)
     behind: dict[str, list[str]] = {}
     for new in additions:
         for name, call, known in new.views:
@@ -77,6 +78,9 @@ def _extended(program: Program, additions: list[Addition]) -> Program:
         if new.made is not None:
             storage[new.name], facts[new.name] = new.name, new.made
         calls[new.name] = new.call
+        origin = provenance.get(new.alternative.of or new.after)
+        if origin is not None:
+            provenance[new.name] = origin
         equivalence[new.name] = equivalence_of(new.call, facts)
         if new.after in backward:
             backward.add(new.name)
@@ -94,6 +98,7 @@ def _extended(program: Program, additions: list[Addition]) -> Program:
         twins=twins,
         equivalence=equivalence,
         alternatives={new.name: new.alternative for new in additions},
+        provenance=provenance,
     )
 
 

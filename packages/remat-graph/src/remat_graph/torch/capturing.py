@@ -8,9 +8,10 @@ module returns into the gradients of it.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -28,9 +29,13 @@ from remat_graph.torch.checks import (
 )
 from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
 from remat_graph.torch.errors import CaptureError, NoBackward
+from remat_graph.torch.layouts import choose_layouts, lay_out
 from remat_graph.torch.lowering import build_program, returned_nodes
+from remat_graph.torch.periods import Irregular
+from remat_graph.torch.process import collector_at_rest
 from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
 from remat_graph.torch.recomputing import is_collective
+from remat_graph.torch.repeats import Repeat
 from remat_graph.torch.rewrite import (
     copy_joint,
     drop_dead,
@@ -47,6 +52,7 @@ from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import Structure, distinct, read_call
 from remat_graph.torch.tangents import drop_tangents, merge_tangents
 from remat_graph.torch.tracing import FlatRegion, trace, trace_region
+from remat_graph.torch.unrolling import unroll
 
 __all__ = [
     "Capture",
@@ -86,13 +92,24 @@ class Capture:
     _costs: Costs = field(repr=False)
     _known: dict[str, Cost] = field(repr=False)
     _real: RealStrides | None = field(repr=False)
+    _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     let_go: frozenset[int] = frozenset()
     numerics: Numerics | None = None
+    _in_channels_last: frozenset[str] = frozenset()
+    _plain: Capture | None = field(default=None, repr=False)
+    _variants: dict[frozenset[int], Capture] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def differentiable(self) -> tuple[str, ...]:
         """The inputs of the program that get a gradient if every output does."""
-        return tuple(node.name for node in self._joint.gradients)
+        traced = {self._joint.inputs[node] for node in self._joint.gradients}
+        rows = (zip(*repeat.own, strict=True) for repeat in self._repeats)
+        for keys in itertools.chain.from_iterable(rows):
+            if keys[1] in traced:  # of a period that was traced
+                traced.update(keys)
+        return tuple(node.name for node, key in self._joint.inputs.items() if key in traced)
 
     @property
     def communicates(self) -> bool:
@@ -103,17 +120,21 @@ class Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come.
 
         Its forward ops are those of this capture; operators already measured are not measured
-        again.
+        again, and a variant is made once.
 
         Raises:
             CaptureError: if no gradient is left.
         """
-        with _own_modes():
-            made = _finish(
-                self._joint, missing, self._costs, self._known,
-                self.output_structure, self._real, self.dry,
-            )  # fmt: skip
-        return made if self.numerics is None else made.with_alternatives(self.numerics)
+        if missing not in self._variants:
+            with _own_modes():
+                made = _finish(
+                    self._joint, missing, self._costs, self._known,
+                    self.output_structure, self._real, self.dry, self._repeats,
+                )  # fmt: skip
+            if self.numerics is not None:
+                made = made._with(self.numerics, self._in_channels_last)
+            self._variants[missing] = made
+        return self._variants[missing]
 
     def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
         """Give the same graph with other costs; `known` are measured before, and are added to.
@@ -124,11 +145,39 @@ class Capture:
         known = self._known if known is None else known
         with _own_modes():
             graph = _costed(self.program, costs, known, self.loss)
-        made = replace(self, graph=graph, _costs=costs, _known=known, let_go=frozenset())
+        made = replace(
+            self, graph=graph, _costs=costs, _known=known, let_go=frozenset(), _variants={}
+        )
         return made.letting_go(self.let_go)
 
-    def with_alternatives(self, numerics: Numerics = Numerics.BITWISE) -> Capture:
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        """Which ops run in channels_last, by their place among the calls without alternatives."""
+        plain = self if self._plain is None else self._plain
+        rounding = self.program.rounding
+        return tuple(at for at, op in enumerate(plain.program.calls) if op in rounding)
+
+    def without_alternatives(self) -> Capture:
+        """Give the same graph with one maker of each value, all in the layouts that were traced."""
+        if self._plain is None:
+            return self
+        plain = self._plain
+        if self._costs != plain._costs:
+            plain = plain.costed(self._costs, self._known)
+        return plain.with_loss(self.loss).letting_go(self.let_go)
+
+    def with_alternatives(
+        self,
+        numerics: Numerics = Numerics.BITWISE,
+        *,
+        measured: dict[str, Cost] | None = None,
+        laid_out: Collection[int] | None = None,
+    ) -> Capture:
         """Give the same graph with other makers of its values, as exact as asked for or more.
+
+        Where rounding may differ, ops run in the layouts in which the step is fastest, if that can
+        be measured: costs are measured, or `measured` is given, to which what is measured is added.
+        With `laid_out`, as another capture has it, they are those that can of these.
 
         Raises:
             CaptureError: if it has alternatives, or an operator cannot be measured.
@@ -138,8 +187,24 @@ class Capture:
                 f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
                 f"others of the one without"
             )
-        program = add_alternatives(self.program, numerics)
-        return replace(self, program=program, numerics=numerics).costed(self._costs)
+        known = self._known if measured is None and self._costs == "measure" else measured
+        laid: frozenset[str] = frozenset()
+        if laid_out is not None:
+            laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
+        elif numerics.allows(Numerics.ROUNDING) and known is not None and not self.dry:
+            with _own_modes():
+                laid = choose_layouts(
+                    self.program,
+                    lambda program: {op: c.time for op, c in measure_costs(program, known).items()},
+                )
+        return self._with(numerics, laid)
+
+    def _with(self, numerics: Numerics, laid: frozenset[str]) -> Capture:
+        program = add_alternatives(lay_out(self.program, laid), numerics)
+        made = replace(
+            self, program=program, numerics=numerics, _in_channels_last=laid, _plain=self
+        )
+        return made.costed(self._costs)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
@@ -222,25 +287,33 @@ def capture(
     check_devices(module, call)
     if costs == "measure":
         check_measurable(module, call)
-    with without_modes(), torch.enable_grad():
-        traced, structure = trace(module, call)
-    joint = merge_tied(traced, lambda kind, key: tensor_at(module, call.tensors, kind, key))
-    joint = merge_tangents(joint)
-    if not joint.gradients:
-        raise CaptureError(
-            "nothing that the forward returns depends on a tensor that requires a gradient; "
-            "there is no backward pass to plan"
+    real = RealStrides() if costs == "measure" else None
+
+    def captured(*, whole: bool) -> Capture:
+        with without_modes(), torch.enable_grad():
+            traced = trace(module, call, whole=whole)
+        joint = merge_tied(
+            traced.joint, lambda kind, key: tensor_at(module, call.tensors, kind, key)
         )
-    with _own_modes():
-        return _finish(
-            joint,
-            _all_but_loss(joint, structure),
-            costs,
-            {} if known is None else known,
-            structure,
-            RealStrides() if costs == "measure" else None,
-            is_dry(module, call),
-        )
+        joint = merge_tangents(joint)
+        if not joint.gradients:
+            raise CaptureError(
+                "nothing that the forward returns depends on a tensor that requires a gradient; "
+                "there is no backward pass to plan"
+            )
+        missing = _all_but_loss(joint, traced.structure)
+        with _own_modes():
+            return _finish(
+                joint, missing, costs, {} if known is None else known, traced.structure, real,
+                is_dry(module, call), traced.repeats,
+            )  # fmt: skip
+
+    with nullcontext() if costs == "measure" else collector_at_rest():
+        try:
+            return captured(whole=False)
+        except Irregular as error:
+            logger.info("every block is traced: %s", error)
+            return captured(whole=True)
 
 
 def capture_region(
@@ -319,6 +392,7 @@ def _finish(
     output_structure: Structure,
     real: RealStrides | None,
     dry: bool,
+    repeats: tuple[Repeat, ...] = (),
 ) -> Capture:
     joint = copy_joint(base)
     returned = returned_nodes(joint)
@@ -338,7 +412,7 @@ def _finish(
     joint, copied = separate_gradients(joint)
     if pinned or copied:
         propagate(joint, real)
-    program = build_program(joint)
+    program = unroll(build_program(joint), repeats)
     loss = program.loss_allowance
     graph = _costed(program, costs, known, loss)
     logger.info(
@@ -346,7 +420,7 @@ def _finish(
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
-        graph, program, output_structure, missing, loss, dry, base, costs, known, real
+        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats
     )  # fmt: skip
 
 

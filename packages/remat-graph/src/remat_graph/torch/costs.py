@@ -55,10 +55,11 @@ class Cost:
 class DeviceSpec:
     """The speed of a device: operations and bytes per second, and seconds to launch a kernel.
 
-    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones.
+    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones. `memory_bytes`
+    is what the device has, of which the budget `"auto"` of a plan for it is a share.
 
     Raises:
-        CaptureError: if a rate is not positive.
+        CaptureError: if a rate, or the memory, is not positive.
     """
 
     name: str
@@ -66,11 +67,13 @@ class DeviceSpec:
     half_flops_per_second: float
     bytes_per_second: float
     launch_seconds: float
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for rate in ("flops_per_second", "half_flops_per_second", "bytes_per_second"):
-            if getattr(self, rate) <= 0:
-                raise CaptureError(f"DeviceSpec {self.name!r} has {rate}={getattr(self, rate)}")
+        rates = ("flops_per_second", "half_flops_per_second", "bytes_per_second")
+        for figure in (*rates, *["memory_bytes"] * (self.memory_bytes is not None)):
+            if getattr(self, figure) <= 0:
+                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={getattr(self, figure)}")
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceSpec:

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from remat_graph.provenance import Provenance
 from remat_graph.torch._aot import Joint, OutputRole
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import (
@@ -23,7 +24,8 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
-from remat_graph.torch.rewrite import is_backward, is_random, storage_key
+from remat_graph.torch.provenance import noted
+from remat_graph.torch.rewrite import is_backward, is_gradient_sum, is_random, storage_key
 
 __all__ = ["build_program", "equivalence_of", "returned_nodes"]
 
@@ -59,6 +61,7 @@ class _Reader:
         self.backward_order: list[str] = []
         self.twin_of_sequence: dict[int, str] = {}
         self.twins: dict[str, str] = {}
+        self.provenance: dict[str, Provenance] = {}
         self.constants: dict[str, Any] = {}
         for node in joint.graph.find_nodes(op="get_attr"):
             self.constants[node.name] = getattr(joint.constants, str(node.target))
@@ -67,18 +70,11 @@ class _Reader:
                 self._add(node.name, node.meta["fake"])
 
     def _add(self, name: str, fake: torch.Tensor) -> None:
-        storage = fake.untyped_storage()
         self.storage[name] = self.value_of_storage.setdefault(storage_key(fake), name)
-        self.facts[name] = TensorFacts(
-            tuple(fake.shape),
-            tuple(fake.stride()),
-            int(fake.storage_offset()),
-            fake.dtype,
-            fake.device,
-            int(storage.nbytes()),
-        )
+        self.facts[name] = TensorFacts.of(fake)
 
     def read(self, node: Node) -> None:
+        self._trace_back(node)
         fake = node.meta["fake"]
         sequence = isinstance(fake, (tuple, list))
         parts = list(fake) if sequence else [fake]
@@ -113,6 +109,14 @@ class _Reader:
             return
         self._add_op(node, call)
 
+    def _trace_back(self, node: Node) -> None:
+        """Find where a node comes from: it knows, or it is a copy or a sum of what is made last."""
+        known = noted(node)
+        for source in sorted(node.all_input_nodes, reverse=True):
+            known = known or noted(source) or self.provenance.get(source.name)
+        if known is not None:
+            self.provenance[node.name] = known
+
     def _roots(self) -> set[Node]:
         joint = self.joint
         return {
@@ -129,7 +133,7 @@ class _Reader:
         if is_backward(node):
             self.backward.add(name)
             self.backward_order.append(name)
-            if sequence in self.twin_of_sequence:
+            if sequence in self.twin_of_sequence and not is_gradient_sum(node):
                 self.twins[name] = self.twin_of_sequence[sequence]
         else:
             self.forward_order.append(name)
@@ -159,6 +163,7 @@ class _Reader:
             backward_ops=frozenset((LOSS, *self.backward)),
             twins=self.twins,
             equivalence=self.equivalence,
+            provenance={op: self.provenance[op] for op in self.calls if op in self.provenance},
         )
 
 

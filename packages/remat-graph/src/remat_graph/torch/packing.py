@@ -18,6 +18,7 @@ import torch
 __all__ = [
     "backward_of_kept",
     "backward_of_pool",
+    "keep_in_place",
     "mask_workspace",
     "offset_type",
     "offsets_workspace",
@@ -95,12 +96,27 @@ def backward_of_kept(
     return made
 
 
+def keep_in_place(
+    grad: torch.Tensor, packed: torch.Tensor, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Put zeros into a gradient, of the given shape, where the packed mask does not say so."""
+    if not _is_laid_out(grad, stride):
+        return grad.copy_(backward_of_kept(grad, packed, shape, stride))
+    for bit, part in enumerate(_eighths(_in_memory_order(grad))):
+        part.masked_fill_((packed[: len(part)] & (1 << bit)).eq_(0).view(torch.bool), 0)
+    return grad
+
+
 def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """Give a tensor in the layout that was planned, which may not be what came."""
-    dimensions = zip(tensor.shape, tensor.stride(), stride, strict=True)
-    if all(size == 1 or came == planned for size, came, planned in dimensions):
+    if _is_laid_out(tensor, stride):
         return tensor
     return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+
+
+def _is_laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> bool:
+    dimensions = zip(tensor.shape, tensor.stride(), stride, strict=True)
+    return all(size == 1 or came == planned for size, came, planned in dimensions)
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

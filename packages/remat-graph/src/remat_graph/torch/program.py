@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import isfunction
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
+from remat_graph.provenance import Provenance
+from remat_graph.torch.calls import Call, TensorFacts, Variable
 from remat_graph.torch.in_place import may_overwrite
 from remat_graph.torch.recomputing import may_run_again
 
@@ -37,56 +37,6 @@ LOSS = "loss"
 KEPT_BY_LOSS = "loss@kept"  # no name of a variable
 GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
 _LOSS_ITEM_BYTES = 4  # losses over half precision are computed in 32 bits
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A tensor of the program, by its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """What is known of a variable before it is computed; sizes in elements, storage in bytes."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    storage_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of an operator. `args` and `kwargs` hold `Variable`s where tensors go.
-
-    `results` are the variables that the call makes, in the order of what it returns; `None` for
-    what nothing reads. `sequence` says whether it returns a tuple or list. `random` is the device
-    whose generator it draws from. `replay` is the call to make when its results are made again.
-    `workspace_bytes` is what it is known to take while it runs, for costs that are estimated.
-    """
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    results: tuple[str | None, ...]
-    sequence: bool
-    random: torch.device | None = None
-    replay: Call | None = None
-    workspace_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name of the operator or function that is called."""
-        return self.target.__name__ if isfunction(self.target) else str(self.target)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The variables that the call reads."""
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return tuple(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Variable)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +112,9 @@ class Program:
     whose gradient it is; `gradients` maps input variables to the variable of their gradient.
     `overwrites` names, for the ops that can run in place, what they read and make in its buffer.
     `alternatives` are those of `calls` that need not run; one in the backward half that stands for
-    an op of the forward half is for the backward alone.
+    an op of the forward half is for the backward alone. `rounding` are ops that run in another
+    layout than was traced. `provenance` says where in the user's code the calls come from, as far
+    as that is known.
     """
 
     inputs: tuple[Input, ...]
@@ -181,6 +133,8 @@ class Program:
     twins: Mapping[str, str]
     equivalence: Mapping[str, str] = field(repr=False)
     alternatives: Mapping[str, Alternative] = field(default_factory=dict)
+    rounding: frozenset[str] = frozenset()
+    provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False)
     handed: tuple[str, ...] = field(init=False)
     overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
 
@@ -321,7 +275,8 @@ class Program:
                     () if pair is None else ((self.storage[pair[0]], self.storage[pair[1]]),),
                     None if alternative is None else alternative.of,
                     alternative is not None and alternative.of is None,
-                    Numerics.BITWISE if alternative is None else alternative.numerics,
+                    self._numerics_of(name),
+                    self.provenance.get(name),
                 )
             )
         used = {v for op in ops for v in (*op.inputs, *op.outputs)}
@@ -333,6 +288,11 @@ class Program:
             frozenset((results - resident) & used) | {KEPT_BY_LOSS},
             LOSS,
         )
+
+    def _numerics_of(self, name: str) -> Numerics:
+        alternative = self.alternatives.get(name)
+        plain = Numerics.ROUNDING if name in self.rounding else Numerics.BITWISE
+        return plain if alternative is None else alternative.numerics
 
     def _written(self) -> set[str]:
         return {self.storage[write.target] for write in self.writes.values()}

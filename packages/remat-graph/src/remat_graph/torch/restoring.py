@@ -8,8 +8,9 @@ than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves
 
 from __future__ import annotations
 
-import copy
 import functools
+import itertools
+import operator
 import random
 import sys
 import types
@@ -32,7 +33,7 @@ _MOST_ENTRIES = 10_000
 def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     """Put back what is stored on a module, and the random generators, on every path."""
     found = list(_reachable(module))
-    before = [(holder, copy.copy(holder)) for holder in found if type(holder) in _CONTAINERS]
+    before = [(holder, _contents(holder)) for holder in found if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in found if type(drawn) is random.Random]
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
@@ -43,9 +44,13 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for holder, then in before:
-            if _entries(holder) != _entries(then):
+            now = _contents(holder)
+            if len(now) != len(then) or not all(map(operator.is_, now, then)):
                 holder.clear()
-                (holder.extend if isinstance(then, (list, deque)) else holder.update)(then)
+                if isinstance(holder, dict):
+                    holder.update(zip(then[::2], then[1::2], strict=True))
+                else:
+                    (holder.extend if isinstance(holder, (list, deque)) else holder.update)(then)
         for drawn, state in states:
             drawn.setstate(state)
         random.setstate(python_state)
@@ -55,11 +60,11 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
-def _entries(holder: Any) -> Any:
-    """Identify what is in a container."""
-    if isinstance(holder, dict):
-        return [(id(key), id(value)) for key, value in holder.items()]
-    return set(map(id, holder)) if isinstance(holder, set) else list(map(id, holder))
+def _contents(holder: Any) -> list[Any]:
+    """List what is in a container: of a dictionary, each key and its value."""
+    return list(
+        itertools.chain.from_iterable(holder.items()) if isinstance(holder, dict) else holder
+    )
 
 
 def _reachable(module: torch.nn.Module) -> Iterator[Any]:

@@ -17,13 +17,19 @@ from torch.fx import Graph, Node
 
 from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.strides import RealStrides, view_or_copy
+from remat_graph.torch.strides import (
+    RealStrides,
+    in_memory_of_terms,
+    placed_as_input,
+    view_or_copy,
+)
 
 __all__ = [
     "copy_joint",
     "drop_dead",
     "forward_first",
     "is_backward",
+    "is_gradient_sum",
     "is_random",
     "merge_items",
     "merge_tied",
@@ -41,6 +47,11 @@ aten = torch.ops.aten
 def is_backward(node: Node) -> bool:
     """Whether the node was traced in the backward pass."""
     return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def is_gradient_sum(node: Node) -> bool:
+    """Whether the node adds gradients of one tensor, which is of no single forward node."""
+    return bool(node.meta.get("is_gradient_acc"))
 
 
 def is_random(node: Node) -> bool:
@@ -111,6 +122,7 @@ def _run(node: Node, real: RealStrides | None) -> None:
     made = _with_seeds_on_the_host(node, view_or_copy(node, args, kwargs))
     if real is not None:
         made = real.correct(node, args, kwargs, made)
+    made = placed_as_input(node, args, in_memory_of_terms(node, args, made))
     made = _with_types_of_statistics(node, args, made)
     then = node.meta.get("fake")
     if then is None or _new_tensors(made, sources) != _new_tensors(then, sources_then):

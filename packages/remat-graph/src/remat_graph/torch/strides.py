@@ -5,61 +5,54 @@ come out in other strides than real ones. What reads them would then be planned 
 not exist. On CUDA a library decides: what `_cudnn_rnn` keeps for its backward has no bytes if fake.
 Operators are run once on made-up inputs, and the fake is given the layout, the type, the device and
 the size in memory that are real. On the CPU only those are looked at that read a tensor which is
-not contiguous: from contiguous ones both agree.
+not contiguous: from contiguous ones both agree but for some losses, which give a number in the
+memory that all their terms took. These are corrected everywhere, without running anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.process import generators_restored
 from remat_graph.torch.recomputing import is_collective
 
-__all__ = ["RealStrides", "view_or_copy"]
+__all__ = ["RealStrides", "in_memory_of_terms", "placed_as_input", "view_or_copy"]
 
 aten = torch.ops.aten
 
+_SCATTERS = (
+    aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+)  # which copy their input as it lies
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How a tensor lies in memory; `storage_bytes` are of its whole buffer."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    storage_bytes: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Layout:
-        return cls(
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()),
-            tensor.dtype,
-            tensor.device,
-            int(tensor.untyped_storage().nbytes()),
-        )
-
-    def given_to(self, fake: torch.Tensor) -> torch.Tensor:
-        """Give a fake tensor that lies so: the same one, if it does already."""
-        said = _Layout.of(fake)
-        seen = (self.shape, self.stride, self.dtype, self.device)
-        same = seen == (said.shape, said.stride, said.dtype, said.device)
-        if same and self.storage_bytes <= said.storage_bytes:
-            return fake
-        count = self.storage_bytes // self.dtype.itemsize
-        buffer = fake.new_empty(count, dtype=self.dtype, device=self.device)
-        return buffer.as_strided(self.shape, self.stride, self.offset)
+_SUMMED_WHERE_THEY_LIE = (
+    aten.binary_cross_entropy.default,
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+)  # ATen/native/Loss.cpp: the tensor that held the terms is resized to hold their sum
 
 
-Layouts = tuple[_Layout | None, ...]
+def _lying_so(fake: torch.Tensor, facts: TensorFacts) -> torch.Tensor:
+    """Give a fake tensor that lies as another does: the same one, if it does already."""
+    said = TensorFacts.of(fake)
+    seen = (facts.shape, facts.stride, facts.dtype, facts.device)
+    same = seen == (said.shape, said.stride, said.dtype, said.device)
+    if same and facts.storage_bytes <= said.storage_bytes:
+        return fake
+    count = facts.storage_bytes // facts.dtype.itemsize
+    buffer = fake.new_empty(count, dtype=facts.dtype, device=facts.device)
+    return buffer.as_strided(facts.shape, facts.stride, facts.offset)
+
+
+Layouts = tuple[TensorFacts | None, ...]
 
 
 class RealStrides:
@@ -83,7 +76,7 @@ class RealStrides:
         if real is None:
             return made
         corrected = [
-            part if layout is None or not _is_tensor(part) else layout.given_to(part)
+            part if layout is None or not _is_tensor(part) else _lying_so(part, layout)
             for part, layout in zip(parts, real, strict=True)
         ]
         return type(made)(corrected) if isinstance(made, (tuple, list)) else corrected[0]
@@ -102,6 +95,28 @@ def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     dense.meta = {**node.meta, "fake": made}
     node.args = (dense, *node.args[1:])
     return target(made, *args[1:], **kwargs)
+
+
+def placed_as_input(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+    """Give what a scatter makes with the room before it that its input has in its buffer.
+
+    Torch keeps what operators make of fake tensors, and loses that room: the same graph would take
+    fewer bytes when it is captured again.
+    """
+    if node.target not in _SCATTERS or made.stride() != args[0].stride() or 0 in made.shape:
+        return made
+    offset = args[0].storage_offset()
+    reach = sum((size - 1) * step for size, step in zip(made.shape, made.stride(), strict=True))
+    buffer = made.new_empty(offset + reach + 1)
+    return buffer.as_strided(made.shape, made.stride(), offset)
+
+
+def in_memory_of_terms(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+    """Give what a loss makes in the memory that it takes: that of all terms, even of their sum."""
+    if node.target not in _SUMMED_WHERE_THEY_LIE or made.dim():
+        return made
+    shape: torch.Size = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    return made.new_empty(max(1, shape.numel())).as_strided((), ())
 
 
 def _can_view(tensor: torch.Tensor, size: list[int]) -> bool:
@@ -142,15 +157,15 @@ def _layouts_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> L
     except Exception:
         return None
     parts = made if isinstance(made, (tuple, list)) else [made]
-    return tuple(_Layout.of(part) if _is_tensor(part) else None for part in parts)
+    return tuple(TensorFacts.of(part) if _is_tensor(part) else None for part in parts)
 
 
 def _made_up(item: Any) -> Any:
-    return _Layout.of(item) if _is_tensor(item) else item
+    return TensorFacts.of(item) if _is_tensor(item) else item
 
 
 def _fill(item: Any) -> Any:
-    if not isinstance(item, _Layout):
+    if not isinstance(item, TensorFacts):
         return item
     tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
     return tensor.fill_(0.5 if item.dtype.is_floating_point or item.dtype.is_complex else 0)

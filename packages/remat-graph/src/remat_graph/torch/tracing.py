@@ -8,7 +8,9 @@ tensors hold no data, others stand in for them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,27 +18,48 @@ import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_graph.torch._aot import Joint, StandIns, trace_joint
+from remat_graph.torch._aot import Joint, StandIns, trace_joint, try_start
 from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.noting import Key, Run, forwards_replaced
 from remat_graph.torch.process import generators_restored, process_lock
+from remat_graph.torch.provenance import NotedInterpreter, NotedModules
+from remat_graph.torch.repeats import Repeat, candidates, find_repeats, passed_over
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.structure import FlatCall, Structure, flatten
 
-__all__ = ["FlatRegion", "original_forward", "original_forwards", "trace", "trace_region"]
+__all__ = [
+    "FlatRegion",
+    "Traced",
+    "original_forward",
+    "original_forwards",
+    "trace",
+    "trace_region",
+]
 
 
-def trace(module: torch.nn.Module, call: FlatCall) -> tuple[Joint, Structure]:
-    """Trace a call of `module.forward` and its backward pass; also give how it returns tensors.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traced:
+    """A joint graph, how the forward returns its tensors, and the rows of blocks traced in part."""
+
+    joint: Joint
+    structure: Structure
+    repeats: tuple[Repeat, ...]
+
+
+def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Traced:
+    """Trace a call of `module.forward` and its backward pass.
+
+    Of blocks that do the same few are traced, unless it is to be `whole`.
 
     Raises:
         CaptureError: if the forward cannot be one static graph.
     """
     _refuse_lost_dropout(module)
     _refuse_old_norm(module)
-    stand_ins = StandIns()
-    flat = _FlatModule(module, call, stand_ins)
+    flat = _FlatModule(module, call)
     with (
         process_lock,
         generators_restored(),
@@ -44,11 +67,25 @@ def trace(module: torch.nn.Module, call: FlatCall) -> tuple[Joint, Structure]:
         _RnnInSteps(),
         left_as_it_was(module),
     ):
-        inputs = [stand_ins.of(_as_leaf(tensor)) for tensor in call.tensors]
-        joint = trace_joint(flat, inputs)
+        repeats: tuple[Repeat, ...] = ()
+
+        @contextmanager
+        def few_traced() -> Iterator[None]:
+            nonlocal repeats
+            repeats = ()
+            rows = {} if whole else candidates(module)
+            if rows:
+                with flat.stopping_at(rows):
+                    try_start(flat, flat.inputs)
+                repeats = find_repeats(module, rows, *flat.without_data())
+            between = {key: like for repeat in repeats for key, like in repeat.own_between.items()}
+            with passed_over(module, repeats), flat.leaving_out(between):
+                yield
+
+        joint = trace_joint(flat, flat.inputs, few_traced)
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
-    return flat.name_inputs(joint), flat.output_structure
+    return Traced(flat.name_inputs(joint), flat.output_structure, repeats)
 
 
 class FlatRegion(torch.nn.Module):
@@ -67,7 +104,10 @@ class FlatRegion(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Give the tensors that the function returns."""
         given = zip(self._inputs, self._is_tensor, strict=True)
-        result = self._region(*(tensors[item] if known else item for item, known in given))
+        region = self._region
+        if isinstance(region, torch.fx.GraphModule):
+            region = NotedInterpreter(region).run
+        result = region(*(tensors[item] if known else item for item, known in given))
         leaves, self.output_structure = flatten(result)
         return leaves
 
@@ -93,10 +133,10 @@ class _FlatModule(torch.nn.Module):
     Tensors that are plain attributes of a module are lifted to inputs of the graph, as buffers are.
     """
 
-    def __init__(self, module: torch.nn.Module, call: FlatCall, stand_ins: StandIns) -> None:
+    def __init__(self, module: torch.nn.Module, call: FlatCall) -> None:
         super().__init__()
         self.module = module
-        self._stand_ins = stand_ins
+        self._stand_ins = StandIns()
         self.training = module.training
         self._call = call
         self._caches = caches_within(module)
@@ -108,19 +148,92 @@ class _FlatModule(torch.nn.Module):
         ]
         for index, (_, owner, key) in enumerate(self._lifted):
             self.register_buffer(f"lifted_{index}", _as_leaf(owner.__dict__[key]))
+        self._attributes = {f"lifted_{at}": name for at, (name, *_) in enumerate(self._lifted)}
+        self._hidden: set[int] = set()
+        self._left_out: dict[Key, Key] = {}
+        self.inputs = [self._stand_ins.of(_as_leaf(tensor)) for tensor in call.tensors]
         self.output_structure: Structure | None = None
 
+    @contextmanager
+    def stopping_at(self, rows: Mapping[str, str]) -> Iterator[None]:
+        """Let the forward raise `CaptureError` at the first block of these rows."""
+
+        def stop(*_: Any, **__: Any) -> None:
+            raise CaptureError("the first block is reached")
+
+        within = tuple({f"{container}." for container in rows.values()})
+        own = [key for key, _ in self._own() if str(key[1]).startswith(within)]
+        blocks = (self.module.get_submodule(name) for name in rows)
+        with forwards_replaced((block, stop) for block in blocks), self._without(own):
+            yield
+
+    @contextmanager
+    def leaving_out(self, like: Mapping[Key, Key]) -> Iterator[None]:
+        """Trace without inputs that nothing reads; each looks like another, which stays."""
+        with self._without(like) as left_out:
+            self._left_out = {key: like[key] for key in left_out}
+            yield
+
+    @contextmanager
+    def _without(self, keys: Collection[Key]) -> Iterator[set[Key]]:
+        """Name fewer parts: those of these that are no others besides."""
+        own = list(self._own())
+        times = Counter(id(tensor) for _, tensor in own)
+        times.update(map(id, self.inputs))
+        left_out = {key: id(tensor) for key, tensor in own if times[id(tensor)] == 1}
+        left_out = {key: left_out[key] for key in keys if key in left_out}
+        self._hidden = set(left_out.values())
+        try:
+            yield set(left_out)
+        finally:
+            self._hidden = set()
+
     def name_inputs(self, joint: Joint) -> Joint:
-        """Name parameters, buffers and attributes as `module` does."""
-        names = {f"lifted_{index}": name for index, (name, *_) in enumerate(self._lifted)}
+        """Name inputs as `module` does, and put in those that were left out."""
+        node_of = {self._named(*role): node for node, role in joint.inputs.items()}
+        keys = [key for key, _ in self._own()]
+        keys += [("input", index) for index in range(len(self.inputs))]
+        last: torch.fx.Node | None = None
+        for number, key in enumerate(keys):
+            if key in self._left_out:
+                with joint.graph.inserting_after(last):
+                    node_of[key] = joint.graph.placeholder("")
+                node_of[key].meta = dict(node_of[self._left_out[key]].meta)
+            last = node_of[key]
+            last.name = last.target = f"primals_{number + 1}"
+        return dataclasses.replace(joint, inputs={node_of[key]: key for key in keys})
 
-        def named(kind: str, key: str | int) -> tuple[str, str | int]:
-            if isinstance(key, str) and key in names:
-                return "attribute", names[key]
-            return kind, key.removeprefix("module.") if isinstance(key, str) else key
+    def _own(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        for name, parameter in self.named_parameters():
+            yield self._named("parameter", name), parameter
+        for name, buffer in self.named_buffers():
+            yield self._named("buffer", name), buffer
 
-        inputs = {node: named(*role) for node, role in joint.inputs.items()}
-        return dataclasses.replace(joint, inputs=inputs)
+    def _named(self, kind: str, key: str | int) -> Key:
+        if isinstance(key, str) and key in self._attributes:
+            return "attribute", self._attributes[key]
+        return kind, key.removeprefix("module.") if isinstance(key, str) else key
+
+    def without_data(self) -> tuple[Run, dict[str, tuple[Key, torch.Tensor]]]:
+        """Give what runs the forward on fake tensors, and these: of its own, and of the call."""
+        parts = {
+            name: (self._named(kind, name), self._stand_ins.without_data(tensor))
+            for kind, named in (("parameter", self.named_parameters()),
+                                ("buffer", self.named_buffers()))
+            for name, tensor in named
+        }  # fmt: skip
+        own = set(parts)
+        for index, tensor in enumerate(self.inputs):
+            parts[f"input {index}"] = ("input", index), self._stand_ins.without_data(tensor)
+
+        def run(given: Mapping[str, torch.Tensor], within: TorchDispatchMode) -> list[torch.Tensor]:
+            swapped = {name: tensor for name, tensor in given.items() if name in own}
+            call = tuple(given[f"input {index}"] for index in range(len(self.inputs)))
+            with self._stand_ins.in_place_of_new(), within:
+                result: list[torch.Tensor] = torch.func.functional_call(self, swapped, call)
+            return result
+
+        return run, parts
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -132,17 +245,21 @@ class _FlatModule(torch.nn.Module):
         """
         for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
             for key, own in owner.named_parameters(name, recurse=False, remove_duplicate=False):
-                yield key, cast("torch.nn.Parameter", self._stand_ins.of(own))
+                stand_in = self._stand_ins.of(own)
+                if id(stand_in) not in self._hidden:
+                    yield key, cast("torch.nn.Parameter", stand_in)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Name each buffer once for each module that has it."""
-        for key, lifted in super().named_buffers(prefix, recurse=False, remove_duplicate=False):
-            yield key, self._stand_ins.of(lifted)
+        own = [super().named_buffers(prefix, recurse=False, remove_duplicate=False)]
         for name, owner in self.module.named_modules(prefix=f"{prefix}.module".lstrip(".")):
-            for key, own in owner.named_buffers(name, recurse=False, remove_duplicate=False):
-                yield key, self._stand_ins.of(own)
+            own.append(owner.named_buffers(name, recurse=False, remove_duplicate=False))
+        for key, buffer in itertools.chain.from_iterable(own):
+            stand_in = self._stand_ins.of(buffer)
+            if id(stand_in) not in self._hidden:
+                yield key, stand_in
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         args, kwargs = self._call.rebuild(tensors)
@@ -150,7 +267,8 @@ class _FlatModule(torch.nn.Module):
         with tensors_forgotten(self._caches), left_as_it_was(self.module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
-            with _replaced_buffers_written_in_place(self.module):
+            noted = NotedModules(self.module, _FlatModule.forward.__code__)
+            with _replaced_buffers_written_in_place(self.module), noted:
                 result = original_forward(self.module)(*args, **kwargs)
         leaves, self.output_structure = flatten(result)
         return leaves

@@ -1,0 +1,111 @@
+"""Calls of operators, and the variables that they read and make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import isfunction
+from typing import Any
+
+import torch
+
+__all__ = ["Call", "TensorFacts", "Variable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A tensor of the program, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What is known of a variable before it is computed; sizes in elements, storage in bytes."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    storage_bytes: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorFacts:
+        """Read them off a tensor, which may hold no data."""
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            tensor.dtype,
+            tensor.device,
+            int(tensor.untyped_storage().nbytes()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator. `args` and `kwargs` hold `Variable`s where tensors go.
+
+    `results` are the variables that the call makes, in the order of what it returns; `None` for
+    what nothing reads. `sequence` says whether it returns a tuple or list. `random` is the device
+    whose generator it draws from. `replay` is the call to make when its results are made again.
+    `workspace_bytes` is what it is known to take while it runs, for costs that are estimated.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[str | None, ...]
+    sequence: bool
+    random: torch.device | None = None
+    replay: Call | None = None
+    workspace_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the operator or function that is called."""
+        return self.target.__name__ if isfunction(self.target) else str(self.target)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variables that the call reads."""
+        return tuple(dict.fromkeys(self.variables))
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables among the arguments, each as often as it stands there."""
+        found: list[str] = []
+        _list_variables(self.args, found)
+        _list_variables(self.kwargs, found)
+        return found
+
+    def of(self, variables: Iterable[str], results: tuple[str | None, ...]) -> Call:
+        """Make the same call of other variables, as many; what it makes again is as it was."""
+        names = iter(variables)
+        args, kwargs = _with_variables(self.args, names), _with_variables(self.kwargs, names)
+        return Call(
+            self.target, args, kwargs, results,
+            self.sequence, self.random, self.replay, self.workspace_bytes,
+        )  # fmt: skip
+
+
+def _list_variables(item: Any, found: list[str]) -> None:
+    if isinstance(item, Variable):
+        found.append(item.name)
+    elif isinstance(item, (tuple, list)):
+        for part in item:
+            _list_variables(part, found)
+    elif isinstance(item, Mapping):
+        for part in item.values():
+            _list_variables(part, found)
+
+
+def _with_variables(item: Any, names: Iterator[str]) -> Any:
+    if isinstance(item, Variable):
+        return Variable(next(names))
+    if isinstance(item, (tuple, list)):
+        return type(item)([_with_variables(part, names) for part in item])
+    if isinstance(item, Mapping):
+        return {key: _with_variables(part, names) for key, part in item.items()}
+    return item
