@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from remat_graph import Graph, Hierarchy
-from remat_partition import registry
-from remat_partition.errors import BrokenPartitioner, PartitionError, UnknownOption
-from remat_partition.interface import Partitioner, is_partitioner
+from remat_partition.errors import BrokenPartitioner, PartitionError
+from remat_partition.interface import Partitioner
+from remat_partition.registry import choose
 
 __all__ = ["partition"]
 
@@ -44,21 +44,10 @@ def partition(
             f"remat_graph.from_networkx reads one from a networkx.DiGraph"
         )
     options |= {option: value for option, value in bounds.items() if value is not None}
-    if isinstance(partitioner, str):
-        plugin = registry.find(partitioner)
-        name, origin = plugin.name, plugin.origin
-        partitioner = registry.make_with(plugin, options)
-    elif not is_partitioner(partitioner):
-        raise PartitionError(
-            f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
-            f"object with a `name`, a string, and `partition`"
-        )
-    else:
-        name, origin = partitioner.name, _home(partitioner)
-        if options:
-            raise UnknownOption(name, min(options), None)
+    chosen = choose(partitioner, options)
+    name, origin = chosen.name, chosen.origin
     try:
-        found: object = partitioner.partition(graph)
+        found: object = chosen.partitioner.partition(graph)
     except PartitionError:
         raise
     except (Exception, SystemExit) as error:
@@ -68,8 +57,3 @@ def partition(
     if found.graph != graph:
         raise BrokenPartitioner(name, origin, "it returned a hierarchy of another graph")
     return found
-
-
-def _home(partitioner: Partitioner) -> str:
-    kind = type(partitioner)
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""Partitioners by name, found through the entry-point group `remat.partitioners`.
+"""Partitioners by name, found through the entry-point group `remat.partitioners`, or as objects.
 
 Listing imports nothing, so a broken plugin never breaks it; a partitioner is loaded when first
 asked for and kept.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-from remat_graph.plugins import Plugin, find_plugins
+from remat_graph.plugins import Plugin, find_plugins, offering, with_settings
 from remat_partition.errors import (
     BrokenPartitioner,
     DuplicatePartitioner,
@@ -21,7 +22,7 @@ from remat_partition.errors import (
 )
 from remat_partition.interface import Partitioner, is_partitioner
 
-__all__ = ["GROUP", "get_partitioner", "list_partitioners"]
+__all__ = ["GROUP", "Chosen", "choose", "get_partitioner", "list_partitioners"]
 
 GROUP = "remat.partitioners"
 
@@ -35,15 +36,63 @@ def list_partitioners() -> dict[str, Plugin]:
     return {name: _only(name, plugins) for name, plugins in find_plugins(GROUP).items()}
 
 
-def get_partitioner(name: str) -> Partitioner:
-    """Load a partitioner and make it with its defaults; the same object every time.
+def get_partitioner(partitioner: str | Partitioner) -> Partitioner:
+    """Load the partitioner of a name and make it with its defaults, the same object every time.
+
+    One that is an object is handed back.
 
     Raises:
+        PartitionError: if this is neither a name nor a partitioner.
         UnknownPartitioner: if none has this name.
         DuplicatePartitioner: if several distributions offer it.
         BrokenPartitioner: if it cannot be imported or made, or is no partitioner.
     """
-    return make(find(name))
+    return choose(partitioner).partitioner
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A partitioner as it was asked for.
+
+    `name` is what messages call it, with the settings of an object where they are not its defaults.
+    `identity` says all that its hierarchies depend on, so that what comes of them may be kept;
+    `None` if that is not known: of a class that no installed distribution offers, whose code may
+    change, or of settings that cannot be written down.
+    """
+
+    partitioner: Partitioner
+    name: str
+    origin: str
+    identity: str | None
+
+
+def choose(partitioner: str | Partitioner, options: Mapping[str, object] | None = None) -> Chosen:
+    """Make the partitioner of a name with options, or take an object, which has its own.
+
+    Raises:
+        PartitionError: as `partition`, but for what comes of cutting.
+    """
+    if isinstance(partitioner, str):
+        plugin = find(partitioner)
+        made = make_with(plugin, options or {})
+        identity = with_settings(plugin.name, made)
+        return Chosen(made, plugin.name, plugin.origin, identity and f"{identity} of {plugin}")
+    if not is_partitioner(partitioner):
+        raise PartitionError(
+            f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
+            f"object with a `name`, a string, and `partition`"
+        )
+    told = with_settings(partitioner.name, partitioner)
+    if options:
+        raise UnknownOption(partitioner.name, min(options), None)
+    kind = type(partitioner)
+    offered = offering(GROUP, partitioner.name, partitioner)
+    return Chosen(
+        partitioner,
+        told or partitioner.name,
+        f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
+        None if told is None or offered is None else f"{told} of {offered}",
+    )
 
 
 def find(name: str) -> Plugin:
