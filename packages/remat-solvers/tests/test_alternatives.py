@@ -5,9 +5,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases.alternatives import fastest, smallest, trainings_with_alternatives
+from solver_cases.alternatives import (
+    convolutions,
+    packable,
+    trainings_with_alternatives,
+    with_kinds,
+)
 
-from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
+from remat_graph import Compute, Numerics, Status, simulate
 from remat_solvers import (
     InvalidProblem,
     Limit,
@@ -19,14 +24,18 @@ from remat_solvers import (
 )
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least
-from remat_solvers.core.makers import Makers, least_time
+from remat_solvers.core.makers import Makers, is_in_order, least_time
 from remat_solvers.core.milp import Outcome, solve_program
-from remat_solvers.core.trace import trace
+from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
+from remat_solvers.search.repair import repaired, spared
+from remat_solvers.search.unfolding import unfold
+from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
+from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -92,6 +101,50 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
         assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-6
 
 
+@settings(max_examples=200, deadline=None)
+@given(trainings_with_alternatives(5, 6), st.data())
+def test_a_sequence_is_one_of_the_ordinary_graph_of_its_versions(graph, data):
+    """Of the same time but for what is wasted; folded back it holds no more."""
+    wiring = Wiring.of(graph)
+    sequence = np.array(random_sequence(graph, data.draw(st.randoms(use_true_random=False))))
+    now = trace(wiring, sequence)
+    unfolded = unfold(wiring, now)
+    assert not unfolded.wiring.graph.has_alternatives
+    assert list(dict.fromkeys(unfolded.start.sequence.tolist())) == list(
+        range(unfolded.wiring.op_count)
+    )
+    assert unfolded.start.peak_bytes <= now.peak_bytes
+    assert sequence_time(unfolded.wiring, unfolded.start.sequence) <= sequence_time(
+        wiring, sequence
+    ) * (1 + 1e-9)
+    repeated = trace(unfolded.wiring, np.repeat(unfolded.start.sequence, 2))
+    if unfolded.wiring.replayable.all():
+        folded = unfolded.fold(repeated)
+        assert is_in_order(wiring, folded.sequence)
+        assert folded.peak_bytes <= repeated.peak_bytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(trainings_with_alternatives(5, 6), st.floats(0.3, 1.0), st.data())
+def test_changes_of_makers_keep_a_schedule_legal_and_in_order(graph, share, data):
+    wiring = Wiring.of(graph)
+    sequence = np.array(random_sequence(graph, data.draw(st.randoms(use_true_random=False))))
+    now = trace(wiring, sequence)
+    budget = max(1, int(share * now.peak_bytes))
+    rng = np.random.default_rng(data.draw(st.integers(0, 100)))
+    kept = spared(wiring, now, now.peak_bytes)
+    assert kept.peak_bytes <= now.peak_bytes
+    assert sequence_time(wiring, kept.sequence) <= sequence_time(wiring, sequence) * (1 + 1e-9)
+    for found in (
+        kept,
+        repaired(wiring, now, budget),
+        other_ways(wiring, Makers.of(wiring), now, rng),
+    ):
+        assert is_in_order(wiring, found.sequence)
+        timeline = simulate(graph, expand(wiring, found.sequence))
+        assert timeline.peak_bytes == found.peak_bytes
+
+
 def joint_bound(graph, budget, running=False):
     wiring = Wiring.of(graph)
     checkpoints = np.flatnonzero(Makers.of(wiring).owed).tolist()
@@ -131,6 +184,46 @@ def test_plans_over_alternatives_against_brute_force(graph, fraction):
         assert found.time <= best * (1 + 2e-6)
 
 
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(trainings_with_alternatives(), st.floats(0.0, 1.0), st.booleans())
+def test_a_wider_choice_is_never_slower(graph, fraction, exact_first):
+    kinds = [Numerics.BITWISE, Numerics.LOSSY]
+    graph = with_kinds(graph, kinds if exact_first else kinds[::-1])
+    least, most = smallest(graph), simulate(graph, store_all(graph)).peak_bytes
+    budget = max(1, least + int(fraction * max(0, most - least)))
+    before = math.inf
+    for wider in (graph.without_alternatives(), graph.with_numerics(Numerics.BITWISE), graph):
+        found = Refine().solve(Problem(wider, budget), Limit.starting_now(1.0), lambda _: None)
+        assert found.time <= before * (1 + 2e-6)
+        before = found.time
+
+
+def test_gradients_of_convolutions_are_planned_by_their_halves():
+    """The best makers are no kind that is the same everywhere: where memory binds, halves."""
+    graph = convolutions()
+    alone = graph.without_alternatives()
+    peak = simulate(alone, store_all(alone)).peak_bytes
+    found = Refine().solve(
+        Problem(graph, int(0.9 * peak)), Limit.starting_now(20.0), lambda _: None
+    )
+    assert found.status is Status.OPTIMAL
+    assert found.time < 1.01 * alone.time
+    low = int(0.75 * peak)
+    assert low < smallest_budget(alone, limit_seconds=0.5).least_bytes
+    fits = Refine().solve(Problem(graph, low), Limit.starting_now(2.0), lambda _: None)
+    assert fits.schedule is not None
+
+
+def test_a_given_schedule_over_alternatives_is_where_it_begins():
+    graph = convolutions()
+    alone = graph.without_alternatives()
+    budget = int(0.9 * simulate(alone, store_all(alone)).peak_bytes)
+    known = Refine().solve(Problem(graph, budget), Limit.starting_now(20.0), lambda _: None)
+    problem = Problem(graph, budget, start=known.schedule)
+    again = Refine().solve(problem, Limit.starting_now(0.05), lambda _: None)
+    assert again.time <= known.time * (1 + 1e-9)
+
+
 @thorough
 @given(trainings_with_alternatives())
 def test_below_the_smallest_budget_nothing_is_planned(graph):
@@ -156,28 +249,6 @@ def test_the_least_time_is_that_without_a_budget(graph):
     packs = sum(op.time for op in graph.ops if op.optional)
     least = least_time(Wiring.of(graph))
     assert least <= fastest(graph, 10**9) <= least + packs
-
-
-def packable(depth: int = 6) -> Graph:
-    """A chain whose backward half can do with a mask of a tenth; each mask takes little time."""
-    values, ops = [Value("x", 1)], []
-    before = "x"
-    for i in range(depth):
-        values += [Value(f"a{i}", 100), Value(f"m{i}", 10)]
-        ops.append(Op(f"f{i}", (before,), (f"a{i}",), 5.0))
-        ops.append(Op(f"mask{i}", (f"a{i}",), (f"m{i}",), 0.1, optional=True))
-        before = f"a{i}"
-    grad = before
-    for i in reversed(range(depth)):
-        values.append(Value(f"g{i}", 100))
-        read = dict.fromkeys((f"a{i}", grad))
-        ops.append(Op(f"b{i}", tuple(read), (f"g{i}",), 5.0, stage=Stage.BACKWARD))
-        if len(read) == 2:
-            by_mask = replace(ops[-1], name=f"b{i} by mask", inputs=(f"m{i}", grad))
-            ops.append(replace(by_mask, alternative_of=f"b{i}"))
-        grad = f"g{i}"
-    results = frozenset({grad})
-    return Graph(tuple(values), tuple(ops), frozenset({"x"}), results, f"b{depth - 1}")
 
 
 def test_auto_plans_with_what_is_packed_where_that_is_faster_than_recomputing():
@@ -223,3 +294,11 @@ def test_the_curve_goes_below_the_time_of_what_is_owed():
             graph.without_alternatives(), curve.points[0].budget_bytes + 70, limit_seconds=3
         ).time
     )
+
+
+def test_hardly_any_time_is_enough_for_an_answer():
+    graph = packable(40)
+    budget = int(0.8 * simulate(graph, store_all(graph)).peak_bytes)
+    for seconds in (0.0, 1e-3, 0.02):
+        found = solve(graph, budget, solver="refine", limit_seconds=seconds)
+        assert simulate(graph, found.schedule).peak_bytes <= budget

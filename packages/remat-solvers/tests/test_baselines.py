@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from solver_cases.answers import peak_of
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, UnsuitableSolver, get_solver, list_solvers, solve
 from remat_solvers.baselines.forward import articulation_ops
 from remat_solvers.baselines.griewank import keep_snapshots

@@ -4,13 +4,13 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases.brute_force import fastest
 from solver_cases.random_graphs import trainings
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Graph, Op, Stage, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import InvalidProblem, UnknownSolver, max_batch_size, with_batch
 from remat_solvers.baselines.store_all import store_all
+from remat_solvers.testing.brute_force import fastest
 
 
 def test_a_graph_is_scaled_but_for_what_is_fixed():

@@ -1,7 +1,6 @@
 import time
 
 from hypothesis import HealthCheck, given, settings
-from solver_cases.brute_force import smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
@@ -10,6 +9,7 @@ from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import least
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import check_staged, peak_of
-from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.staged_brute_force import fastest_staged
 from solver_cases.synthetic import gpt2
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Graph, Op, Status, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
 from remat_solvers.checkmate import Checkmate, CheckmateRounding, Form
 from remat_solvers.checkmate.bound import bounding_program
@@ -22,6 +21,7 @@ from remat_solvers.core.milp import BudgetedProgram, Outcome, solve_program
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.errors import InvalidProblem
+from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(), graphs(most_ops=10, most_values=9), trainings())

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import check_staged, peak_of
-from solver_cases.brute_force import fastest, smallest
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import branching, fatal, levels_of, nested, quick
@@ -34,6 +33,7 @@ from remat_solvers.hierarchical.hilp.formulation import formulate
 from remat_solvers.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.hierarchical.hilp.search import search
 from remat_solvers.search.evict import evict
+from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=18, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(7, 8), trainings(), branching(3))

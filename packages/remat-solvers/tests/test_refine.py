@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, smallest_budget
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least, while_running
@@ -24,6 +23,7 @@ from remat_solvers.refine.moments import Refinement, fullest, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, relax
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
+from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

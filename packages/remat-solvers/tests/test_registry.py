@@ -1,12 +1,16 @@
 """Distributions that declare solvers, made as folders on the import path."""
 
+import dataclasses
 import re
 import signal
 import sys
 
 import pytest
+from solver_cases.synthetic import gpt2
 
-from remat_graph import Graph, Op, Value
+from remat_graph import Graph, Op, Value, simulate
+from remat_graph.plugins import with_settings
+from remat_graph.testing import unit_chain, with_mask
 from remat_solvers import (
     BrokenSolver,
     DuplicateSolver,
@@ -18,6 +22,14 @@ from remat_solvers import (
     list_solvers,
     solve,
 )
+from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.checkmate import Checkmate, Form
+from remat_solvers.core import milp
+from remat_solvers.hierarchical.h_tw_remat import HTWRemat
+from remat_solvers.hierarchical.hilp import HILP
+from remat_solvers.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.refine import Refine
+from remat_solvers.registry import choose
 
 SOLVERS = """
 import dataclasses
@@ -153,7 +165,7 @@ def test_unknown_lists_close_matches_and_installed():
 @pytest.mark.parametrize("name", [None, 3, ["refine"], b"refine"])
 @pytest.mark.parametrize("ask", [get_solver, cite])
 def test_what_is_no_name_is_refused(ask, name):
-    with pytest.raises(InvalidProblem, match=r"solver=.*; give a name, such as 'refine'"):
+    with pytest.raises(InvalidProblem, match=r"solver=.*; give a name, such as 'auto' or 'refine'"):
         ask(name)
 
 
@@ -230,6 +242,83 @@ def test_every_solver_says_where_it_is_from(name):
     for word in ("Guarantee", "Complexity", "Limits"):
         assert word in told
     assert re.search(r"\b(19|20)\d\d\b|RR-\d+", told)
+
+
+def test_an_object_is_asked_with_its_settings(chain):
+    assert get_solver(Checkmate(gap=0.5)) == Checkmate(gap=0.5)
+    assert cite(Checkmate(gap=0.5)) == cite("checkmate")
+    assert solve(chain, 100, solver=Checkmate()).solver == "checkmate"
+    solution = solve(chain, 100, solver=Checkmate(gap=0.5, form=Form.PAPER))
+    assert solution.solver == "checkmate(gap=0.5, form=Form.PAPER)"
+    for solver in (Checkmate(back_end="NOSUCH"), Refine(back_end="NOSUCH")):
+        with pytest.raises(UnsuitableSolver, match=r"\(back_end='NOSUCH'\).*installed; see"):
+            solve(chain, 100, solver=solver)
+
+
+@pytest.mark.parametrize("ask", [get_solver, lambda given: solve(unit_chain(2), 9, solver=given)])
+def test_a_class_is_no_solver(ask):
+    with pytest.raises(InvalidProblem, match=r"Refine, which is a class; give an object: Refine()"):
+        ask(Refine)
+    with pytest.raises(InvalidProblem, match="give a name, such as 'auto' or 'refine', or a solv"):
+        ask(object())
+
+
+def test_what_ones_own_object_does_wrong_is_said_of_its_class(chain):
+    class Failing(StoreAll):
+        name = "mine"
+
+        def solve(self, problem, limit, report):
+            raise RuntimeError("boom")
+
+    with pytest.raises(BrokenSolver, match=r"'mine' of .*test_registry\..*Failing is broken: it"):
+        solve(chain, 100, solver=Failing())
+
+
+def test_what_identifies_a_solver(install):
+    """Answers are kept under it: the distribution, and the settings."""
+    assert choose("checkmate").identity == choose(Checkmate()).identity
+    assert choose(Checkmate(gap=0.5)).identity != choose(Checkmate()).identity
+    assert (
+        choose(HILP(planner=LevelPlanner(gap=0.5))).name == "h-ilp(planner=LevelPlanner(gap=0.5))"
+    )
+    assert choose(HTWRemat(most_nodes=(1, 2))).name == "h-tw-remat(most_nodes=[1, 2])"
+    install("lambda", "1.0", SOLVERS, mine="Good")
+    assert "version='1.0'" in choose("mine").identity
+
+    class Subclass(Checkmate):
+        """Of the same name, but not what is installed under it."""
+
+    assert choose(Subclass()).identity is None
+
+
+def test_settings_that_cannot_be_written_down_identify_nothing():
+    @dataclasses.dataclass
+    class Odd(StoreAll):
+        key: object = None
+
+    assert with_settings("odd", Odd()) == "odd"
+    assert with_settings("odd", Odd(key=b"x")) == "odd(key=b'x')"
+    assert with_settings("odd", Odd(key=len)) is None
+    assert with_settings("odd", Odd(key=object())) is None
+    assert with_settings("odd", Odd(key=Odd)) is None
+    assert choose(Odd(key=len)).name == "store-all"
+
+
+@pytest.mark.parametrize("alternatives", [False, True])
+def test_all_programs_of_refine_go_to_its_back_end(monkeypatch, alternatives):
+    asked = set()
+    run = milp._run
+
+    def noted(*args, **kwargs):
+        asked.update(arg for arg in args if isinstance(arg, str))
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(milp, "_run", noted)
+    graph = with_mask(4) if alternatives else gpt2(layers=2)
+    everything = simulate(graph, store_all(graph)).peak_bytes
+    solution = solve(graph, int(0.7 * everything), solver=Refine(back_end="SCIPY"), limit_seconds=3)
+    assert solution.solver == "refine(back_end='SCIPY')"
+    assert asked == {"SCIPY"}
 
 
 def test_a_plugin_without_a_source_is_named(install):

@@ -2,7 +2,6 @@ import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from solver_cases.brute_force import smallest
 from solver_cases.least_ways import least_ways
 from solver_cases.random_graphs import graphs, trainings
 
@@ -14,6 +13,7 @@ from remat_solvers.bounds.least import least
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import check_of_chain, peak_of
-from solver_cases.brute_force import fastest as fastest_of_all
 from solver_cases.chains import chains, with_frees
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
@@ -26,6 +25,7 @@ from remat_solvers.rotor import Rotor
 from remat_solvers.rotor.chain import Chain, ChainStage, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest, least_bytes
+from remat_solvers.testing.brute_force import fastest as fastest_of_all
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 few, times = st.integers(0, 6), st.integers(0, 9).map(float)

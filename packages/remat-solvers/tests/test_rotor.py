@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import check_of_chain, peak_of
-from solver_cases.brute_force import fastest
 from solver_cases.chains import chain, chains, fastest_persistent
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
@@ -30,6 +29,7 @@ from remat_solvers.rotor.chain import find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
 from remat_solvers.rotor.program import fastest as fastest_sequence
 from remat_solvers.rotor.program import least_bytes
+from remat_solvers.testing.brute_force import fastest
 
 UNIT = {
     "size": 1,

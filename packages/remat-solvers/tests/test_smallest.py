@@ -3,7 +3,6 @@ import time
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases.brute_force import smallest
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
@@ -16,6 +15,7 @@ from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.search.evict import evict
 from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -124,3 +124,10 @@ def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
     found = smallest_budget(graph, limit_seconds=1.0)
     assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes
     assert "gave up" in caplog.text
+
+
+def test_where_results_bind_no_op_is_named():
+    wiring = Wiring.of(heavy_results(40))
+    found = least(wiring)
+    assert found.peak_bytes >= sum(wiring.size[wiring.results])
+    assert found.op is None

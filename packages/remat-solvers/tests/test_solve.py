@@ -6,10 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import networkx as nx
 import pytest
 from hypothesis import given, settings
-from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import (
     Block,
@@ -25,9 +23,11 @@ from remat_graph import (
     from_networkx,
     simulate,
 )
+from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.core.wiring import MOST_BYTES, total_bytes
+from remat_solvers.testing.brute_force import fastest, smallest
 
 GRAPH = gpt2(layers=1)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import peak_of
-from solver_cases.brute_force import smallest
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 
@@ -21,6 +20,7 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.search.prune import prune
 from remat_solvers.search.starts import starts
+from remat_solvers.testing.brute_force import smallest
 
 NAMES = ["checkmate", "checkmate-rounding", "rk-checkmate", "h-ilp"]
 HIERARCHY = feed_forward_in_blocks(6, 2)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from solver_cases.random_graphs import graphs
 from solver_cases.regions import closed, fastest_within, least_kept, regions
 from solver_cases.synthetic import gpt2
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import (
     ANY_BYTES,
     InvalidProblem,
@@ -136,8 +136,9 @@ def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
 def test_a_front_has_both_ends_and_true_bounds(graph):
     front = region_front(graph, points=4, limit_seconds=20)
     check(graph, front)
-    again = region_options(graph, points=4, limit_seconds=20)  # bounds may take other seconds
-    assert [option.kept_bytes for option in again] == [o.kept_bytes for o in front.options]
+    again = region_options(graph, points=4, limit_seconds=20)  # between the ends seconds decide
+    for end in (0, -1):
+        assert again[end].kept_bytes == front.options[end].kept_bytes
     everything = measure_option(graph, store_all(graph))
     assert front.best().time == pytest.approx(everything.time)
     assert min(o.kept_bytes for o in front.options) == least_kept(graph)

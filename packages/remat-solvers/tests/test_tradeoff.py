@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases.brute_force import fastest, smallest
 from solver_cases.random_graphs import graphs, trainings
-from solver_cases.unit_chain import unit_chain
 
 from remat_graph import Graph, Op, Schedule, Solution, Status, Value, simulate
+from remat_graph.testing import unit_chain
 from remat_solvers import (
     BrokenSolver,
     InvalidProblem,
     UnknownSolver,
     UnsuitableSolver,
     WorkerDied,
+    max_batch_size,
     smallest_budget,
     solve,
     tradeoff,
@@ -30,9 +30,13 @@ from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.queries import curve
 from remat_solvers.queries import tradeoff as tradeoff_module
+from remat_solvers.registry import Chosen
+from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import evict
+from remat_solvers.testing.brute_force import fastest, smallest
 
 # By name: `remat_solvers.solve` is the function.
+ORIGIN = "nowhere 0.0"
 SOLVE = importlib.import_module("remat_solvers.solve")
 CHAIN = with_batch(unit_chain(6), 10)
 PEAK = simulate(CHAIN, store_all(CHAIN)).peak_bytes
@@ -65,7 +69,6 @@ class Fake(StoreAll):
     """Answers by a function of the problem, and remembers what it was asked."""
 
     name = "fake"
-    origin = "nowhere 0.0"
 
     def __init__(self, answer):
         self.answer = answer
@@ -80,10 +83,8 @@ class Fake(StoreAll):
 def fake(monkeypatch):
     def make(answer):
         made = Fake(answer)
-        for module in (SOLVE, tradeoff_module):
-            monkeypatch.setattr(module, "get_solver", lambda name: made)
-        for module in (SOLVE, curve):
-            monkeypatch.setattr(module, "find", lambda name: made)
+        for module in (SOLVE, tradeoff_module, curve):
+            monkeypatch.setattr(module, "choose", lambda name: Chosen(made, name, ORIGIN, None))
         return made
 
     return make
@@ -442,6 +443,16 @@ def test_the_time_of_an_executor_is_shared_by_rounds(fake):
     assert len(seconds) == 4
     assert all(400 < s <= 500 for s in seconds[:2])
     assert all(900 < s <= 1000 for s in seconds[2:])
+
+
+def test_an_object_is_asked_in_processes_too(processes):
+    found = tradeoff(CHAIN, points=3, solver=Rotor(slots=40), limit_seconds=6, executor=processes)
+    assert found.solver == "rotor(slots=40)"
+    asked = {point.solution.solver for point in found.points}
+    assert asked <= {"rotor(slots=40)", "store-all", "smallest-budget"}
+    middle = found.points[1].budget_bytes
+    assert solve(CHAIN, middle, solver=Rotor(slots=40)).time >= found.points[1].solution.time
+    assert max_batch_size(CHAIN, 60, solver=Rotor(slots=40)).batch_size >= 1
 
 
 def test_a_pool_of_processes(processes):

@@ -94,8 +94,9 @@ class BudgetTooSmall(SolverError):
 
     `smallest_bytes` is the least peak of any schedule found; `least_bytes` is a proved lower bound
     on the peak of every schedule in the order of the graph; `least_at` is the op that cannot run
-    with less, if it is known. `status` is `INFEASIBLE` if it is proved that nothing fits, `LIMIT`
-    if nothing was found.
+    with less, if it is known. `results_bytes` is what the results of the graph take, such as the
+    gradients of parameters, all of which are there at the end. `status` is `INFEASIBLE` if it is
+    proved that nothing fits, `LIMIT` if nothing was found.
     """
 
     def __init__(
@@ -105,23 +106,30 @@ class BudgetTooSmall(SolverError):
         least_bytes: int,
         least_at: str | None,
         status: Status,
+        results_bytes: int = 0,
     ) -> None:
         budget, smallest = _distinct(budget_bytes, smallest_bytes)
+        held_by_results = 2 * results_bytes > least_bytes
         if smallest_bytes > budget_bytes:
             claim = f"is below {smallest}, the smallest any schedule found needs"
-            help_ = "raise the budget or make the batch smaller"
+            smaller = "train fewer parameters" if held_by_results else "make the batch smaller"
+            help_ = f"raise the budget or {smaller}"
         else:
             claim = f"was not met by this solver, though a schedule of {smallest} exists"
             help_ = "use another solver, such as 'auto', give it more time, or raise the budget"
         reached = f", needed to run op {least_at!r}" if least_at else ""
         least = format_bytes(least_bytes)
         proof = f"no schedule in the order of the graph can go below {least}{reached}"
+        if held_by_results:
+            results = format_bytes(results_bytes)
+            proof += f"; its results, such as gradients of parameters, are {results}"
         super().__init__(f"budget {budget} {claim} ({proof}); {help_}")
         self.budget_bytes = budget_bytes
         self.smallest_bytes = smallest_bytes
         self.least_bytes = least_bytes
         self.least_at = least_at
         self.status = status
+        self.results_bytes = results_bytes
 
 
 def format_bytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Solvers by name, found through the entry-point group `remat.solvers`.
+"""Solvers by name, found through the entry-point group `remat.solvers`, or as objects.
 
 Listing imports nothing, so a broken plugin never breaks it; a solver is loaded when first asked for
 and kept. A name offered twice is an error that names both distributions.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+from dataclasses import dataclass
 
-from remat_graph.plugins import Plugin, find_plugins
+from remat_graph.plugins import Plugin, find_plugins, offering, with_settings
 from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 
-__all__ = ["GROUP", "cite", "find", "get_solver", "list_solvers"]
+__all__ = ["GROUP", "Chosen", "choose", "cite", "get_solver", "list_solvers"]
 
 GROUP = "remat.solvers"
 
@@ -27,39 +28,88 @@ def list_solvers() -> dict[str, Plugin]:
     return {name: _only(name, plugins) for name, plugins in find_plugins(GROUP).items()}
 
 
-def get_solver(name: str) -> Solver:
-    """Load a solver; the same object every time.
+def get_solver(solver: str | Solver) -> Solver:
+    """Load the solver of a name, the same object every time; one that is an object is handed back.
 
     Raises:
-        InvalidProblem: if this is no name.
+        InvalidProblem: if this is neither a name nor a solver.
         UnknownSolver: if none has this name.
         DuplicateSolver: if two distributions offer it.
         BrokenSolver: if it cannot be imported or made, or is no solver.
     """
-    return _make(find(name))
+    return choose(solver).solver
 
 
-def cite(name: str) -> str:
+def cite(solver: str | Solver) -> str:
     """Cite the method of a solver: authors, title, where; or say that its distribution names none.
 
     Raises:
         InvalidProblem, UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
     """
-    citation = getattr(get_solver(name), "citation", None)
+    chosen = choose(solver)
+    citation = getattr(chosen.solver, "citation", None)
     if isinstance(citation, str) and citation.strip():
         return citation
-    return f"solver {name!r} names no source; cite what {find(name).origin} is described in"
+    return f"solver {chosen.name!r} names no source; cite what {chosen.origin} is described in"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A solver as it was asked for.
+
+    `name` is what messages and answers call it: its name, with the settings of an object where they
+    are not its defaults (`checkmate(gap=0.01)`). `origin` is where it comes from. `identity` says
+    all that its answers depend on, so that they may be kept; `None` if that is not known: of a
+    class that no installed distribution offers, whose code may change, or of settings that cannot
+    be written down.
+    """
+
+    solver: Solver
+    name: str
+    origin: str
+    identity: str | None
+
+
+def choose(solver: str | Solver) -> Chosen:
+    """Find what a name stands for, or take an object with its settings; errors as `get_solver`."""
+    if isinstance(solver, str):
+        plugin = find(solver)
+        return Chosen(_make(plugin), plugin.name, plugin.origin, f"{plugin.name} of {plugin}")
+    if isinstance(solver, type):
+        raise InvalidProblem(
+            f"solver={solver.__name__}, which is a class; give an object: {solver.__name__}()"
+        )
+    if _missing(solver):
+        raise InvalidProblem(
+            f"solver={solver!r}; give a name, such as 'auto' or 'refine', or a solver with its "
+            f"settings, such as Checkmate(gap=0.01)"
+        )
+    told = with_settings(solver.name, solver)
+    offered = offering(GROUP, solver.name, solver)
+    kind = type(solver)
+    return Chosen(
+        solver,
+        told or solver.name,
+        f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
+        None if told is None or offered is None else f"{told} of {offered}",
+    )
 
 
 def find(name: str) -> Plugin:
     """Find the one solver of a name, without importing it; errors as `get_solver`."""
-    if not isinstance(name, str):
-        raise InvalidProblem(f"solver={name!r}; give a name, such as 'refine'")
     plugins = find_plugins(GROUP)
     if name not in plugins:
         close = difflib.get_close_matches(name, plugins, n=3)
         raise UnknownSolver(name, list(plugins), close)
     return _only(name, plugins[name])
+
+
+def _missing(solver: object) -> list[str]:
+    return [
+        attribute
+        for attribute in ("name", "exact", "needs_hierarchy", "can_solve", "solve")
+        if not hasattr(solver, attribute)
+    ]
 
 
 def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
@@ -75,11 +125,7 @@ def _make(plugin: Plugin) -> Solver:
     except Exception as error:
         cause = f"it does not load ({type(error).__name__}: {error})"
         raise BrokenSolver(plugin.name, plugin.origin, cause) from error
-    missing = [
-        attribute
-        for attribute in ("name", "exact", "needs_hierarchy", "can_solve", "solve")
-        if not hasattr(solver, attribute)
-    ]
+    missing = _missing(solver)
     if missing:
         raise BrokenSolver(plugin.name, plugin.origin, f"it has no {', '.join(missing)}")
     found: Solver = solver

@@ -22,7 +22,9 @@ from remat_graph import (
     Trial,
     simulate,
 )
+from remat_solvers.bounds.least import least
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import (
     BrokenSolver,
     BudgetTooSmall,
@@ -30,7 +32,7 @@ from remat_solvers.errors import (
     SolverError,
     UnsuitableSolver,
 )
-from remat_solvers.registry import find, get_solver
+from remat_solvers.registry import Chosen, choose
 from remat_solvers.search.smallest import SmallestBudget, smallest_budget
 
 __all__ = ["AUTO", "search", "solve"]
@@ -53,6 +55,7 @@ class _Relay:
         self._report = report
         self.raised: Exception | None = None
         self.last: Progress | None = None
+        self.asked: Chosen | None = None
 
     def __call__(self, progress: Progress, /) -> None:
         if progress.incumbent is not None:
@@ -68,7 +71,7 @@ def solve(
     graph: Graph,
     budget_bytes: int,
     *,
-    solver: str = AUTO,
+    solver: str | Solver = AUTO,
     hierarchy: Hierarchy | None = None,
     limit_seconds: float | None = None,
     executor: Executor | None = None,
@@ -78,12 +81,14 @@ def solve(
 ) -> Solution:
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
 
+    What an op needs by itself is asked first: with less, `auto` looks for the least peak alone.
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
     else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is left to itself
     until its limit; the process exits only then. `start` is a schedule to begin with, such as that
     for another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
     programs begin there; where it fits, it is the answer if the solver has none.
-    The answer of `auto` says in its `trials` what was run to its end and what each gave.
+    The answer of `auto` says in its `trials` what was run to its end and what each gave. `solver`
+    is `"auto"`, a name from `list_solvers()` or an object with its settings: `Checkmate(gap=0.01)`.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without where no time limit cuts them short; the caller owns it.
@@ -99,15 +104,19 @@ def solve(
         InvalidSchedule: if `start` is not legal for the graph.
     """
     problem = Problem(graph, budget_bytes, hierarchy, executor, start)
-    _check_asked(solver, progress)
+    if progress is not None and not callable(progress):
+        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
     if start is not None:
         simulate(graph, start)
     limit = Limit.starting_now(limit_seconds)
+    if solver == AUTO and least(Wiring.of(graph)).peak_bytes > budget_bytes:
+        smallest = smallest_budget(graph, limit_seconds=min(_PROBE_SECONDS, limit.left(math.inf)))
+        raise _too_small(problem, smallest, Status.INFEASIBLE)
     relay = _Relay(silent if progress is None else progress)
     try:
         answer = _search(problem, solver, limit, relay)
     except KeyboardInterrupt:
-        best = _best_so_far(problem, limit, relay.last) if keep_best else None
+        best = _best_so_far(problem, limit, relay) if keep_best else None
         if best is None:
             raise
         return best
@@ -124,22 +133,12 @@ def solve(
         return dataclasses.replace(
             found, trials=(*answer.trials, _trial(found, limit.elapsed - began))
         )
-    raise _too_small(problem, smallest, answer)
+    raise _too_small(problem, smallest, answer.status)
 
 
-def _check_asked(solver: object, progress: object) -> None:
-    """Refuse what is no name of a solver, and what cannot be called.
-
-    Raises:
-        InvalidProblem: as it says.
-    """
-    if not isinstance(solver, str):
-        raise InvalidProblem(f"solver={solver!r}; give a name, such as 'auto' or 'refine'")
-    if progress is not None and not callable(progress):
-        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
-
-
-def search(problem: Problem, solver: str, limit: Limit, report: Report = silent) -> Solution:
+def search(
+    problem: Problem, solver: str | Solver, limit: Limit, report: Report = silent
+) -> Solution:
     """Ask as `solve` does, but hand back an answer that has no schedule: nothing else is probed.
 
     Raises:
@@ -148,14 +147,14 @@ def search(problem: Problem, solver: str, limit: Limit, report: Report = silent)
     return _search(problem, solver, limit, _Relay(report))
 
 
-def _search(problem: Problem, solver: str, limit: Limit, relay: _Relay) -> Solution:
+def _search(problem: Problem, solver: str | Solver, limit: Limit, relay: _Relay) -> Solution:
     """Ask the solver, or those of `auto` in turn until one proves its schedule; the last answer."""
     if solver != AUTO:
-        return _ask(solver, problem, limit, relay)
+        return _ask(choose(solver), problem, limit, relay)
     trials: list[Trial] = []
     for name in _PORTFOLIO:
         began = limit.elapsed
-        answer = _ask(name, problem, limit, relay)
+        answer = _ask(choose(name), problem, limit, relay)
         trials.append(_trial(answer, limit.elapsed - began))
         if answer.status is Status.OPTIMAL:
             break
@@ -174,27 +173,28 @@ def _trial(answer: Solution, seconds: float) -> Trial:
     )
 
 
-def _ask(name: str, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
+def _ask(chosen: Chosen, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
     """Run one solver and check what it says."""
-    chosen = get_solver(name)
-    reason = _why_not(chosen, problem)
+    reason = _why_not(chosen.solver, problem)
     if reason is not None:
-        raise UnsuitableSolver(name, reason)
+        raise UnsuitableSolver(chosen.name, reason)
+    relay.asked = chosen
     try:
-        answer = chosen.solve(problem, limit, relay)
+        answer = chosen.solver.solve(problem, limit, relay)
     except SolverError:
         raise
     except Exception as error:
         if error is relay.raised:
             raise
         cause = f"it raised {type(error).__name__}: {error}"
-        raise BrokenSolver(name, find(name).origin, cause) from error
-    return _checked(name, problem, answer)
+        raise BrokenSolver(chosen.name, chosen.origin, cause) from error
+    return _checked(chosen, problem, answer)
 
 
-def _best_so_far(problem: Problem, limit: Limit, last: Progress | None) -> Solution | None:
+def _best_so_far(problem: Problem, limit: Limit, relay: _Relay) -> Solution | None:
     """Make an answer, checked, of the last schedule that a solver reported, or the given one."""
-    if last is None or last.incumbent is None:
+    last = relay.last
+    if last is None or last.incumbent is None or relay.asked is None:
         return _fitting(problem, limit, AUTO, problem.start)
     schedule = last.incumbent()
     found = Solution(
@@ -206,7 +206,7 @@ def _best_so_far(problem: Problem, limit: Limit, last: Progress | None) -> Solut
         solver=last.solver,
         solve_seconds=limit.elapsed,
     )
-    return _checked(last.solver, problem, found)
+    return _checked(relay.asked, problem, found)
 
 
 def _fitting(
@@ -240,45 +240,50 @@ def _why_not(chosen: Solver, problem: Problem) -> str | None:
     return chosen.can_solve(problem)
 
 
-def _checked(name: str, problem: Problem, answer: object) -> Solution:
+def _checked(chosen: Chosen, problem: Problem, answer: object) -> Solution:
     """Return the answer with the simulator's figures.
 
     Raises:
         BrokenSolver: if it is no `Solution`, its schedule is illegal or over budget, or its bound
             is above its own time.
     """
+    name, origin = chosen.name, chosen.origin
     if not isinstance(answer, Solution):
-        raise BrokenSolver(
-            name, find(name).origin, f"it returned a {type(answer).__name__}, no Solution"
-        )
+        raise BrokenSolver(name, origin, f"it returned a {type(answer).__name__}, no Solution")
+    if answer.solver == chosen.solver.name:
+        answer = dataclasses.replace(answer, solver=name)
     found = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
     if found != (answer.schedule is not None):
         has = "no schedule" if answer.schedule is None else "a schedule"
-        raise BrokenSolver(name, find(name).origin, f"it claims {answer.status.value!r} with {has}")
+        raise BrokenSolver(name, origin, f"it claims {answer.status.value!r} with {has}")
     if answer.schedule is None:
         return answer
     try:
         timeline = simulate(problem.graph, answer.schedule)
     except InvalidSchedule as error:
-        raise BrokenSolver(name, find(name).origin, f"its schedule is illegal ({error})") from error
+        raise BrokenSolver(name, origin, f"its schedule is illegal ({error})") from error
     if timeline.peak_bytes > problem.budget_bytes:
         cause = (
             f"its schedule peaks at {timeline.peak_bytes} bytes, "
             f"over the budget of {problem.budget_bytes}"
         )
-        raise BrokenSolver(name, find(name).origin, cause)
+        raise BrokenSolver(name, origin, cause)
     bound = answer.lower_bound
     if bound is not None and bound > timeline.time * (1 + 1e-9):
         cause = f"it claims the bound {bound}, but its own schedule takes {timeline.time}"
-        raise BrokenSolver(name, find(name).origin, cause)
+        raise BrokenSolver(name, origin, cause)
     return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
 
 
-def _too_small(problem: Problem, smallest: SmallestBudget, answer: Solution) -> BudgetTooSmall:
+def _too_small(problem: Problem, smallest: SmallestBudget, status: Status) -> BudgetTooSmall:
     """Say what would fit."""
     least_bytes, least_at = smallest.least_bytes, smallest.least_at
-    proved = answer.status is Status.INFEASIBLE
+    proved = status is Status.INFEASIBLE
     if proved and least_bytes <= problem.budget_bytes:
         least_bytes, least_at = problem.budget_bytes + 1, None
     status = Status.INFEASIBLE if least_bytes > problem.budget_bytes else Status.LIMIT
-    return BudgetTooSmall(problem.budget_bytes, smallest.peak_bytes, least_bytes, least_at, status)
+    graph = problem.graph
+    results = sum(value.size_bytes for value in graph.values if value.name in graph.results)
+    return BudgetTooSmall(
+        problem.budget_bytes, smallest.peak_bytes, least_bytes, least_at, status, results
+    )

@@ -1,73 +1,15 @@
-"""Small training graphs in which values have several makers, and their fastest schedules."""
+"""Small training graphs in which values have several makers."""
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
+from functools import partial
+from itertools import cycle
 
 from hypothesis import strategies as st
 
-from remat_graph import Graph, Op, Stage, Value
-from solver_cases import brute_force
-from solver_cases.brute_force import overwritten
+from remat_graph import Graph, Numerics, Op, Stage, Value
 from solver_cases.random_graphs import trainings
-
-State = tuple[int, int, int]
-
-
-def fastest(graph: Graph, budget_bytes: int) -> float | None:
-    """Return the least time of a schedule of all groups in order, or `None` if nothing fits.
-
-    Dijkstra over states: how many owed ops are done, what is alive, and which outputs of the next
-    owed op were made. Only ops that are not optional may be non-replayable.
-    """
-    names = list(dict.fromkeys(v for op in graph.ops for v in op.outputs))
-    bit = {v: 1 << i for i, v in enumerate(names)}
-    size = {v: graph.value_by_name[v].size_bytes for v in names}
-    owed = [op.name for op in graph.ops if op.owed]
-    place = {name: at for at, name in enumerate(owed)}
-    reads = [sum(bit[v] for v in op.inputs if v in bit) for op in graph.ops]
-    makes = [sum(bit[v] for v in op.outputs) for op in graph.ops]
-    made = [sum(size[v] for v in op.outputs) + op.workspace_bytes for op in graph.ops]
-    owes = [makes[graph.op_index[name]] for name in owed]
-    wanted = sum(bit[v] for v in graph.results if v in bit)
-    start: State = (0, 0, 0)
-    distance: dict[State, float] = {start: 0.0}
-    heap = [(0.0, start)]
-    while heap:
-        time, state = heapq.heappop(heap)
-        if time > distance[state]:
-            continue
-        done, alive, now = state
-        if done == len(owed) and alive & wanted == wanted:
-            return time
-        weight = sum(size[v] for v in names if alive & bit[v])
-        following = [((done, alive & ~bit[v], now), 0.0) for v in names if alive & bit[v]]
-        for i, op in enumerate(graph.ops):
-            at = -1 if op.optional else place[op.alternative_of or op.name]
-            if at > done or reads[i] & ~alive:
-                continue
-            if not op.replayable and (at < done or now & makes[i]):
-                continue
-            after, which = done, now
-            if at == done:
-                which |= makes[i]
-                if which == owes[done]:
-                    after, which = done + 1, 0
-            for over in overwritten(op):
-                if weight + made[i] - sum(size[v] for v in over) <= budget_bytes:
-                    left = alive & ~sum(bit[v] for v in over)
-                    following.append(((after, left | makes[i], which), op.time))
-        for new, cost in following:
-            if time + cost < distance.get(new, float("inf")):
-                distance[new] = time + cost
-                heapq.heappush(heap, (time + cost, new))
-    return None
-
-
-def smallest(graph: Graph) -> int:
-    """Return the least budget for which a schedule exists."""
-    return brute_force.smallest(graph, fastest)
 
 
 @st.composite
@@ -95,6 +37,78 @@ def trainings_with_alternatives(draw, most_depth: int = 3, most: int = 3) -> Gra
         replace(op, replayable=False) if once & {op.name, op.alternative_of} else op for op in ops
     ]
     return replace(graph, values=tuple(values), ops=tuple(ops))
+
+
+def packable(depth: int = 6) -> Graph:
+    """A chain whose backward half can do with a mask of a tenth; each mask takes little time."""
+    values, ops = [Value("x", 1)], []
+    before = "x"
+    for i in range(depth):
+        values += [Value(f"a{i}", 100), Value(f"m{i}", 10)]
+        ops.append(Op(f"f{i}", (before,), (f"a{i}",), 5.0))
+        ops.append(Op(f"mask{i}", (f"a{i}",), (f"m{i}",), 0.1, optional=True))
+        before = f"a{i}"
+    grad = before
+    for i in reversed(range(depth)):
+        values.append(Value(f"g{i}", 100))
+        read = dict.fromkeys((f"a{i}", grad))
+        ops.append(Op(f"b{i}", tuple(read), (f"g{i}",), 5.0, stage=Stage.BACKWARD))
+        if len(read) == 2:
+            by_mask = replace(ops[-1], name=f"b{i} by mask", inputs=(f"m{i}", grad))
+            ops.append(replace(by_mask, alternative_of=f"b{i}"))
+        grad = f"g{i}"
+    results = frozenset({grad})
+    return Graph(tuple(values), tuple(ops), frozenset({"x"}), results, f"b{depth - 1}")
+
+
+def convolutions(depth: int = 9) -> Graph:
+    """Draw the gradients of a VGG-like net: sizes halve, weights double, backwards have halves.
+
+    What the halves need besides is what makes the backward of the first layers the tightest moment,
+    where the gradients of all weights are held already, unless some are made again at the end.
+    """
+    values, ops = [Value("x", 1)], []
+    before = "x"
+    for i in range(depth):
+        size = 4096 >> (i // 2)
+        values += [Value(f"c{i}", size), Value(f"a{i}", size), Value(f"s{i}", size // 32)]
+        ops.append(Op(f"conv{i}", (before,), (f"c{i}",), 800.0, size, equivalence=f"c{i // 2}"))
+        pairs = ((f"c{i}", f"a{i}"),)
+        ops.append(Op(f"relu{i}", (f"c{i}",), (f"a{i}",), 12.0 + size / 30, overwrites=pairs))
+        ops.append(Op(f"signs{i}", (f"a{i}",), (f"s{i}",), 20.0 + size / 10, optional=True))
+        before = f"a{i}"
+    values.append(Value("loss", 1))
+    ops.append(Op("loss", (before,), ("loss",), 1.0, replayable=False))
+    grad, results = "loss", {"loss"}
+    backward = partial(Op, stage=Stage.BACKWARD)
+    for i in reversed(range(depth)):
+        size, weight = 4096 >> (i // 2), 40 << min(i, 5)
+        values += [Value(f"r{i}", size), Value(f"w{i}", weight)]
+        ops.append(backward(f"relu{i}'", (grad, f"a{i}"), (f"r{i}",), 12.0 + size / 20))
+        by_signs = replace(ops[-1], name=f"relu{i}' by signs", inputs=(grad, f"s{i}"))
+        ops.append(replace(by_signs, alternative_of=f"relu{i}'", time=60.0 + size / 15))
+        read = (f"r{i}",) if i == 0 else (f"r{i}", f"a{i - 1}")
+        makes = (f"w{i}",) if i == 0 else (f"g{i}", f"w{i}")
+        whole = backward(f"conv{i}'", read, makes, 1600.0, 2 * size, equivalence=f"b{i // 2}")
+        ops.append(whole)
+        if i:
+            values.append(Value(f"g{i}", 4096 >> ((i - 1) // 2)))
+            for half, made, reads, needs in (("g", 0, read[:1], size), ("w", 1, read, 2 * size)):
+                part = replace(whole, name=f"conv{i}'{half}", outputs=(makes[made],), inputs=reads)
+                part = replace(part, alternative_of=whole.name, equivalence=f"{half}{i // 2}")
+                ops.append(replace(part, time=810.0, workspace_bytes=needs))
+        results.add(f"w{i}")
+        grad = f"g{i}"
+    return Graph(
+        tuple(values), tuple(ops), frozenset({"x"}), frozenset(results), f"relu{depth - 1}'"
+    )
+
+
+def with_kinds(graph: Graph, kinds: list[Numerics]) -> Graph:
+    """Say of what need not run, in turn, how exact it is."""
+    turn = cycle(kinds)
+    ops = [op if op.owed else replace(op, numerics=next(turn)) for op in graph.ops]
+    return replace(graph, ops=tuple(ops))
 
 
 Added = tuple[list[Value], list[Op]]

@@ -6,7 +6,7 @@ import pytest
 
 from remat_graph import Graph, Solution, Status, simulate
 from remat_solvers.baselines.store_all import store_all
-from solver_cases.brute_force import fastest
+from remat_solvers.testing.brute_force import fastest
 from solver_cases.staged_brute_force import fastest_staged
 
 

@@ -9,7 +9,7 @@ import itertools
 from hypothesis import strategies as st
 
 from remat_graph import Graph, Op, Stage, Value
-from solver_cases.brute_force import overwritten
+from remat_solvers.testing.brute_force import overwritten
 from solver_cases.random_graphs import trainings
 
 

@@ -6,7 +6,7 @@ import heapq
 import itertools
 
 from remat_graph import Graph
-from solver_cases.brute_force import overwritten
+from remat_solvers.testing.brute_force import overwritten
 
 State = tuple[int, int, int]
 

@@ -45,8 +45,8 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
     at = int(need.argmax())
     bound, where = int(need[at]), wiring.graph.ops[at].name
     at_end = _at_last_result(wiring)
-    if at_end is not None and at_end[0] > bound:
-        bound, where = at_end[0], wiring.graph.ops[at_end[1]].name
+    if at_end is not None and at_end > bound:
+        return Least(at_end, None)
     return Least(bound, where)
 
 
@@ -77,15 +77,15 @@ def _pinned(wiring: Wiring) -> Ints:
     return held
 
 
-def _at_last_result(wiring: Wiring) -> tuple[int, int] | None:
+def _at_last_result(wiring: Wiring) -> int | None:
     """Bound the memory of whichever computation of a result comes last."""
     results = set(wiring.results.tolist())
     if not results:
         return None
     total = int(wiring.size[wiring.results].sum())
-    bounds: list[tuple[int, int]] = []
+    bounds: list[int] = []
     for op in sorted({wiring.producer_list[v] for v in results}):
         others = set(wiring.inputs[op]) - set(wiring.overwritten[op]) | set(wiring.outputs[op])
         more = sum(int(wiring.size[v]) for v in others - results)
-        bounds.append((total + more + wiring.workspace_list[op], op))
+        bounds.append(total + more + wiring.workspace_list[op])
     return min(bounds)

@@ -25,13 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import cvxpy as cp
 import numpy as np
 
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
-from remat_solvers.core.milp import BudgetedProgram, relaxed
+from remat_solvers.core.milp import HIGHS, BudgetedProgram, relaxed
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Floats
@@ -70,7 +69,7 @@ class CheckmateRounding:
     draws: int = 0
     seed: int | None = None
     pruned: bool = True
-    back_end: str = cp.HIGHS
+    back_end: str = HIGHS
     form: Form = Form.TIGHT
     most_columns: int = _MOST_COLUMNS
 

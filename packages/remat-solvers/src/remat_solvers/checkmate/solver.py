@@ -22,12 +22,10 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-import cvxpy as cp
-
 from remat_graph import Solution
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.formulation import Form, Formulation, formulate
-from remat_solvers.core.milp import BudgetedProgram, Outcome
+from remat_solvers.core.milp import HIGHS, BudgetedProgram, Outcome
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats
@@ -61,7 +59,7 @@ class Checkmate:
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
     )
 
-    back_end: str = cp.HIGHS
+    back_end: str = HIGHS
     gap: float = 0.0
     form: Form = Form.TIGHT
     most_columns: int = MOST_COLUMNS

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.core.wiring import Floats, Ints, Wiring
+from remat_graph import InvalidSchedule, simulate
+from remat_solvers.core.wiring import Floats, Ints, Wiring, expand
 
-__all__ = ["Makers", "least_time", "lightest_ways", "store_all_sequence"]
+__all__ = ["Makers", "is_in_order", "least_time", "lightest_ways", "store_all_sequence"]
 
 _MOST_OUTPUTS = 10  # of a group, of which the cheapest way is searched exactly
 
@@ -217,3 +218,29 @@ def store_all_sequence(wiring: Wiring) -> Ints:
     chosen = {int(makers.group[ops[0]]): ops for ops in lightest_ways(wiring, makers, weight)}
     sequence = [p for c in np.flatnonzero(makers.owed).tolist() for p in chosen.get(c, [c])]
     return np.array(sequence, dtype=np.int64)
+
+
+def is_in_order(wiring: Wiring, sequence: Ints) -> bool:
+    """Say whether a sequence is legal and makes what all groups owe in the order of the graph."""
+    makers = Makers.of(wiring)
+    made: set[int] = set()
+    owed = np.flatnonzero(makers.owed).tolist()
+    ends = {c: set(wiring.outputs[c]) for c in owed}
+    at = 0
+    for op in sequence.tolist():
+        if not made.issuperset(wiring.inputs[op]):
+            return False
+        made.update(wiring.outputs[op])
+        if not makers.optional[op]:
+            group = int(makers.group[op])
+            if at < len(owed) and group > owed[at]:
+                return False
+            if at < len(owed) and group == owed[at] and made >= ends[group]:
+                at += 1
+    if at < len(owed):
+        return False
+    try:
+        simulate(wiring.graph, expand(wiring, sequence))
+    except InvalidSchedule:
+        return False
+    return True

@@ -23,9 +23,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cvxpy as cp
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -33,7 +32,11 @@ from scipy import sparse
 from remat_solvers.core.background import in_background
 from remat_solvers.core.wiring import Floats
 
+if TYPE_CHECKING:
+    import cvxpy as cp
+
 __all__ = [
+    "HIGHS",
     "Answer",
     "BudgetedProgram",
     "Outcome",
@@ -44,9 +47,11 @@ __all__ = [
     "solve_program",
 ]
 
+HIGHS, _GUROBI = "HIGHS", "GUROBI"  # as CVXPY calls them, and how it says that a solve ended:
+_OPTIMAL = "optimal"
+_INFEASIBLE = ("infeasible", "infeasible_or_unbounded")  # the box bounds every program
 _TOLERANCE = 1e-5
 _INTERIOR_COLUMNS = 20_000
-_INFEASIBLE = (cp.INFEASIBLE, "infeasible_or_unbounded")  # the box bounds every program
 
 _log = logging.getLogger(__name__)
 _filters_of_warnings = threading.Lock()  # one list, of the process
@@ -56,12 +61,16 @@ def missing_back_end(name: str) -> str | None:
     """Say what to install where CVXPY has no solver of this name, or `None`."""
     if not isinstance(name, str):
         return f"back_end={name!r}; give the name of a solver of CVXPY, such as 'HIGHS'"
+    if name == HIGHS:  # a dependency
+        return None
+    import cvxpy as cp  # noqa: PLC0415 - takes a second
+
     installed: list[str] = cp.installed_solvers()  # type: ignore[no-untyped-call]
     if name in installed:
         return None
     extra = name.lower().replace("_", "-")
     offered = importlib.metadata.metadata("cvxpy").get_all("Provides-Extra") or []
-    if name == cp.GUROBI:
+    if name == _GUROBI:
         help_ = "pip install remat-solvers[gurobi]"
     elif extra in offered:
         help_ = f"pip install cvxpy[{extra}]"
@@ -130,7 +139,7 @@ def solve_program(
     start: Floats | None = None,
     target: float | None = None,
     many_nodes: bool = False,
-    back_end: str = cp.HIGHS,
+    back_end: str = HIGHS,
     meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
@@ -145,10 +154,12 @@ def solve_program(
         feasible = bool(np.all(program.right >= 0))
         outcome = Outcome.SOLVED if feasible else Outcome.INFEASIBLE
         return Answer(outcome, np.zeros(0) if feasible else None, 0.0, 0.0)
+    import cvxpy as cp  # noqa: PLC0415 - takes a second
+
     x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
     problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
     more: dict[str, Any] = {}
-    if back_end == cp.HIGHS:
+    if back_end == HIGHS:
         more |= {} if target is None else {"objective_target": target}
         more |= {"mip_pscost_minreliable": 0} if many_nodes else {}
     answer = _run(problem, x, program, seconds, gap, start, back_end, more, meanwhile)
@@ -163,7 +174,9 @@ class BudgetedProgram:
     Its right side is `program.right + budget_bytes * per_byte`.
     """
 
-    def __init__(self, program: Program, per_byte: Floats, back_end: str = cp.HIGHS) -> None:
+    def __init__(self, program: Program, per_byte: Floats, back_end: str = HIGHS) -> None:
+        import cvxpy as cp  # noqa: PLC0415 - takes a second
+
         self._program = program
         self._per_byte = per_byte
         self._back_end = back_end
@@ -199,19 +212,21 @@ def _run(
     more: dict[str, Any],
     meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
+    from cvxpy.error import SolverError  # noqa: PLC0415 - takes a second
+
     try:
         options = _options(problem, x, seconds, gap, start, back_end) | more
         warm_start = options.pop("warm_start", True)
         data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
         call = partial(chain.solve_via_data, problem, data, warm_start, False, options)
         solution = in_background(call, meanwhile)
-    except cp.error.SolverError as error:
+    except SolverError as error:
         return _give_up(back_end, program, error)
     try:
         with _filters_of_warnings, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
             problem.unpack_results(solution, chain, inverse)
-    except (cp.error.SolverError, ValueError) as error:  # the second: a status that CVXPY lacks
+    except (SolverError, ValueError) as error:  # the second: a status that CVXPY lacks
         return _give_up(back_end, program, error)
     answer = _read(problem, x, program)
     return answer if start is None else _confront(answer, program, start, back_end)
@@ -243,7 +258,7 @@ def _options(
     back_end: str,
 ) -> dict[str, Any]:
     """Say it in the words of the back end."""
-    if back_end == cp.HIGHS:
+    if back_end == HIGHS:
         # Of 89,000 columns, the simplex method took 39 s, an interior point with crossover 2 s.
         large = x.size > _INTERIOR_COLUMNS and not x.attributes["integer"]
         return {
@@ -254,7 +269,7 @@ def _options(
             "parallel": "off",
             "warm_start": start is not None and _hand_over(problem, start),
         }
-    if back_end == cp.GUROBI:
+    if back_end == _GUROBI:
         import gurobipy  # noqa: PLC0415 - an extra
 
         if start is not None:
@@ -285,8 +300,8 @@ def _hand_over(problem: cp.Problem, start: Floats) -> bool:
     solution = highspy.HighsSolution()
     solution.col_value = start.tolist()
     solution.value_valid = True
-    cache = _cache(problem, cp.HIGHS)
-    cache[cp.HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
+    cache = _cache(problem, HIGHS)
+    cache[HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
     return getattr(problem, "_solver_cache", None) is cache
 
 
@@ -308,7 +323,7 @@ def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
     if x.value is not None and _holds(program, np.asarray(x.value)):
         point = np.where(program.integral, np.round(x.value), x.value)
     value = math.inf if point is None else float(program.cost @ point)
-    outcome = Outcome.SOLVED if status == cp.OPTIMAL else Outcome.STOPPED
+    outcome = Outcome.SOLVED if status == _OPTIMAL else Outcome.STOPPED
     if program.integral.any():
         # Of HiGHS and of Gurobi; others tell none.
         bound = float(getattr(info, "mip_dual_bound", getattr(info, "ObjBound", -math.inf)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -130,6 +131,7 @@ def sequences(
         yield k, playable(wiring, order)
 
 
+@dataclass(frozen=True)
 class RecursionSolver(ABC):
     """Takes the fastest sequence of a recursion within the budget: with one k, or over all.
 
@@ -141,10 +143,11 @@ class RecursionSolver(ABC):
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
 
-    def __init__(self, k: int | None = None) -> None:
-        if k is not None:
-            check_whole("k", k)
-        self._k = k
+    k: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.k is not None:
+            check_whole("k", self.k)
 
     @abstractmethod
     def recursion(self, precedence: Precedence) -> Recursion:
@@ -163,7 +166,7 @@ class RecursionSolver(ABC):
         recursion = self.recursion(Precedence.of(wiring))
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
-        for k, sequence in sequences(wiring, recursion, deadline, self._k):
+        for k, sequence in sequences(wiring, recursion, deadline, self.k):
             found = trace(wiring, sequence)
             incumbent.offer(found)
             taken = sequence_time(wiring, sequence)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from remat_graph import Graph, Solution, Stage, Status, simulate
 from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.bounds.least import least
-from remat_solvers.core.problem import Limit, Problem, check_graph, check_whole
+from remat_solvers.core.problem import Limit, Problem, Solver, check_graph, check_whole
 from remat_solvers.core.wiring import MOST_BYTES, Wiring, total_bytes
 from remat_solvers.errors import BudgetTooSmall, InvalidProblem
 from remat_solvers.registry import get_solver
@@ -95,7 +95,7 @@ def max_batch_size(
     of_batch: int = 1,
     fixed: Collection[str] = (),
     max_overhead: float | None = None,
-    solver: str = AUTO,
+    solver: str | Solver = AUTO,
     limit_seconds: float | None = None,
     executor: Executor | None = None,
 ) -> LargestBatch:
@@ -197,7 +197,7 @@ def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
 def _ask(
     graph: Graph,
     budget_bytes: int,
-    solver: str,
+    solver: str | Solver,
     seconds: float | None,
     max_overhead: float,
     executor: Executor | None,

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from remat_graph import Compute, Graph, Schedule, Solution, Status, simulate
 from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.core.makers import least_time
+from remat_solvers.core.problem import Solver
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BrokenSolver
-from remat_solvers.registry import find
+from remat_solvers.registry import choose
 from remat_solvers.search.smallest import smallest_budget
 from remat_solvers.solve import AUTO
 
@@ -63,8 +64,8 @@ class Knowledge:
         self.least_time = least_time(Wiring.of(graph))
         self.store_all = _solution(graph, schedule, StoreAll.name, 0.0, self.least_time)
         self._found = [self.store_all]
-        self._bounds: list[tuple[int, float, str]] = []
-        self._least_said_by = _SMALLEST
+        self._bounds: list[tuple[int, float, str | Solver]] = []
+        self._least_said_by: str | Solver = _SMALLEST
 
     @property
     def smallest_bytes(self) -> int:
@@ -80,8 +81,8 @@ class Knowledge:
         self._found.append(found)
         self.least_bytes = smallest.least_bytes
 
-    def learn(self, budget_bytes: int, answer: Solution, solver: str) -> None:
-        """Take note of the checked answer of a solver, under the name it was asked by."""
+    def learn(self, budget_bytes: int, answer: Solution, solver: str | Solver) -> None:
+        """Take note of the checked answer of a solver, which was asked like this."""
         if answer.schedule is not None:
             self._found.append(answer)
         bound = answer.lower_bound
@@ -146,14 +147,14 @@ class Knowledge:
             if found.schedule is None or not _in_order(self.graph, found.schedule):
                 continue
             shown = f"of {found.solver!r} takes {found.time} within {found.peak_bytes} bytes"
-            for budget, bound, name in self._bounds:
+            for budget, bound, solver in self._bounds:
                 if found.peak_bytes <= budget and bound > found.time * (1 + _TOLERANCE):
                     cause = f"it claims the bound {bound} at {budget} bytes, but a schedule {shown}"
-                    raise BrokenSolver(name, _origin(name), cause)
+                    raise BrokenSolver(*_told(solver), cause)
             if found.peak_bytes < self.least_bytes:
-                name, too_small = self._least_said_by, self.least_bytes - 1
+                solver, too_small = self._least_said_by, self.least_bytes - 1
                 cause = f"it claims that nothing fits {too_small} bytes, but a schedule {shown}"
-                raise BrokenSolver(name, _origin(name), cause)
+                raise BrokenSolver(*_told(solver), cause)
 
 
 def _solution(
@@ -165,8 +166,12 @@ def _solution(
     return Solution(status, schedule, time, peak, min(bound, time), solver, seconds)
 
 
-def _origin(solver: str) -> str:
-    return "remat-solvers" if solver in {AUTO, _SMALLEST} else find(solver).origin
+def _told(solver: str | Solver) -> tuple[str, str]:
+    """Give the name of a solver, and where it comes from."""
+    if isinstance(solver, str) and solver in {AUTO, _SMALLEST}:
+        return solver, "remat-solvers"
+    chosen = choose(solver)
+    return chosen.name, chosen.origin
 
 
 def _in_order(graph: Graph, schedule: Schedule) -> bool:

@@ -25,10 +25,18 @@ from typing import SupportsIndex
 
 from remat_graph import Graph, Hierarchy, Schedule, Solution
 from remat_solvers.core.parallel import run_all
-from remat_solvers.core.problem import Limit, Problem, Progress, Report, check_executor, silent
+from remat_solvers.core.problem import (
+    Limit,
+    Problem,
+    Progress,
+    Report,
+    Solver,
+    check_executor,
+    silent,
+)
 from remat_solvers.errors import InvalidProblem, format_bytes
 from remat_solvers.queries.curve import Knowledge, TradeoffPoint
-from remat_solvers.registry import get_solver
+from remat_solvers.registry import choose
 from remat_solvers.solve import AUTO, search
 
 __all__ = ["Tradeoff", "TradeoffPoint", "check_arguments", "tradeoff"]
@@ -64,11 +72,12 @@ def tradeoff(
     *,
     points: int = 8,
     budgets: Sequence[int | float] | None = None,
-    solver: str = AUTO,
+    solver: str | Solver = AUTO,
     hierarchy: Hierarchy | None = None,
     limit_seconds: float | None = None,
     executor: Executor | None = None,
     progress: Report | None = None,
+    keep_best: bool = False,
 ) -> Tradeoff:
     """Find the fastest schedules within several budgets, and what no schedule can beat at each.
 
@@ -79,14 +88,16 @@ def tradeoff(
     The limit is shared: what one budget leaves goes to the others; without one, each gets 15 s.
     With `executor`, which the caller owns, as many budgets are solved at once as it has workers,
     where it says how many. `progress` is called with what the solver reports (not from an executor)
-    and after each budget.
+    and after each budget. With `keep_best`, Ctrl-C ends the search, and the curve is what is known
+    from the budgets that were done; else, and before any is looked at, `KeyboardInterrupt` is
+    raised.
 
     Raises:
         InvalidProblem: if there are fewer than 2 points, no budgets, one that is no such number or
             share, a negative limit, the hierarchy is of another graph, or as `Problem` says.
         SolverError: as `solve`; but where nothing fits, or is found, the point has no solution.
     """
-    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    told = check_arguments(points, budgets, solver, limit_seconds, executor, progress)
     Problem(graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
     known = Knowledge(graph)
@@ -98,7 +109,11 @@ def tradeoff(
         wanted = _spread(known.smallest_bytes, known.store_all.peak_bytes, points)
     spent = dict.fromkeys(wanted, 0.0)
     report = silent if progress is None else progress
-    _Sweep(known, solver, hierarchy, limit, executor, report).run(spent)
+    try:
+        _Sweep(known, solver, told, hierarchy, limit, executor, report).run(spent)
+    except KeyboardInterrupt:
+        if not keep_best:
+            raise
     known.check()
     return Tradeoff(
         points=tuple(known.point(budget, spent[budget]) for budget in wanted),
@@ -106,7 +121,7 @@ def tradeoff(
         store_all_time=known.store_all.time,
         smallest_bytes=known.smallest_bytes,
         least_bytes=known.least_bytes,
-        solver=solver,
+        solver=told,
         seconds=limit.elapsed,
     )
 
@@ -114,14 +129,14 @@ def tradeoff(
 def check_arguments(
     points: object,
     budgets: object,
-    solver: object,
+    solver: str | Solver,
     limit_seconds: float | None,
     executor: object,
     progress: object,
-) -> None:
+) -> str:
     """Check all of `tradeoff` that can be checked without a graph; `points` if it is of use.
 
-    What each of the budgets says is left to whoever reads them.
+    What each of the budgets says is left to whoever reads them. Returns what the solver is called.
 
     Raises:
         InvalidProblem: as `tradeoff`.
@@ -135,14 +150,11 @@ def check_arguments(
             f"budgets={budgets!r}; give one or more, in a list, such as [0.3, 8 * 2**30]"
         )
     Limit.starting_now(limit_seconds)
-    if not isinstance(solver, str):
-        raise InvalidProblem(f"solver={solver!r}; give a name, such as 'auto' or 'refine'")
     if executor is not None:
         check_executor(executor)
     if progress is not None and not callable(progress):
         raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
-    if solver != AUTO:
-        get_solver(solver)
+    return AUTO if solver == AUTO else choose(solver).name
 
 
 def _in_bytes(budgets: Sequence[int | float], store_all_bytes: int) -> list[int]:
@@ -177,7 +189,8 @@ class _Sweep:
     """Solves budgets from the largest down, as many at once as there are workers."""
 
     known: Knowledge
-    solver: str
+    solver: str | Solver
+    told: str
     hierarchy: Hierarchy | None
     limit: Limit
     executor: Executor | None
@@ -235,7 +248,7 @@ class _Sweep:
         found = point.solution
         self.report(
             Progress(
-                solver=self.solver,
+                solver=self.told,
                 round=done,
                 incumbent_time=None if found is None else found.time,
                 incumbent_peak_bytes=None if found is None else found.peak_bytes,
@@ -249,7 +262,7 @@ class _Sweep:
 def _solve_budget(
     graph: Graph,
     budget_bytes: int,
-    solver: str,
+    solver: str | Solver,
     hierarchy: Hierarchy | None,
     seconds: float | None,
     start: Schedule | None,

@@ -13,19 +13,23 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.makers import Makers, is_in_order
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.relaxation import Stagewise
-from remat_solvers.search.selection import tidy
+from remat_solvers.search.repair import tidy
 
 __all__ = ["construct"]
 
 
-def construct(wiring: Wiring, stagewise: Stagewise) -> Ints:
-    """Order the computations; every value read is there, whatever the point says."""
+def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
+    """Order the computations; every value read is there, whatever the point says.
+
+    With several makers `None` where its ways make no legal schedule in the order of the graph.
+    """
     makers = Makers.of(wiring)
     if not makers.plain:
-        return _InWays(wiring, makers, stagewise).run()
+        found = _InWays(wiring, makers, stagewise).run()
+        return found if is_in_order(wiring, found) else None
     stops = (*stagewise.checkpoints, wiring.op_count)
     sequence = list(range(stops[0] + 1 if stagewise.checkpoints else wiring.op_count))
     for k, c in enumerate(stagewise.checkpoints):
@@ -102,7 +106,7 @@ class _InWays:
                 if not self._available[v]:
                     self._bring_all([v])
         self._bring_all(wiring.results.tolist())
-        return tidy(wiring, self._makers, np.array(self._sequence, dtype=np.int64))
+        return tidy(wiring, np.array(self._sequence, dtype=np.int64))
 
     def _forget(self, k: int, outputs: tuple[int, ...]) -> None:
         """Have nothing after a checkpoint but what is kept, was just made, or cannot be again."""

@@ -1,16 +1,19 @@
 """Schedules without a proof: found at first, built from points of programs, and improved.
 
-A first schedule comes of repairing the given one and storing everything; while nothing fits, of
+A first schedule comes of repairing the given one and storing everything, where values have several
+makers by each kind of them; while nothing fits, of
 running the ops within the budget in one pass and of repairing in other ways; at last of a descent
 to the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
-state, which keeps the fastest. Guarantee: what is kept fits; nothing is proved. Complexity: each
+state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
+sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each
 attempt has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
@@ -18,18 +21,21 @@ from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
-from remat_solvers.refine.relaxation import Relaxation, Stagewise, read_point
+from remat_solvers.refine.relaxation import Relaxation, read_point
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
-from remat_solvers.search.smallest import descend_to
+from remat_solvers.search.repair import repaired, spared
+from remat_solvers.search.smallest import descend_to, least_peak_trace
 from remat_solvers.search.starts import EVICTION_PERTURBATIONS, PAGING_PERTURBATIONS
+from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
 
 __all__ = ["Heuristics"]
 
+_START_SHARE = 0.1  # of the time left, where there are several schedules to begin with
 _DESCENT_SHARE = 0.2  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
@@ -43,26 +49,40 @@ class Heuristics:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._neighbourhood = Neighbourhood(state.wiring, state.budget_bytes)
+        self._neighbourhood = Neighbourhood(
+            state.wiring, state.budget_bytes, back_end=state.back_end
+        )
         self._seed = 0
         self._polish_seconds = 0.0
 
-    def start(self, everything: Trace, given: Ints | None) -> None:
-        """Find a schedule that fits without a program, by whatever gives one first."""
-        if given is not None:
-            self._repair(trace(self._state.wiring, given), EVICTION_PERTURBATIONS[0])
-        self._repair(everything, EVICTION_PERTURBATIONS[0])
+    def start(self, everything: Sequence[Trace], given: Sequence[Ints]) -> None:
+        """Find a schedule that fits without a program, by whatever gives one first.
+
+        `everything` are schedules that store all, by one kind of makers each.
+        """
+        for sequence in given:
+            self._repair(trace(self._state.wiring, sequence), EVICTION_PERTURBATIONS[0])
+        for stored in everything:
+            self._repair_unfolded(stored)
+        until = time.perf_counter() + _START_SHARE * self._state.left()
+        for stored in everything:
+            if stored is everything[0] or time.perf_counter() < until:
+                self._repair(stored, EVICTION_PERTURBATIONS[0])
         for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
-            if self._state.best is None:
-                self._page(paging, None)
-            if self._state.best is None:
-                self._repair(everything, eviction)
+            for stored in everything:
+                if self._state.best is None:
+                    self._page(stored, paging, None)
+                if self._state.best is None:
+                    self._repair(stored, eviction)
 
     def descend(self) -> None:
         """Look for a peak within the budget whatever the time, for a share of what is left."""
         state = self._state
         until = time.perf_counter() + _DESCENT_SHARE * state.left()
-        self._offer_pruned(descend_to(state.wiring, state.budget_bytes, until))
+        if state.wiring.graph.has_alternatives:
+            self._offer_pruned(least_peak_trace(state.wiring, until))
+        else:
+            self._offer_pruned(descend_to(state.wiring, state.budget_bytes, until))
 
     def build(self, relaxation: Relaxation, answer: Answer) -> Trace | None:
         """Build, repair and offer the schedule of a point; return it as it was built."""
@@ -70,22 +90,30 @@ class Heuristics:
         if answer.point is None:
             return None
         stagewise = read_point(relaxation, state.wiring, answer.point)
-        built = trace(state.wiring, construct(state.wiring, stagewise))
+        sequence = construct(state.wiring, stagewise)
+        if sequence is None:
+            return None
+        built = trace(state.wiring, sequence)
         for perturbation in (
             EVICTION_PERTURBATIONS if state.round > 1 else EVICTION_PERTURBATIONS[:1]
         ):
             self._repair(built, perturbation)
             if state.closed(_GAP_TO_TRY_MORE) or state.left() <= 0:
                 break
+        self._repair_unfolded(built)
         if state.best is None:
-            self._page(PAGING_PERTURBATIONS[0], stagewise)
+            self._page(built, PAGING_PERTURBATIONS[0], stagewise.keeps)
         return built
 
     def plan_chain(self) -> None:
         """Offer the schedule of `rotor`, if there is one in the order of the graph."""
         state = self._state
         seconds = _CHAIN_SHARE * state.left()
-        if seconds < _LEAST_CHAIN_SECONDS or state.wiring.op_count > _MOST_OPS_OF_CHAIN:
+        if (
+            state.wiring.graph.has_alternatives
+            or seconds < _LEAST_CHAIN_SECONDS
+            or state.wiring.op_count > _MOST_OPS_OF_CHAIN
+        ):
             return
         problem, rotor = Problem(state.wiring.graph, state.budget_bytes), Rotor()
         if rotor.can_solve(problem) is not None:
@@ -110,15 +138,14 @@ class Heuristics:
         until = started + seconds
         by_parts = by_parts and self._neighbourhood.is_of_use
         self._seed += 1
-        state.offer(
-            local_search(
-                state.wiring,
-                state.best,
-                state.budget_bytes,
-                seed=self._seed,
-                deadline=until - by_parts * _BY_PARTS * seconds,
-            )
+        soon = until - by_parts * _BY_PARTS * seconds
+        if state.wiring.graph.has_alternatives:
+            self._search_makers((time.perf_counter() + soon) / 2)
+        unfolded = unfold(state.wiring, state.best)
+        found = local_search(
+            unfolded.wiring, unfolded.start, state.budget_bytes, seed=self._seed, deadline=soon
         )
+        self._offer_folded(unfolded, found)
         since = 0
         while by_parts and since < _PATIENCE and time.perf_counter() < until:
             if state.enough():
@@ -128,31 +155,74 @@ class Heuristics:
             since = 0 if state.best_time < before else since + 1
         self._polish_seconds += time.perf_counter() - started
 
+    def _search_makers(self, until: float) -> None:
+        """Improve the fastest schedule by other makers."""
+        state = self._state
+        if state.best is not None:
+            state.offer(
+                local_search(
+                    state.wiring, state.best, state.budget_bytes, seed=self._seed, deadline=until
+                )
+            )
+
     def _repair(self, start: Trace, perturbation: EvictionPerturbation) -> None:
         """Evict, prune and offer."""
         state = self._state
-        fitting = evict(
+        found = repaired(
             state.wiring,
-            start.sequence,
+            start,
             state.budget_bytes,
             perturbation=perturbation,
-            deadline=state.soon(),
+            soon=state.soon(),
+            deadline=state.deadline,
         )
-        self._offer_pruned(fitting)
+        state.offer(found)
 
-    def _page(self, perturbation: PagingPerturbation, stagewise: Stagewise | None) -> None:
-        """Run within the budget in one pass, keeping what the point of a program keeps."""
+    def _repair_unfolded(self, start: Trace) -> None:
+        """With several makers: keep those of a schedule, and evict, or run within the budget.
+
+        The latter keeping what it can, or what the schedule keeps.
+        """
         state = self._state
+        if not state.wiring.graph.has_alternatives:
+            return
+        unfolded = unfold(state.wiring, start)
+        found = repaired(
+            unfolded.wiring,
+            unfolded.start,
+            state.budget_bytes,
+            soon=state.soon(),
+            deadline=state.deadline,
+        )
+        self._offer_folded(unfolded, found)
+        for perturbation in PAGING_PERTURBATIONS[:2]:
+            for keeps in (None, unfolded.keeps()):
+                self._page(start, perturbation, keeps)
+
+    def _page(self, start: Trace, perturbation: PagingPerturbation, keeps: Keeps | None) -> None:
+        """Run the ops of a schedule within the budget in one pass."""
+        state = self._state
+        unfolded = unfold(state.wiring, start)
         sequence = page(
-            state.wiring,
+            unfolded.wiring,
             state.budget_bytes,
             perturbation=perturbation,
-            plan=None if stagewise is None else stagewise.keeps,
+            plan=keeps,
             deadline=state.soon(),
         )
         if sequence is not None:
-            self._offer_pruned(trace(state.wiring, sequence))
+            found = trace(unfolded.wiring, sequence)
+            found = prune(unfolded.wiring, found, state.budget_bytes, deadline=state.deadline)
+            self._offer_folded(unfolded, found)
+
+    def _offer_folded(self, unfolded: Unfolded, found: Trace) -> None:
+        state = self._state
+        folded = unfolded.fold(found)
+        state.offer(spared(state.wiring, folded, state.budget_bytes, deadline=state.deadline))
 
     def _offer_pruned(self, found: Trace) -> None:
+        """Prune a schedule and offer it."""
         state = self._state
-        state.offer(prune(state.wiring, found, state.budget_bytes, deadline=state.deadline))
+        unfolded = unfold(state.wiring, found)
+        now = prune(unfolded.wiring, unfolded.start, state.budget_bytes, deadline=state.deadline)
+        self._offer_folded(unfolded, now)

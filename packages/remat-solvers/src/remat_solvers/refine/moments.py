@@ -4,7 +4,8 @@ Where a schedule is over budget (`refinements`): a first computation becomes a c
 recomputation asks for the checkpoints on both sides and, once the one before it is there, for its
 running-memory row. Worst first, at least one stretch of first computations apart. Where a schedule
 that fits is fullest (`fullest`). And, whatever the schedule, where an op leaves little room for
-anything else while it runs (`tightest`).
+anything else while it runs (`tightest`). Where values have several makers, read groups for ops, and
+the opening of a group's place for a first computation.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.bounds.least import while_running
-from remat_solvers.core.trace import Trace, first_runs, trace
-from remat_solvers.core.wiring import Wiring
+from remat_solvers.bounds.surest import at_places
+from remat_solvers.core.makers import Makers, store_all_sequence
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.refine.embed import opened_at
 
-__all__ = ["Refinement", "fullest", "refinements", "tightest"]
+__all__ = ["Refinement", "fullest", "places", "refinements", "tightest"]
 
 _MOVES = 3
 _FULL = 0.9  # of the budget
@@ -71,28 +75,31 @@ def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
     Only where storing everything is well over budget. Among ops that leave about the same room,
     those come first beside which most would be stored.
     """
-    need = while_running(wiring)
-    during = trace(wiring, np.arange(wiring.op_count)).during
+    everything = trace(wiring, store_all_sequence(wiring))
+    owed, first = places(wiring, everything)
+    need = at_places(wiring, while_running(wiring))[owed]
+    during = everything.during[first]
     beside = (during - need) / np.maximum(budget_bytes - need, 1)
-    apart = max(1, wiring.op_count // _STRETCHES)
+    apart = max(1, len(owed) // _STRETCHES)
     free = during > _OVER * budget_bytes
     found: list[int] = []
-    for op in np.lexsort((-beside, -(need // max(1, budget_bytes // _CLASSES)))).tolist():
-        if free[op]:
-            found.append(op)
-            free[max(0, op - apart) : op + apart + 1] = False
+    for at in np.lexsort((-beside, -(need // max(1, budget_bytes // _CLASSES)))).tolist():
+        if free[at]:
+            found.append(int(owed[at]))
+            free[max(0, at - apart) : at + apart + 1] = False
     return found
 
 
 def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> Refinement:
     """Choose checkpoints where a schedule that fits is fullest, apart from one another."""
-    during = now.during[first_runs(wiring, now)]
-    apart = 2 * max(1, wiring.op_count // 50)
+    owed, first = places(wiring, now)
+    during = now.during[first]
+    apart = 2 * max(1, len(owed) // 50)
     found: set[int] = set()
     while len(found) < _MOST_FULL and during.max(initial=0) >= _FULL * budget_bytes:
-        op = int(during.argmax())
-        found.add(op)
-        during[max(0, op - apart) : op + apart + 1] = 0
+        at = int(during.argmax())
+        found.add(int(owed[at]))
+        during[max(0, at - apart) : at + apart + 1] = 0
     return Refinement(frozenset(found), frozenset())
 
 
@@ -100,24 +107,32 @@ def refinements(
     wiring: Wiring, now: Trace, budget_bytes: int, present: Refinement, most: int
 ) -> list[Refinement]:
     """List up to `most` refinements not yet present, for the moments most over budget."""
-    first = first_runs(wiring, now)
+    owed, first = places(wiring, now)
     over = now.during - budget_bytes
     found: list[Refinement] = []
-    near = max(1, wiring.op_count // 50)
+    near = max(1, len(owed) // 50)
     while len(found) < most and over.max(initial=0) > 0:
         worst = int(over.argmax())
-        op = int(now.sequence[worst])
         after = int(np.searchsorted(first, worst))
-        if int(first[op]) == worst:
-            wanted = Refinement(frozenset({op}), frozenset())
+        if after < len(first) and int(first[after]) == worst:
+            wanted = Refinement(frozenset({int(owed[after])}), frozenset())
         else:
-            around = {c for c in (after - 1, after) if 0 <= c < wiring.op_count}
-            rows = {(after - 1, op)} if after - 1 in present.checkpoints else set()
-            wanted = Refinement(frozenset(around), frozenset(rows))
+            around = frozenset(owed[max(0, after - 1) : after + 1].tolist())
+            opens = int(owed[max(0, after - 1)])
+            known = after > 0 and opens in present.checkpoints
+            rows = {(opens, int(now.sequence[worst]))} if known else set()
+            wanted = Refinement(around, frozenset(rows))
         if not present >= wanted:
             found.append(wanted)
             since = int(first[max(0, after - near)])
-            until = int(first[min(wiring.op_count - 1, after + near)])
+            until = int(first[min(len(owed) - 1, after + near)])
             over[since : until + 1] = 0
         over[worst] = 0
     return found
+
+
+def places(wiring: Wiring, now: Trace) -> tuple[Ints, Ints]:
+    """List the owed ops, and the positions at which the places of their groups open."""
+    makers = Makers.of(wiring)
+    owed = np.flatnonzero(makers.owed)
+    return owed, opened_at(makers, now)[owed]

@@ -17,15 +17,14 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.core.milp import Outcome, restricted, solve_program
-from remat_solvers.core.trace import Trace, first_runs, sequence_time, trace
+from remat_solvers.core.milp import HIGHS, Outcome, restricted, solve_program
+from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
-from remat_solvers.refine.moments import Refinement, refinements
+from remat_solvers.refine.moments import Refinement, places, refinements
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
-from remat_solvers.search.evict import evict
-from remat_solvers.search.prune import prune
+from remat_solvers.search.repair import repaired
 
 __all__ = ["Neighbourhood"]
 
@@ -44,9 +43,12 @@ _LARGER, _SMALLER = 1.25, 0.7
 class Neighbourhood:
     """What is free in a step: how many columns, and between which checkpoints."""
 
-    def __init__(self, wiring: Wiring, budget_bytes: int, seed: int = 0) -> None:
+    def __init__(
+        self, wiring: Wiring, budget_bytes: int, seed: int = 0, *, back_end: str = HIGHS
+    ) -> None:
         self._wiring = wiring
         self._budget_bytes = budget_bytes
+        self._back_end = back_end
         self._rng = np.random.default_rng(seed)
         self._told: Counter[int] = Counter()
         self._free_columns = float(_FREE_COLUMNS)
@@ -75,6 +77,7 @@ class Neighbourhood:
             seconds=seconds,
             gap=_GAP,
             start=point[free],
+            back_end=self._back_end,
         )
         if answer.outcome is not Outcome.SOLVED:
             self._free_columns *= _SMALLER if seconds > _SECONDS / 2 else 1.0
@@ -83,13 +86,15 @@ class Neighbourhood:
         if answer.point is None:
             return now
         point[free] = answer.point
-        built = trace(wiring, construct(wiring, read_point(relaxation, wiring, point)))
+        sequence = construct(wiring, read_point(relaxation, wiring, point))
+        if sequence is None:
+            return now
+        built = trace(wiring, sequence)
         present = Refinement(frozenset(checkpoints), frozenset())
         for over in refinements(wiring, built, budget, present, _CHECKPOINTS // 2):
             self._told.update(over.checkpoints - present.checkpoints)
         until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
-        found = evict(wiring, built.sequence, budget, deadline=until)
-        found = prune(wiring, found, budget, deadline=deadline)
+        found = repaired(wiring, built, budget, soon=until, deadline=deadline)
         faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
         return found if found.peak_bytes <= budget and faster else now
 
@@ -97,21 +102,24 @@ class Neighbourhood:
         told = [op for op, _ in self._told.most_common(2 * self._count)]
         self._rng.shuffle(told)
         chosen = told[: int(_TOLD_SHARE * self._count)]
-        during = now.during[first_runs(self._wiring, now)]
-        full = np.flatnonzero(during >= min(_FULL * self._budget_bytes, during.max(initial=0)))
+        owed, first = places(self._wiring, now)
+        during = now.during[first]
+        full = owed[during >= min(_FULL * self._budget_bytes, during.max(initial=0))]
         self._rng.shuffle(full)
         return sorted({*chosen, *full[: self._count - len(chosen)].tolist()})
 
     def _free(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Choose columns: of all that belongs to the ops of random stretches."""
         wiring = self._wiring
-        owner = np.empty(len(relaxation.program.cost), dtype=np.int64)
+        owner = np.zeros(len(relaxation.program.cost), dtype=np.int64)
         ops: Ints = np.arange(wiring.op_count)
         for table, owners in (
             (relaxation.kept_column, wiring.producer),
             (relaxation.dies_column, wiring.producer),
             (relaxation.redo_column, ops),
+            (relaxation.held_column, wiring.producer),
             (relaxation.ever_column, ops),
+            (relaxation.way_column, ops),
         ):
             there = table >= 0
             owner[table[there]] = np.broadcast_to(owners, table.shape)[there]

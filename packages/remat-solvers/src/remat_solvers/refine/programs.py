@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from remat_solvers.bounds.least import while_running
 from remat_solvers.core.incumbent import TOLERANCE
+from remat_solvers.core.makers import Makers
 from remat_solvers.core.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
@@ -46,6 +48,8 @@ _TIGHTEST_SHARE = 0.05  # of the time left
 _RISE_TIGHTEST = 1e-3  # of the bound of the relaxation
 _FRUITLESS_TIGHTEST = 4  # ops
 _LEAST_BY_PARTS_SECONDS = 1.0
+
+_HEAVY = 0.5  # of the budget
 
 _RESERVES = (0.02, 0.05, 0.08)  # of the budget
 _RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
@@ -171,6 +175,7 @@ class Programs:
             start=start,
             target=COST_OF_ONCE * (state.bound * (1 + TOLERANCE) / state.once - 1),
             many_nodes=begun is not None,
+            back_end=state.back_end,
             meanwhile=self._polish,
         )
         state.round += 1
@@ -189,7 +194,9 @@ class Programs:
                 reserves=dict.fromkeys(tried.checkpoints, int(share * state.budget_bytes)),
             )
             seconds = min(_RESERVE_SECONDS, _RESERVE_SHARE * state.left())
-            answer = solve_program(relaxation.program, seconds=seconds, gap=_RESERVE_GAP)
+            answer = solve_program(
+                relaxation.program, seconds=seconds, gap=_RESERVE_GAP, back_end=state.back_end
+            )
             self._heuristics.build(relaxation, answer)
 
     def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
@@ -219,6 +226,7 @@ class Programs:
             answer = solve_program(
                 relaxed(relaxation.program),
                 seconds=until - time.perf_counter(),
+                back_end=state.back_end,
                 meanwhile=self._polish,
             )
             state.learn(answer.bound)
@@ -238,16 +246,31 @@ class Programs:
             self._state.wiring,
             self._state.budget_bytes,
             sorted(tried.checkpoints),
-            running=sorted(tried.running),
+            running=sorted(tried.running | self._members(tried)),
             paired=paired,
         )
         self._columns = relaxation.columns
         return relaxation
 
+    def _members(self, tried: Refinement) -> set[tuple[int, int]]:
+        """List the heavy ways of groups at checkpoints: one that does not open runs in the segment.
+
+        Without a row of its own what it needs counts nowhere.
+        """
+        makers = Makers.of(self._state.wiring)
+        heavy = while_running(self._state.wiring) > _HEAVY * self._state.budget_bytes
+        chosen = (c for c in tried.checkpoints if makers.chosen[c])
+        return {(c, p) for c in chosen for p in makers.members(c).tolist() if heavy[p]}
+
     def _solve_relaxed(self, tried: Refinement, seconds: float) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
         relaxation = self._relax(tried, paired=True)
-        answer = solve_program(relaxed(relaxation.program), seconds=seconds, meanwhile=self._polish)
+        answer = solve_program(
+            relaxed(relaxation.program),
+            seconds=seconds,
+            back_end=self._state.back_end,
+            meanwhile=self._polish,
+        )
         self._state.learn(answer.bound)
         return _Sketch(tried, relaxation, answer)
 

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from remat_graph import Graph
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.exhaust import exhaust
 from remat_solvers.bounds.least import least
 from remat_solvers.bounds.regression import regress
+from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
-from remat_solvers.core.trace import sequence_time, trace
-from remat_solvers.core.wiring import Ints
+from remat_solvers.core.problem import Limit, silent
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement
+from remat_solvers.refine.moments import Refinement, places
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.state import State
+from remat_solvers.search.repair import spared
+from remat_solvers.search.selection import arrange, first_choices
+from remat_solvers.search.unfolding import unfold
 
 __all__ = ["Rounds"]
 
-_AT_ONCE = 2  # refinements
+_AT_ONCE, _AT_ONCE_OF_MAKERS = 2, 4  # refinements
+_LEAST_TURN_SECONDS = 0.2
 
 # Of the time left, for one integer program: large ones raise their bounds late.
 _PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 20
@@ -30,6 +38,7 @@ _LONGER = 1.5  # after a program that was stopped
 _MOST_OF_GAP = 0.4
 _MOST_AGAIN = 2
 
+_LEANEST_SHARE = 1 / 2  # of the time left, for the ways of storing everything in least
 _WIDE_GAP = 0.01  # after the second program
 _REGRESSION_SHARE = 0.1  # of the time left
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
@@ -39,23 +48,32 @@ _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, besid
 class Rounds:
     """The course of one solve; what comes of it is in the state."""
 
-    def __init__(self, state: State, start: Ints | None = None) -> None:
+    def __init__(
+        self, state: State, given: Sequence[Ints] = (), checkpoints: frozenset[int] = frozenset()
+    ) -> None:
         self._state = state
-        self._given = start
+        self._begun = checkpoints
+        self.checkpoints = checkpoints  # of the last program
+        self._given = given
         self._heuristics = Heuristics(state)
         self._programs = Programs(state, self._heuristics)
+        self._planned: set[Graph] = set()
+        self._has_alternatives = state.wiring.graph.has_alternatives
 
     def run(self) -> None:
         """Work until closed, infeasible, out of refinements, or out of time."""
         state = self._state
-        everything = trace(state.wiring, np.arange(state.wiring.op_count))
-        state.offer(everything)
+        everything = self._everything()
+        state.offer(everything[0])
         if state.closed(0.0):
             return state.say("storing everything fits")
         if least(state.wiring).peak_bytes > state.budget_bytes:
             state.infeasible = True
             return state.say("one op alone needs more than the budget")
         self._heuristics.start(everything, self._given)
+        if self._has_alternatives:
+            leanest = min(everything, key=lambda stored: stored.peak_bytes)
+            self._plan_makers(leanest, _LEANEST_SHARE * state.left())
         if state.best is None:
             proved = bottleneck(state.wiring, state.soon())
             until = min(state.soon(), time.perf_counter() + _REGRESSION_SHARE * state.left())
@@ -65,19 +83,32 @@ class Rounds:
                 return state.say("nothing fits: the least peak is above the budget")
             self._heuristics.descend()
         state.say("repaired storing everything")
-        self._refine(Refinement(frozenset({int(everything.during.argmax())}), frozenset()))
-        if not state.infeasible and not state.closed(0.0):
+        self._refine(_at_peak(state.wiring, everything[0]))
+        if not self._has_alternatives and not state.infeasible and not state.closed(0.0):
             self._exhaust()
         if not state.infeasible:
             self._polish(state.left())
         return None
 
+    def _everything(self) -> list[Trace]:
+        """Store everything; where values have several makers, the fastest ways come first."""
+        wiring = self._state.wiring
+        fastest = trace(wiring, store_all_sequence(wiring))
+        if not wiring.graph.has_alternatives:
+            return [fastest]
+        makers = Makers.of(wiring)
+        stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
+        return [fastest, *(start for start in stored if start is not None)]
+
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
         state = self._state
-        tried = self._programs.sketch(tried)
+        if self._begun:
+            tried |= Refinement(self._begun, frozenset())
+        else:
+            tried = self._programs.sketch(tried)
         pending: list[Refinement] = []
-        again, begun, first = 0, None, True
+        again, begun, first = 0, None, not self._begun
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left() - self._heuristics.polish_seconds)
@@ -86,7 +117,9 @@ class Rounds:
         while not state.enough() or self._is_worth_a_round():
             limit = min(state.left(), seconds)
             before, polished = state.best_time, self._heuristics.polish_seconds
+            started = time.perf_counter()
             relaxation, answer = self._programs.solve(tried, limit, begun)
+            self.checkpoints = tried.checkpoints
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
                 state.infeasible = state.best is None
@@ -98,7 +131,12 @@ class Rounds:
             elif state.round == 2 and not state.closed(_WIDE_GAP):
                 self._heuristics.plan_chain()
             beside = self._heuristics.polish_seconds - polished
-            self._polish(min(state.left() / 2, polish * seconds - beside))
+            turn = polish * seconds
+            if self._has_alternatives:
+                turn = min(turn, max(_LEAST_TURN_SECONDS, time.perf_counter() - started))
+                if state.best is not None:
+                    self._plan_makers(state.best, turn)
+            self._polish(min(state.left() / 2, turn - beside))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
             state.say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
             seen = [] if built is None else self._programs.where(built, tried)
@@ -111,13 +149,37 @@ class Rounds:
                     continue
             elif not pending:
                 break
-            for refinement in pending[:_AT_ONCE]:
+            at_once = _AT_ONCE_OF_MAKERS if self._has_alternatives else _AT_ONCE
+            for refinement in pending[:at_once]:
                 tried |= refinement
-            pending = pending[_AT_ONCE:]
+            pending = pending[at_once:]
             tried = self._programs.start_anew(tried) if first else self._programs.stronger(tried)
             first = False
             again = 0
         return None
+
+    def _plan_makers(self, start: Trace, seconds: float) -> None:
+        """Refine the ordinary graph of a schedule: its makers stay, all else may change.
+
+        Not twice for the same makers.
+        """
+        state = self._state
+        if state.enough():
+            return
+        unfolded = unfold(state.wiring, start)
+        if unfolded.wiring.graph in self._planned:
+            return
+        self._planned.add(unfolded.wiring.graph)
+        seconds = max(0.0, min(state.left(), seconds))
+        limit = Limit.starting_now(seconds)
+        inner = State(
+            unfolded.wiring, state.budget_bytes, time.perf_counter() + seconds, limit, silent,
+            back_end=state.back_end,
+        )  # fmt: skip
+        Rounds(inner, [unfolded.start.sequence]).run()
+        if inner.best is not None:
+            found = unfolded.fold(inner.best)
+            state.offer(spared(state.wiring, found, state.budget_bytes, deadline=state.deadline))
 
     def _polish(self, seconds: float) -> None:
         self._heuristics.polish(seconds, by_parts=not self._programs.last_is_small)
@@ -148,3 +210,10 @@ class Rounds:
         state.offer(trace(state.wiring, found.sequence))
         state.bound = max(state.bound, sequence_time(state.wiring, found.sequence) * (1 - 1e-9))
         state.say("searched all states")
+
+
+def _at_peak(wiring: Wiring, now: Trace) -> Refinement:
+    """Choose the op, or group, at whose place a schedule holds most."""
+    owed, first = places(wiring, now)
+    at = int(np.searchsorted(first, now.during.argmax(), side="right")) - 1
+    return Refinement(frozenset({int(owed[max(0, at)])}), frozenset())

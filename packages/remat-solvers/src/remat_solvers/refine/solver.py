@@ -13,6 +13,10 @@ than the budget, for schedules that overshoot less; what they leave free is prun
 wide gap is left, a graph that is a chain of blocks is planned as one (`rotor`). On graphs of about
 a dozen ops a search of all states (`exhaust`) closes what the program leaves open.
 
+Where values have several makers, the same rounds choose among them (`ways`), after those without
+alternatives and with the more exact ones, which give schedules and checkpoints to begin with; the
+ordinary graph of the fastest schedule is refined, too (`unfolding`).
+
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
 `INFEASIBLE` that the program is.
@@ -26,23 +30,31 @@ in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al.
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from remat_graph import Solution
-from remat_solvers.core.problem import Limit, Problem, Report
-from remat_solvers.core.wiring import Wiring, in_order
-from remat_solvers.refine.joint import Joint
+from remat_graph import Compute, Graph, Numerics, Schedule, Solution
+from remat_solvers.core.makers import is_in_order
+from remat_solvers.core.milp import HIGHS, missing_back_end
+from remat_solvers.core.problem import Limit, Problem, Report, silent
+from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.search.smallest import least_peak_trace
 
 __all__ = ["Refine"]
 
 _DEFAULT_SECONDS = 30.0
+_PLAIN_SHARE = 1 / 4  # of the time, for what may choose nothing; the wider choices share the rest
 
 
+@dataclass(frozen=True, slots=True)
 class Refine:
-    """The stage-refined ILP; exact in the limit on most graphs, with a certified bound always."""
+    """The stage-refined ILP; exact in the limit on most graphs, with a certified bound always.
+
+    `back_end` solves the programs: HiGHS, or another MILP solver that CVXPY has installed. One that
+    takes no time limit makes a solve run past its own, and proves less.
+    """
 
     name: ClassVar[str] = "refine"
     exact: ClassVar[bool] = True
@@ -54,24 +66,68 @@ class Refine:
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
     )
 
+    back_end: str = HIGHS
+
     def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
+        """Refuse graphs without ops, and back ends that are not installed."""
+        if not problem.graph.ops:
+            return "the graph has no ops"
+        return missing_back_end(self.back_end)
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Refine until the gap is closed or the limit is reached.
 
         If none is set: 30 s at most, less where little can be gained and nothing was for a while.
         """
-        wiring = Wiring.of(problem.graph)
-        last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        if problem.graph.has_alternatives:
-            joint = State(wiring, problem.budget_bytes, last_moment, limit, report)
-            Joint(joint, problem.start).run()
-            return joint.solution()
-        start = None if problem.start is None else in_order(wiring, problem.start)
-        state = State(wiring, problem.budget_bytes, last_moment, limit, report)
-        Rounds(state, start).run()
+        until = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        begin = _Begin(() if problem.start is None else (problem.start,))
+        narrower = _narrower(problem.graph)
+        for position, graph in enumerate(narrower):
+            share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
+            some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
+            _, begin = self._refined(graph, problem.budget_bytes, begin, some, silent)
+        state, _ = self._refined(problem.graph, problem.budget_bytes, begin, limit, report)
         if state.best is None:
-            state.offer(smallest_trace(wiring, time.perf_counter() + 1.0))
+            state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
         return state.solution()
+
+    def _refined(
+        self, graph: Graph, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
+    ) -> tuple[State, _Begin]:
+        """Refine a graph; return also what is known then for one with more choice."""
+        wiring = Wiring.of(graph)
+        last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        state = State(wiring, budget_bytes, last_moment, limit, report, back_end=self.back_end)
+        known = frozenset(graph.op_index[name] for name in begin.checkpoints)
+        begun = (_begun(wiring, start) for start in begin.starts)
+        rounds = Rounds(state, [sequence for sequence in begun if sequence is not None], known)
+        rounds.run()
+        found = () if state.best is None else (expand(wiring, state.best.sequence),)
+        checkpoints = tuple(graph.ops[c].name for c in rounds.checkpoints)
+        return state, _Begin((*begin.starts, *found), checkpoints)
+
+
+class _Begin(NamedTuple):
+    """Schedules to begin with, and at which ops memory was found to bind."""
+
+    starts: tuple[Schedule, ...]
+    checkpoints: tuple[str, ...] = ()
+
+
+def _narrower(graph: Graph) -> list[Graph]:
+    """List what is left of a graph with less choice: none, then makers as exact as each kind."""
+    kinds = sorted({op.numerics for op in graph.ops if not op.owed}, key=list(Numerics).index)
+    if not kinds:
+        return []
+    return [graph.without_alternatives(), *map(graph.with_numerics, kinds[:-1])]
+
+
+def _begun(wiring: Wiring, start: Schedule) -> Ints | None:
+    """List the computations of a given schedule; `None` if this graph has no such one in order."""
+    index = wiring.graph.op_index
+    if not all(step.op in index for step in start if isinstance(step, Compute)):
+        return None
+    if not wiring.graph.has_alternatives:
+        return in_order(wiring, start)
+    sequence = sequence_of(wiring, start)
+    return sequence if is_in_order(wiring, sequence) else None

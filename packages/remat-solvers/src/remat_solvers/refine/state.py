@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, Report
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Wiring
@@ -31,13 +32,21 @@ _ATTEMPTS = 60  # that fit into what is left, if they may take longer
 class State(Incumbent):
     """What is sought and known by `refine`, whose rounds are counted by what solves its programs.
 
-    `last_moment`, of `time.perf_counter`, is when to stop in any case.
+    `last_moment`, of `time.perf_counter`, is when to stop in any case; `back_end` solves programs.
     """
 
     def __init__(
-        self, wiring: Wiring, budget_bytes: int, last_moment: float, limit: Limit, report: Report
+        self,
+        wiring: Wiring,
+        budget_bytes: int,
+        last_moment: float,
+        limit: Limit,
+        report: Report,
+        *,
+        back_end: str = HIGHS,
     ) -> None:
         super().__init__("refine", wiring, budget_bytes, limit, report)
+        self.back_end = back_end
         self._started = self._gained = time.perf_counter()
         self._last_moment = last_moment
 

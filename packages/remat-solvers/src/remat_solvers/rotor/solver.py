@@ -24,6 +24,7 @@ stored input or record, so more slots are tried too (`search`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
@@ -37,6 +38,7 @@ from remat_solvers.rotor.search import Search
 __all__ = ["Rotor"]
 
 
+@dataclass(frozen=True)
 class Rotor:
     """The dynamic programme of rotor; `slots` of memory, at most `most_stages` stages.
 
@@ -53,11 +55,12 @@ class Rotor:
         "limited memory. Inria Research Report RR-9302, 2019."
     )
 
-    def __init__(self, *, slots: int = 500, most_stages: int = 200) -> None:
-        check_whole("slots", slots)
-        check_whole("most_stages", most_stages)
-        self._slots = slots
-        self._most_stages = most_stages
+    slots: int = 500
+    most_stages: int = 200
+
+    def __post_init__(self) -> None:
+        check_whole("slots", self.slots)
+        check_whole("most_stages", self.most_stages)
 
     def can_solve(self, problem: Problem) -> str | None:
         """Take chains of blocks; say where a graph is none."""
@@ -76,8 +79,8 @@ class Rotor:
         found = find_chains(wiring)
         if isinstance(found, str):
             raise UnsuitableSolver(self.name, found)
-        chains = [merged(wiring, chain, self._most_stages) for chain in found]
+        chains = [merged(wiring, chain, self.most_stages) for chain in found]
         search = Search(self.name, wiring, problem.budget_bytes, limit, report)
         for chain in chains:
-            search.run(measure_stages(wiring, chain), self._slots)
+            search.run(measure_stages(wiring, chain), self.slots)
         return search, chains

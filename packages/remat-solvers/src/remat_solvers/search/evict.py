@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["EvictionPerturbation", "evict"]
+__all__ = ["EvictionPerturbation", "evict", "excess", "idle_copies"]
 
 _NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
@@ -39,6 +40,12 @@ class EvictionPerturbation:
     noise: float = 0.0
     seed: int = 0
 
+    def weights(self, values: int) -> list[float]:
+        """Draw the factor of each value."""
+        rng = np.random.default_rng(self.seed)
+        drawn: list[float] = np.exp(self.noise * rng.standard_normal(values)).tolist()
+        return drawn
+
 
 def evict(
     wiring: Wiring,
@@ -53,28 +60,44 @@ def evict(
     `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
     """
     perturbation = EvictionPerturbation() if perturbation is None else perturbation
-    rng = np.random.default_rng(perturbation.seed)
-    weights = np.exp(perturbation.noise * rng.standard_normal(wiring.value_count)).tolist()
-    now = best = trace(wiring, sequence)
-    least_excess, since = _excess(now, budget_bytes), 0
-    patience = 40 + wiring.op_count // 20
-    while now.peak_bytes > budget_bytes and since < patience:
+    weights = perturbation.weights(wiring.value_count)
+
+    def step(now: Trace) -> Ints | None:
         choices = _cheapest(wiring, now, budget_bytes, perturbation, weights, deadline)
         if not choices:
-            break
+            return None
         where = [q for q, closure in choices for _ in closure]
         what = [op for _, closure in choices for op in closure]
-        now = trace(wiring, np.insert(now.sequence, where, what))
-        excess = _excess(now, budget_bytes)
+        return np.insert(now.sequence, where, what)
+
+    return lowered(wiring, sequence, budget_bytes, step)
+
+
+def lowered(
+    wiring: Wiring, sequence: Ints, budget_bytes: int, step: Callable[[Trace], Ints | None]
+) -> Trace:
+    """Change a sequence step by step, until it fits, no step is left, or they gain nothing.
+
+    The trace with the least peak is returned.
+    """
+    now = best = trace(wiring, sequence)
+    least_excess, since = excess(now, budget_bytes), 0
+    patience = 40 + wiring.op_count // 20
+    while now.peak_bytes > budget_bytes and since < patience:
+        changed = step(now)
+        if changed is None:
+            break
+        now = trace(wiring, changed)
+        left = excess(now, budget_bytes)
         since += 1
-        if excess < least_excess:
-            least_excess, since = excess, 0
+        if left < least_excess:
+            least_excess, since = left, 0
         if now.peak_bytes < best.peak_bytes:
             best = now
     return best
 
 
-def _excess(now: Trace, budget_bytes: int) -> float:
+def excess(now: Trace, budget_bytes: int) -> float:
     """Sum what is over budget; in floats, as over all moments it may be beyond 64 bits."""
     return float(np.maximum(now.during - budget_bytes, 0).sum(dtype=np.float64))
 

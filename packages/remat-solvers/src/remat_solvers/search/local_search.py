@@ -2,7 +2,9 @@
 
 A large-neighbourhood search on the tracer. A step frees a window of moments (or a random share) of
 its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
-prices; it is taken if it is not slower. Deterministic for a seed and a number of steps.
+prices; it is taken if it is not slower. Where values have several makers, a step may also change
+the ways in which one group, or all that are alike, run first. Deterministic for a seed and a number
+of steps.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ import time
 
 import numpy as np
 
-from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.makers import Makers
+from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.evict import EvictionPerturbation, evict
-from remat_solvers.search.prune import drop_unused, prune, repeats
+from remat_solvers.search.evict import EvictionPerturbation
+from remat_solvers.search.repair import made_again, repaired, without_waste
+from remat_solvers.search.ways import other_ways
 
 __all__ = ["local_search"]
+
+_OTHER_WAYS = 0.3  # of the steps
 
 
 def local_search(
@@ -33,23 +39,29 @@ def local_search(
     The result fits and is never slower.
     """
     rng = np.random.default_rng(seed)
+    makers = Makers.of(wiring)
     best, best_time = incumbent, sequence_time(wiring, incumbent.sequence)
     since = 0
-    while since < patience and time.perf_counter() < deadline and repeats(best).any():
+    while since < patience and time.perf_counter() < deadline:
         since += 1
-        freed = drop_unused(wiring, trace(wiring, _thin(best, rng)))
+        positions = made_again(wiring, best)
+        if not makers.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
+            freed = other_ways(wiring, makers, best, rng)
+        elif len(positions):
+            freed = without_waste(wiring, _thin(best, positions, rng))
+        else:
+            break
         perturbation = EvictionPerturbation(
             cover=float(rng.choice([0.0, 0.5, 1.0])),
             crowding=float(rng.choice([0.5, 2.0, 8.0])),
             noise=float(rng.choice([0.0, 0.1, 0.3])),
             seed=int(rng.integers(1 << 30)),
         )
-        found = evict(
-            wiring, freed.sequence, budget_bytes, perturbation=perturbation, deadline=deadline
+        found = repaired(
+            wiring, freed, budget_bytes, perturbation=perturbation, soon=deadline, deadline=deadline
         )
         if found.peak_bytes > budget_bytes:
             continue
-        found = prune(wiring, found, budget_bytes, deadline=deadline)
         found_time = sequence_time(wiring, found.sequence)
         if found_time < best_time:
             since = 0
@@ -58,10 +70,8 @@ def local_search(
     return best
 
 
-def _thin(now: Trace, rng: np.random.Generator) -> Ints:
+def _thin(now: Trace, positions: Ints, rng: np.random.Generator) -> Ints:
     """Leave out recomputations: a random share, or all of a stretch of the schedule."""
-    ranks = np.flatnonzero(repeats(now))
-    positions = np.sort(now.key[ranks] % (now.steps + 1))
     share = float(rng.choice([0.05, 0.1, 0.2, 0.4]))
     count = max(1, min(len(positions), round(share * len(positions))))
     if rng.random() < 0.5:

@@ -1,25 +1,24 @@
-"""A choice of makers, and the ordinary graph that it leaves: its schedules are translated back.
+"""A choice of makers, and storing everything by these: where a search over makers begins.
 
 `first` are the ops that run at the places of groups with a choice, `later` those that make some of
-their values once more for the backward half: what reads these there reads the later copy, a value
-of its own in the selected graph. The optional ops on which a chosen op depends come with it, each
-right after the last op before it that reads the same. Both copies are one value in the given graph,
-where the second replaces the first: a translated schedule never holds more, nor takes longer.
+their values once more for the backward half. The optional ops on which a chosen op depends come
+with it, each right after the last op before it that reads the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from remat_graph import Graph, InvalidGraph, Op, Stage, Value
+from remat_graph import Stage
 from remat_solvers.bounds.least import while_running
 from remat_solvers.core.makers import Makers, lightest_ways
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Wiring
 
-__all__ = ["Choice", "Selection", "first_choices", "select", "tidy"]
+__all__ = ["Choice", "arrange", "first_choices", "least_kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,198 +29,174 @@ class Choice:
     later: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Selection:
-    """The selected graph, wired; `origin[i]` is the op of the given graph that its op `i` is."""
-
-    wiring: Wiring
-    origin: Ints
-
-    def translate(self, given: Wiring, makers: Makers, sequence: Ints) -> Ints:
-        """Turn a sequence of the selected graph into one of the given graph, without waste."""
-        return tidy(given, makers, self.origin[sequence])
-
-
-def select(wiring: Wiring, makers: Makers, choice: Choice) -> Selection | None:
-    """Leave out what was not chosen; `None` if what is left makes no graph."""
-    entries = _Entries(wiring, makers, choice)
-    if not entries.collect():
+def arrange(wiring: Wiring, makers: Makers, choice: Choice) -> Trace | None:
+    """Store everything by the chosen makers; `None` if these do not make all that is read."""
+    arrangement = _Arrangement(wiring, makers, choice)
+    if not arrangement.run():
         return None
-    try:
-        graph = entries.graph()
-    except InvalidGraph:
-        return None
-    return Selection(Wiring.of(graph), np.array([i for i, _, _ in entries.found], dtype=np.int64))
+    return trace(wiring, np.array(arrangement.order, dtype=np.int64))
 
 
 def first_choices(wiring: Wiring, makers: Makers) -> list[Choice]:
-    """List the cheapest ways, what is owed, and the ways of least need, by themselves and packing.
+    """List the cheapest ways, those of least need, what is owed, and three that pack.
 
-    Those that pack make for the backward half whatever can be unpacked.
+    The first of these keeps least of the forward half. The others make for the backward half
+    whatever can be unpacked; the last one also runs first what reads something packed, where there
+    is such a way.
     """
     need = while_running(wiring).astype(np.float64)
     ways = [
         frozenset(op for ops in lightest_ways(wiring, makers, weight) for op in ops)
         for weight in (wiring.time, need)
     ]
+    reads_packed = [bool(makers.optional_value[list(row)].any()) for row in wiring.inputs]
     unpack = frozenset(
-        op
-        for op in makers.more_maker.tolist()
-        if wiring.replayable_list[op] and makers.optional_value[list(wiring.inputs[op])].any()
+        op for op in makers.more_maker.tolist() if wiring.replayable_list[op] and reads_packed[op]
     )
-    found: list[Choice] = []
-    for first in dict.fromkeys((ways[0], frozenset(makers.groups()), ways[1])):
-        found.append(Choice(first))
-        if unpack - first:
-            found.append(Choice(first, unpack - first))
+    packed = ways[0]
+    for op in sorted(unpack):
+        if makers.opens[op]:
+            packed = with_way(wiring, makers, packed, op)
+    found = [Choice(first) for first in (*ways, frozenset(makers.groups()))]
+    found.append(least_kept(wiring, makers))
+    found += [Choice(first, unpack - first) for first in (ways[0], packed)]
+    return list(dict.fromkeys(found))
+
+
+def least_kept(wiring: Wiring, makers: Makers) -> Choice:
+    """Choose ways for which least of the forward half is kept, and unpack what can be unpacked."""
+    half = wiring.graph.boundary_index
+    size: dict[int, int] = dict(enumerate(wiring.size.tolist()))
+    unpacks: dict[int, int] = {}
+    for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
+        packed = any(makers.optional_value[w] for w in wiring.inputs[op])
+        if packed and wiring.replayable_list[op] and wiring.producer_list[v] < half:
+            read = sum(int(wiring.size[w]) for w in wiring.inputs[op])
+            if read < size[v]:
+                size[v], unpacks[v] = read, op
+    anyway = _read_anyway(wiring, makers)
+
+    def weight(op: int) -> tuple[int, float]:
+        group = int(makers.group[op])
+        kept = sum(
+            size[v]
+            for v in wiring.inputs[op]
+            if wiring.producer_list[v] < half or makers.optional_value[v]
+            if anyway.get(v, set()) <= {group}
+        )
+        return (kept if group >= half else 0), wiring.time_list[op]
+
+    first = []
+    for group in makers.groups():
+        able = [op for op in makers.members(group).tolist() if makers.opens[op]]
+        whole = [op for op in able if len(wiring.outputs[op]) == len(wiring.outputs[group])]
+        first.append(min(whole, key=weight))
+    return Choice(frozenset(first), frozenset(unpacks.values()) - frozenset(first))
+
+
+def _read_anyway(wiring: Wiring, makers: Makers) -> dict[int, set[int]]:
+    """Find which groups of the backward half read a value whichever of their ops runs."""
+    found: dict[int, set[int]] = {}
+    for group in np.flatnonzero(makers.owed).tolist():
+        if group < wiring.graph.boundary_index:
+            continue
+        members = makers.members(group).tolist()
+        for v in wiring.inputs[group]:
+            readers = {op for op in members if v in wiring.inputs[op]}
+            if len(members) == 1 or any(
+                readers.issuperset(op for op in members if w in wiring.outputs[op])
+                for w in wiring.outputs[group]
+            ):
+                found.setdefault(v, set()).add(group)
     return found
 
 
-def tidy(wiring: Wiring, makers: Makers, sequence: Ints) -> Ints:
-    """Leave out computations that make nothing that is read, nor anything owed a first time."""
-    order: list[int] = sequence.tolist()
-    made: set[int] = set()
-    owed: list[bool] = []
-    for op in order:
-        new = made.isdisjoint([-1 - op]) if not wiring.outputs[op] else False
-        new |= any(v not in made and not makers.optional_value[v] for v in wiring.outputs[op])
-        owed.append(new)
-        made.update(wiring.outputs[op] or (-1 - op,))
-    needed = [False] * wiring.value_count
-    for v in wiring.results.tolist():
-        needed[v] = True
-    kept: list[int] = []
-    for op, must in zip(reversed(order), reversed(owed), strict=True):
-        if must or any(needed[v] for v in wiring.outputs[op]):
-            for v in wiring.outputs[op]:
-                needed[v] = False
-            for v in wiring.inputs[op]:
-                needed[v] = True
-            kept.append(op)
-    return np.array(kept[::-1], dtype=np.int64)
-
-
-Entry = tuple[int, tuple[str, ...], tuple[str, ...]]  # op, what it reads, what it makes
+def with_way(wiring: Wiring, makers: Makers, first: frozenset[int], op: int) -> frozenset[int]:
+    """Let an op run first, in place of those that overlap with it, and the rest by parts."""
+    if op in first or not makers.opens[op]:
+        return first
+    members = makers.members(int(makers.group[op])).tolist()
+    rest = set(wiring.outputs[makers.group[op]]) - set(wiring.outputs[op])
+    found = {op}
+    for p in sorted(members, key=lambda p: wiring.time_list[p]):
+        if rest and set(wiring.outputs[p]) <= rest:
+            found.add(p)
+            rest -= set(wiring.outputs[p])
+    return first if rest else (first - set(members)) | found
 
 
 @dataclass(slots=True)
-class _Entries:
-    """Collects the ops of a selected graph in order."""
+class _Arrangement:
+    """Collects the ops in order."""
 
     wiring: Wiring
     makers: Makers
     choice: Choice
-    found: list[Entry] = field(default_factory=list)
-    _made: set[str] = field(default_factory=set)
-    _later: dict[str, int] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    _made: set[int] = field(default_factory=set)
+    _later: dict[int, int] = field(default_factory=dict)
+    _again: set[int] = field(default_factory=set)
 
-    def collect(self) -> bool:
+    def run(self) -> bool:
         """Place all ops; say whether everything that they read is there."""
-        graph, makers = self.wiring.graph, self.makers
-        self._made = set(graph.resident)
+        wiring, makers = self.wiring, self.makers
         self._later = {
             v: op
-            for op in sorted(self.choice.later)
-            if self.wiring.replayable_list[op]
-            for v in graph.ops[op].outputs
+            for op in sorted(self.choice.later - self.choice.first)
+            if wiring.replayable_list[op]
+            for v in wiring.outputs[op]
         }
         for c in np.flatnonzero(makers.owed).tolist():
             members = makers.members(c).tolist() if makers.chosen[c] else [c]
-            ops = [p for p in members if p in self.choice.first] if makers.chosen[c] else [c]
-            for op in ops:
-                if not self._add(op):
+            for op in members:
+                if (op in self.choice.first or not makers.chosen[c]) and not self._place(op):
                     return False
-            if not self._made.issuperset(graph.ops[c].outputs):
+            if not self._made.issuperset(wiring.outputs[c]):
                 return False
         return True
 
-    def graph(self) -> Graph:
-        """Write the graph."""
-        given = self.wiring.graph
-        names = {given.ops[i].name for i, _, _ in self.found}
-        backward = False
-        ops: list[Op] = []
-        values = [given.value_by_name[v] for v in sorted(given.resident)]
-        boundary = None
-        for i, inputs, outputs in self.found:
-            op = given.ops[i]
-            if op.stage is Stage.BACKWARD and not backward:
-                backward, boundary = True, op.name
-            new = dict(zip((*op.inputs, *op.outputs), (*inputs, *outputs), strict=True))
-            ops.append(
-                replace(
-                    op,
-                    inputs=inputs,
-                    outputs=outputs,
-                    stage=Stage.BACKWARD if backward else Stage.FORWARD,
-                    twin=op.twin if op.twin in names else None,
-                    order_after=tuple(name for name in op.order_after if name in names),
-                    overwrites=tuple((new[a], new[b]) for a, b in op.overwrites),
-                    alternative_of=None,
-                    optional=False,
-                )
-            )
-            sizes = (given.value_by_name[v].size_bytes for v in op.outputs)
-            values += [Value(v, size) for v, size in zip(outputs, sizes, strict=True)]
-        return Graph(tuple(values), tuple(ops), given.resident, given.results, boundary)
-
-    def _add(self, op: int) -> bool:
+    def _place(self, op: int) -> bool:
         """Place an op that makes values a first time, after what it needs."""
-        graph = self.wiring.graph
-        stage = graph.ops[op].stage
-        inputs = self._ready(op, graph.ops[op].inputs, late=stage is Stage.BACKWARD)
-        if inputs is None:
+        wiring = self.wiring
+        late = wiring.graph.ops[op].stage is Stage.BACKWARD
+        if not self._ready(wiring.inputs[op], late=late):
             return False
-        outputs = graph.ops[op].outputs
-        if not self._made.isdisjoint(outputs):
+        if not self._made.isdisjoint(wiring.outputs[op]):
             return False
-        self.found.append((op, inputs, outputs))
-        self._made.update(outputs)
+        self._add(op)
         return True
 
-    def _ready(self, op: int, wanted: Iterable[str], *, late: bool) -> tuple[str, ...] | None:
-        """Make what an op reads; name it as it is there, `None` if it cannot be."""
-        graph = self.wiring.graph
-        named: list[str] = []
-        for name in wanted:
-            v = name
+    def _ready(self, wanted: Iterable[int], *, late: bool) -> bool:
+        """Make what is read, for the backward half once more; say whether it is there."""
+        for v in wanted:
             again = self._later.get(v)
-            if late and again is not None and v in self._made and again != op:
-                if _again(v) not in self._made and not self._add_later(again):
-                    return None
-                v = _again(v)
-            elif v not in self._made:
-                maker = graph.producer[v]
-                if not graph.ops[maker].optional or not self._add_optional(maker):
-                    return None
-            named.append(v)
-        return tuple(named)
-
-    def _add_later(self, op: int) -> bool:
-        """Place an op that makes values once more, right before the first that reads them."""
-        wanted = self.wiring.graph.ops[op]
-        if op in self.choice.first:
-            return False
-        inputs = self._ready(op, wanted.inputs, late=False)
-        outputs = tuple(map(_again, wanted.outputs))
-        if inputs is None:
-            return False
-        self.found.append((op, inputs, outputs))
-        self._made.update(outputs)
+            if late and again is not None and v in self._made and v not in self._again:
+                if not self._ready(self.wiring.inputs[again], late=False):
+                    return False
+                self._add(again)
+                self._again.update(self.wiring.outputs[again])
+            elif v not in self._made and not self._pack(v):
+                return False
         return True
 
-    def _add_optional(self, op: int) -> bool:
+    def _pack(self, value: int) -> bool:
         """Place an optional op right after the last one that reads or makes what it reads."""
-        wanted = self.wiring.graph.ops[op]
-        inputs = self._ready(op, wanted.inputs, late=False)
-        if inputs is None or not wanted.replayable:
+        wiring = self.wiring
+        op = wiring.producer_list[value]
+        if not wiring.graph.ops[op].optional or not wiring.replayable_list[op]:
             return False
-        read = set(inputs)
-        touching = (at for at, (_, i, o) in enumerate(self.found) if not read.isdisjoint((*i, *o)))
-        self.found.insert(max(touching, default=-1) + 1, (op, inputs, wanted.outputs))
-        self._made.update(wanted.outputs)
+        if not self._ready(wiring.inputs[op], late=False):
+            return False
+        read = set(wiring.inputs[op])
+        touching = (
+            at
+            for at, other in enumerate(self.order)
+            if not read.isdisjoint((*wiring.inputs[other], *wiring.outputs[other]))
+        )
+        self.order.insert(max(touching, default=-1) + 1, op)
+        self._made.update(wiring.outputs[op])
         return True
 
-
-def _again(value: str) -> str:
-    return f"{value} again"
+    def _add(self, op: int) -> None:
+        self.order.append(op)
+        self._made.update(self.wiring.outputs[op])

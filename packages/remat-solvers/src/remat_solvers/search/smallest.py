@@ -31,7 +31,8 @@ from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused
 from remat_solvers.search.replay import give_up, replay
-from remat_solvers.search.selection import first_choices, select
+from remat_solvers.search.selection import arrange, first_choices
+from remat_solvers.search.unfolding import unfold
 
 __all__ = ["SmallestBudget", "descend_to", "least_peak_trace", "smallest_budget", "smallest_trace"]
 
@@ -104,16 +105,15 @@ def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -
     if not wiring.graph.has_alternatives:
         return smallest_trace(wiring, deadline, floor_bytes=floor_bytes)
     makers = Makers.of(wiring)
-    selections = [select(wiring, makers, choice) for choice in first_choices(wiring, makers)]
+    stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
     best = trace(wiring, store_all_sequence(wiring))
-    left = [selection for selection in selections if selection is not None]
-    for at, selection in enumerate(left):
+    left = [start for start in stored if start is not None]
+    for at, start in enumerate(left):
         now = time.perf_counter()
         until = now + (deadline - now) / (len(left) - at)
-        found = smallest_trace(selection.wiring, until, floor_bytes=floor_bytes)
-        translated = trace(wiring, selection.translate(wiring, makers, found.sequence))
-        if translated.peak_bytes < best.peak_bytes:
-            best = translated
+        unfolded = unfold(wiring, start)
+        found = smallest_trace(unfolded.wiring, until, floor_bytes=floor_bytes)
+        best = min(best, unfolded.fold(found), key=lambda now: now.peak_bytes)
     return best
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from remat_graph import Graph, Hierarchy, Schedule, Status
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import while_running
-from remat_solvers.core.problem import Limit, Problem, check_whole
+from remat_solvers.core.problem import Limit, Problem, Solver, check_whole
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.smallest import smallest_budget
 from remat_solvers.solve import search
@@ -52,7 +52,7 @@ def region_options(
     graph: Graph,
     *,
     most_bytes: int | None = None,
-    solver: str = "refine",
+    solver: str | Solver = "refine",
     limit_seconds: float = 10.0,
     points: int = 8,
     hierarchy: Hierarchy | None = None,
@@ -76,7 +76,7 @@ def region_front(
     graph: Graph,
     *,
     most_bytes: int | None = None,
-    solver: str = "refine",
+    solver: str | Solver = "refine",
     limit_seconds: float = 10.0,
     points: int = 8,
     hierarchy: Hierarchy | None = None,
@@ -109,7 +109,7 @@ def refined_options(
     *,
     kept_bytes: int,
     peak_bytes: int,
-    solver: str = "refine",
+    solver: str | Solver = "refine",
     limit_seconds: float = 10.0,
     hierarchy: Hierarchy | None = None,
 ) -> RegionFront:
@@ -143,7 +143,7 @@ class _Search:
 
     graph: Graph
     most_bytes: int
-    solver: str
+    solver: str | Solver
     hierarchy: Hierarchy | None
     limit: Limit
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 
 from remat_graph import Status
+from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Ints, sequence_of
@@ -30,7 +30,7 @@ class LevelPlanner:
     """Plans the levels below the top; a `Planner` of `blocks.planning`."""
 
     gap: float = 0.005
-    back_end: str = cp.HIGHS
+    back_end: str = HIGHS
     with_refine: bool = True
 
     def __call__(self, level: Level, budget_bytes: int, seconds: float) -> list[Ints]:

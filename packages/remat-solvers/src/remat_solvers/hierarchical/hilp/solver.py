@@ -21,15 +21,13 @@ Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
-
-import cvxpy as cp
 
 from remat_graph import Solution, simulate
 from remat_solvers.checkmate.attempt import Attempt, why_not
 from remat_solvers.checkmate.solver import MOST_COLUMNS
-from remat_solvers.core.milp import Outcome, missing_back_end
+from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.wiring import Ints, sequence_of
 from remat_solvers.errors import InvalidProblem
@@ -43,6 +41,7 @@ __all__ = ["HILP", "RKCheckmate"]
 _DEFAULT_SECONDS = 60.0
 _BLOCKS_SHARE = 0.5
 _BOUND_SHARE = 0.3
+_PLANNER = LevelPlanner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ class HILP:
     most_options: int = 80
     most_nodes: int = 28
     gap: float = 0.003
-    back_end: str = cp.HIGHS
-    planner: LevelPlanner = field(default_factory=LevelPlanner)
+    back_end: str = HIGHS
+    planner: LevelPlanner = _PLANNER
 
     def __post_init__(self) -> None:
         check_whole("most_options", self.most_options)
@@ -145,7 +144,7 @@ class RKCheckmate:
     )
 
     gap: float = 0.0
-    back_end: str = cp.HIGHS
+    back_end: str = HIGHS
     most_columns: int = MOST_COLUMNS
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ of the whole. Those of each chain take up to half of the time that is left, the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
@@ -31,8 +32,10 @@ from remat_solvers.rotor.solver import Rotor
 __all__ = ["RKRotor"]
 
 _BLOCKS_SHARE = 0.5
+_PLANNER = LevelPlanner()
 
 
+@dataclass(frozen=True)
 class RKRotor(Rotor):
     """rotor with up to `most_options` schedules per stage, found by `planner`.
 
@@ -49,29 +52,23 @@ class RKRotor(Rotor):
         "PyTorch. ICML 2023."
     )
 
-    def __init__(
-        self,
-        *,
-        slots: int = 500,
-        most_stages: int = 200,
-        most_options: int = 16,
-        planner: Planner | None = None,
-    ) -> None:
-        super().__init__(slots=slots, most_stages=most_stages)
-        check_whole("most_options", most_options)
-        self._most_options = most_options
-        self._planner = LevelPlanner() if planner is None else planner
+    most_options: int = 16
+    planner: Planner = _PLANNER
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("most_options", self.most_options)
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Plan like rotor, then with options; `LIMIT` if nothing fits, or at the limit (30 s)."""
         search, chains = self._searched(problem, limit, report)
         wiring = search.wiring
-        plans = StagePlans(wiring, self._planner, self._most_options, problem.executor)
+        plans = StagePlans(wiring, self.planner, self.most_options, problem.executor)
         for chain in chains:
             left = limit.left(DEFAULT_SECONDS)
             if search.closed() or left == 0:
                 break
             options = plans.of(chain, _BLOCKS_SHARE * left)
             search.say(f"options of {len(chain.stages)} stages")
-            search.run(measure_stages(wiring, chain, options), self._slots)
+            search.run(measure_stages(wiring, chain, options), self.slots)
         return search.solution()

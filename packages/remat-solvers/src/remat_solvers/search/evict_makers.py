@@ -1,0 +1,287 @@
+"""Bring a sequence within a budget where values have several makers: evict by the cheapest of them.
+
+As `evict`: at the moment of the peak, of what is alive but idle, that is evicted which costs least
+time per byte freed. It is made again just before its next use by whichever of its makers, with all
+that this one needs, is cheapest; what packs it runs right after its last use, and what is packed
+weighs against what is freed. Or the op that runs at the peak gives way to others that make the same
+and need less. Complexity: a trace per eviction, and for each a walk over what can be evicted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_solvers.core.makers import Makers
+from remat_solvers.core.trace import Trace
+from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.search.evict import EvictionPerturbation, idle_copies, lowered
+
+__all__ = ["evict_makers"]
+
+_SMALL = 0.05  # of what is evicted: what is kept longer rather than made again
+_INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that gains tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What to run before a position, and right after another; seconds, and bytes held between."""
+
+    ops: tuple[int, ...] = ()
+    packs: tuple[int, ...] = ()
+    seconds: float = 0.0
+    held: int = 0
+
+    def __add__(self, other: _Way) -> _Way:
+        again = tuple(op for op in other.ops if op not in self.ops)
+        packs = tuple(op for op in other.packs if op not in self.packs)
+        return _Way(
+            self.ops + again,
+            self.packs + packs,
+            self.seconds + other.seconds,
+            self.held + other.held,
+        )
+
+
+def evict_makers(
+    wiring: Wiring,
+    makers: Makers,
+    sequence: Ints,
+    budget_bytes: int,
+    *,
+    perturbation: EvictionPerturbation | None = None,
+    deadline: float = math.inf,
+) -> Trace:
+    """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
+
+    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    """
+    perturbation = EvictionPerturbation() if perturbation is None else perturbation
+    weights = perturbation.weights(wiring.value_count)
+    evictor = _Evictor(wiring, makers, budget_bytes, perturbation, weights)
+
+    def step(now: Trace) -> Ints | None:
+        return evictor.step(now) if time.perf_counter() < deadline else None
+
+    return lowered(wiring, sequence, budget_bytes, step)
+
+
+class _Evictor:
+    """Chooses one change after another."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        makers: Makers,
+        budget_bytes: int,
+        perturbation: EvictionPerturbation,
+        weights: list[float],
+    ) -> None:
+        self._wiring, self._makers = wiring, makers
+        self._budget_bytes = budget_bytes
+        self._perturbation, self._weights = perturbation, weights
+        self._makes: list[list[int]] = [[op] for op in wiring.producer_list]
+        for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
+            self._makes[v].append(op)
+        for row in self._makes:
+            row[:] = [op for op in row if wiring.replayable_list[op]]
+        times = wiring.time_list
+        self._least = np.array([min((times[op] for op in row), default=0.0) for row in self._makes])
+        self._instant = _INSTANT * math.fsum(times)
+        self._small = 0.0
+
+    def step(self, now: Trace) -> Ints | None:
+        """Return the sequence after the cheapest change at the peak; `None` if there is none."""
+        peak = int(now.during.argmax())
+        best, changed = self._eviction(now, peak)
+        for price, sequence in self._other_ways(now, peak):
+            if price < best:
+                best, changed = price, sequence
+        return changed
+
+    def _eviction(self, now: Trace, peak: int) -> tuple[float, Ints | None]:
+        wiring, perturbation = self._wiring, self._perturbation
+        over = int(now.during[peak]) - self._budget_bytes
+        copies, last_before, next_after = idle_copies(wiring, now, peak)
+        best: tuple[float, Ints | None] = (math.inf, None)
+        if not len(copies):
+            return best
+        values = now.copy_value[copies]
+        sizes = wiring.size[values]
+        crowded = np.concatenate([[0], np.cumsum(now.during > self._budget_bytes)])
+        covered = crowded[next_after] - crowded[last_before + 1]
+        share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+        worth = share**perturbation.cover
+        floor = self._least[values] / (np.minimum(sizes, over) * worth)
+        order = np.argsort(floor, kind="stable")
+        room = self._budget_bytes + sizes - now.before[next_after]
+        lives = _Lives(wiring, now)
+        columns = (values, sizes, last_before, next_after, worth, floor, room)
+        for v, size, since, q, factor, least, free in zip(
+            *(column[order].tolist() for column in columns), strict=True
+        ):
+            weight = self._weights[v]
+            if least * weight >= best[0]:
+                if perturbation.noise == 0:
+                    break
+                continue
+            most = best[0] * min(size, over) * factor / weight
+            for way in self._ways(lives, v, since, q, most):
+                freed = min(size - way.held, over)
+                if freed <= 0:
+                    continue
+                crowd = self._need(way.ops) - free
+                dearer = 1 + perturbation.crowding * crowd / over if crowd > 0 else 1.0
+                price = max(way.seconds, self._instant) / (freed * factor) * weight * dearer
+                if price < best[0]:
+                    where = [since + 1] * len(way.packs) + [q] * len(way.ops)
+                    best = price, np.insert(now.sequence, where, (*way.packs, *way.ops))
+        return best
+
+    def _need(self, ops: tuple[int, ...]) -> int:
+        wiring = self._wiring
+        made = sum(wiring.made_list[op] for op in ops)
+        return made + max((wiring.workspace_list[op] for op in ops), default=0)
+
+    def _ways(self, lives: _Lives, v: int, since: int, q: int, most: float) -> Iterator[_Way]:
+        """List the ways to have a value again at `q`, if it ends at `since`: by each maker."""
+        known: dict[int, _Way | None] = {v: None}
+        self._small = _SMALL * float(self._wiring.size[v])
+        for op in self._makes[v]:
+            way = self._by(lives, op, since, q, known, most)
+            if way is not None:
+                yield way
+
+    def _by(
+        self,
+        lives: _Lives,
+        op: int,
+        since: int,
+        q: int,
+        known: dict[int, _Way | None],
+        most: float,
+    ) -> _Way | None:
+        """Find a way to run an op at `q`, of at most so many seconds.
+
+        `known` are the ways to have what is not there; `None` where there is none, or not yet.
+        """
+        own = self._wiring.time_list[op]
+        way = _Way()
+        for u in self._wiring.inputs[op]:
+            if u not in known and lives.alive(u, q):
+                continue
+            if u not in known:
+                known[u] = None
+                known[u] = self._have(lives, u, since, q, known, most - own - way.seconds)
+            found = known[u]
+            if found is None or found.seconds + way.seconds + own > most:
+                return None
+            way += found
+        return way + _Way((op,), (), own, 0)
+
+    def _have(
+        self,
+        lives: _Lives,
+        u: int,
+        since: int,
+        q: int,
+        known: dict[int, _Way | None],
+        most: float,
+    ) -> _Way | None:
+        """Find the cheapest way to have a value at `q` that is not there.
+
+        What is small, or cannot be made again, is kept longer.
+        """
+        wiring = self._wiring
+        if self._makers.optional_value[u]:
+            size = int(wiring.size[u])
+            if lives.made_before(u, q):
+                return _Way(held=size)
+            op = wiring.producer_list[u]
+            if not wiring.replayable_list[op]:
+                return None
+            if all(lives.just_used(w, since) for w in wiring.inputs[op]):
+                return _Way((), (op,), wiring.time_list[op], size)
+            return None
+        if not lives.made_before(u, q):
+            return None
+        if not self._makes[u] or wiring.size[u] <= self._small:
+            return _Way(held=int(wiring.size[u]))
+        best = None
+        for op in self._makes[u]:
+            way = self._by(lives, op, since, q, known, most)
+            if way is not None:
+                best, most = way, way.seconds
+        return best
+
+    def _other_ways(self, now: Trace, peak: int) -> Iterator[tuple[float, Ints]]:
+        """Let others of the group take the place of the op that runs at the peak."""
+        wiring, makers = self._wiring, self._makers
+        op = int(now.sequence[peak])
+        if makers.optional[op] or not makers.chosen[op]:
+            return
+        lives = _Lives(wiring, now)
+        over = int(now.during[peak]) - self._budget_bytes
+        made = set(wiring.outputs[op])
+        members = [p for p in makers.members(int(makers.group[op])).tolist() if p != op]
+        parts = [p for p in members if set(wiring.outputs[p]) < made]
+        wholes = [[p] for p in members if set(wiring.outputs[p]) >= made]
+        for ops in (*wholes, parts):
+            if set().union(*(wiring.outputs[p] for p in ops)) < made:
+                continue
+            found: _Way | None = _Way()
+            for p in ops:
+                way = self._by(lives, p, peak, peak, {}, math.inf)
+                found = None if way is None or found is None else found + way
+            if found is None or found.packs or found.held:
+                continue
+            need = max(self._alone(p) for p in ops)
+            freed = min(self._alone(op) - need, over)
+            if freed > 0:
+                seconds = found.seconds - wiring.time_list[op]
+                sequence = np.insert(
+                    np.delete(now.sequence, peak), [peak] * len(found.ops), found.ops
+                )
+                yield max(seconds, self._instant) / freed, sequence
+
+    def _alone(self, op: int) -> int:
+        """Sum what an op needs while it runs, but for what it reads."""
+        wiring = self._wiring
+        over = sum(int(wiring.size[v]) for v in wiring.overwritten[op])
+        return wiring.made_list[op] + wiring.workspace_list[op] - over
+
+
+class _Lives:
+    """Whether a value is there at a position of a trace."""
+
+    def __init__(self, wiring: Wiring, now: Trace) -> None:
+        order = np.lexsort((now.copy_start, now.copy_value))
+        self._starts = np.searchsorted(
+            now.copy_value[order], np.arange(wiring.value_count + 1)
+        ).tolist()
+        self._start: list[int] = now.copy_start[order].tolist()
+        self._last: list[int] = now.copy_last[order].tolist()
+
+    def made_before(self, v: int, position: int) -> bool:
+        """Say whether a value was made before a position."""
+        return self._latest(v, position) is not None
+
+    def alive(self, v: int, position: int) -> bool:
+        """Say whether the latest copy made before a position is still there."""
+        at = self._latest(v, position)
+        return at is not None and self._last[at] >= position
+
+    def just_used(self, v: int, position: int) -> bool:
+        """Say whether a copy made up to a position is still there."""
+        at = self._latest(v, position + 1)
+        return at is not None and self._last[at] >= position
+
+    def _latest(self, v: int, position: int) -> int | None:
+        since, until = self._starts[v], self._starts[v + 1]
+        at = bisect_left(self._start, position, since, until) - 1
+        return at if at >= since else None

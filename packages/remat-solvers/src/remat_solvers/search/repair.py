@@ -1,0 +1,136 @@
+"""Bring a schedule within a budget, and rid it of what the budget does not need: with any makers.
+
+Where each value has one maker that is `evict` and `prune`, else `evict_makers` and `spared`.
+Guarantee: nothing gets slower or larger by `spared`; the rest is heuristic. Complexity: a trace for
+each change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from remat_solvers.core.makers import Makers
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict_makers import evict_makers
+from remat_solvers.search.prune import drop_unused, prune, repeats
+
+__all__ = ["made_again", "repaired", "spared", "tidy", "without_waste"]
+
+
+def repaired(
+    wiring: Wiring,
+    now: Trace,
+    budget_bytes: int,
+    *,
+    perturbation: EvictionPerturbation | None = None,
+    soon: float = math.inf,
+    deadline: float = math.inf,
+) -> Trace:
+    """Evict until `soon`, and prune until `deadline`, moments of `time.perf_counter`."""
+    if not wiring.graph.has_alternatives:
+        found = evict(wiring, now.sequence, budget_bytes, perturbation=perturbation, deadline=soon)
+        return prune(wiring, found, budget_bytes, deadline=deadline)
+    found = evict_makers(
+        wiring,
+        Makers.of(wiring),
+        now.sequence,
+        budget_bytes,
+        perturbation=perturbation,
+        deadline=soon,
+    )
+    return spared(wiring, found, budget_bytes, deadline=deadline)
+
+
+def made_again(wiring: Wiring, now: Trace) -> Ints:
+    """List the positions of computations that make nothing a first time, ascending."""
+    if not wiring.graph.has_alternatives:
+        ranks = np.flatnonzero(repeats(now))
+        return np.sort(now.key[ranks] % (now.steps + 1))
+    first = np.zeros(now.steps, dtype=np.bool_)
+    first[
+        now.copy_start[np.lexsort((now.copy_start, now.copy_value))][
+            np.unique(np.sort(now.copy_value), return_index=True)[1]
+        ]
+    ] = True
+    first[np.diff(wiring.out_start)[now.sequence] == 0] = True
+    return np.flatnonzero(~first)
+
+
+def spared(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf) -> Trace:
+    """Make nothing once more, by whatever maker, that can be kept instead, dearest first."""
+    if not wiring.graph.has_alternatives:
+        return now
+    now = without_waste(wiring, now.sequence)
+    if now.peak_bytes > budget_bytes:
+        return now
+    while time.perf_counter() < deadline:
+        for at in _spare(wiring, now, budget_bytes):
+            left = without_waste(wiring, np.delete(now.sequence, at))
+            if left.peak_bytes <= budget_bytes:
+                now = left
+                break
+        else:
+            break
+    return now
+
+
+def _spare(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
+    """List the positions of computations in whose place earlier copies fit, dearest first."""
+    order = np.lexsort((now.copy_start, now.copy_value))
+    former = np.full(len(order), -1)
+    same = now.copy_value[order[1:]] == now.copy_value[order[:-1]]
+    former[order[1:][same]] = order[:-1][same]
+    longer: dict[int, list[tuple[int, int]]] = {}  # since when, and how many bytes
+    first = set(now.copy_start[former < 0].tolist())
+    for copy in np.flatnonzero(former >= 0).tolist():
+        at = int(now.copy_start[copy])
+        if at not in first:
+            lives = now.copy_last[copy] > at
+            size = int(wiring.size[now.copy_value[copy]]) if lives else 0
+            longer.setdefault(at, []).append((int(now.copy_end[former[copy]]), size))
+    found = [
+        at
+        for at, kept in longer.items()
+        if all(
+            now.during[since:at].max(initial=0) + sum(size for s, size in kept if s <= since)
+            <= budget_bytes
+            for since, _ in kept
+        )
+    ]
+    return sorted(found, key=lambda at: -wiring.time_list[int(now.sequence[at])])
+
+
+def without_waste(wiring: Wiring, sequence: Ints) -> Trace:
+    """Leave out what nothing needs."""
+    if not wiring.graph.has_alternatives:
+        return drop_unused(wiring, trace(wiring, sequence))
+    return trace(wiring, tidy(wiring, sequence))
+
+
+def tidy(wiring: Wiring, sequence: Ints) -> Ints:
+    """Leave out computations that make nothing that is read, nor anything owed a first time."""
+    order: list[int] = sequence.tolist()
+    ops = wiring.graph.ops
+    made: set[int] = set()
+    owed: list[bool] = []
+    for op in order:
+        outputs = wiring.outputs[op] or (-1 - op,)
+        owed.append(not ops[op].optional and not made.issuperset(outputs))
+        made.update(outputs)
+    needed = [False] * wiring.value_count
+    for v in wiring.results.tolist():
+        needed[v] = True
+    kept: list[int] = []
+    for op, must in zip(reversed(order), reversed(owed), strict=True):
+        if must or any(needed[v] for v in wiring.outputs[op]):
+            for v in wiring.outputs[op]:
+                needed[v] = False
+            for v in wiring.inputs[op]:
+                needed[v] = True
+            kept.append(op)
+    return np.array(kept[::-1], dtype=np.int64)

@@ -1,0 +1,114 @@
+"""A sequence that uses several makers of a value, as one of an ordinary graph.
+
+Each *version* of an op, the op together with the versions of all that it reads, becomes an op of
+its own, in the order in which they first run, and so each version of a value a value of its own.
+Who made what is read is fixed then, so everything that improves a schedule works there, and can use
+each maker that the sequence has once more. All versions of a value are one in the given graph,
+where a later one replaces an earlier: what is folded back never holds more, nor takes longer.
+Linear in the sequence. A graph without alternatives is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from remat_graph import Graph, Op, Stage, Value
+from remat_solvers.core.trace import Trace, first_runs, trace
+from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.search.repair import tidy
+
+__all__ = ["Keeps", "Unfolded", "unfold"]
+
+Keeps = Callable[[int, int], bool]
+Version = tuple[int, tuple[int, ...]]  # an op, and which versions of ops made what it reads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfolded:
+    """The ordinary graph, wired, whose op `i` is op `origin[i]` of the given one."""
+
+    given: Wiring
+    wiring: Wiring
+    origin: Ints
+    start: Trace
+
+    def fold(self, now: Trace) -> Trace:
+        """Turn a sequence of the ordinary graph into one of the given graph, without waste."""
+        if self.wiring is self.given:
+            return now
+        return trace(self.given, tidy(self.given, self.origin[now.sequence]))
+
+    def keeps(self) -> Keeps:
+        """Say, of an op and a value, whether the value is there when the op first runs."""
+        now = self.start
+        first = [*first_runs(self.wiring, now).tolist(), now.steps]
+        lives: list[list[tuple[int, int]]] = [[] for _ in range(self.wiring.value_count)]
+        ends = zip(now.copy_start.tolist(), now.copy_last.tolist(), strict=True)
+        for v, life in zip(now.copy_value.tolist(), ends, strict=True):
+            lives[v].append(life)
+        return lambda op, v: any(since <= first[op] <= until for since, until in lives[v])
+
+
+def unfold(wiring: Wiring, now: Trace) -> Unfolded:
+    """Make the ordinary graph of a legal sequence."""
+    if not wiring.graph.has_alternatives:
+        return Unfolded(wiring, wiring, np.arange(wiring.op_count), now)
+    number: dict[Version, int] = {}
+    maker = [-1] * wiring.value_count
+    order: list[int] = []
+    for op in tidy(wiring, now.sequence).tolist():
+        version = (op, tuple(maker[v] for v in wiring.inputs[op]))
+        order.append(number.setdefault(version, len(number)))
+        for v in wiring.outputs[op]:
+            maker[v] = order[-1]
+    graph = _graph(wiring, list(number), [maker[v] for v in wiring.results.tolist()])
+    made = Wiring.of(graph)
+    origin = np.array([op for op, _ in number], dtype=np.int64)
+    return Unfolded(wiring, made, origin, trace(made, np.array(order, dtype=np.int64)))
+
+
+def _graph(wiring: Wiring, versions: list[Version], made_last: list[int]) -> Graph:
+    """Write the ordinary graph; `made_last` are the versions that make the results."""
+    given = wiring.graph
+    known: set[str] = set()
+    named: dict[tuple[int, int], str] = {}
+    values = [given.value_by_name[name] for name in sorted(given.resident)]
+    ops: list[Op] = []
+    boundary = None
+    for i, (number, makers) in enumerate(versions):
+        op = given.ops[number]
+        again = f" #{i}" if op.name in known else ""
+        known.add(op.name)
+        if boundary is None and op.stage is Stage.BACKWARD:
+            boundary = op.name
+        new = {
+            wiring.values[v]: named[maker, v]
+            for v, maker in zip(wiring.inputs[number], makers, strict=True)
+        }
+        for v in wiring.outputs[number]:
+            name = wiring.values[v]
+            named[i, v] = new[name] = f"{name} #{i}" if name in known else name
+            known.add(name)
+            values.append(Value(new[name], int(wiring.size[v])))
+        ops.append(
+            replace(
+                op,
+                name=f"{op.name}{again}",
+                inputs=tuple(new.get(name, name) for name in op.inputs),
+                outputs=tuple(new[name] for name in op.outputs),
+                stage=Stage.FORWARD if boundary is None else Stage.BACKWARD,
+                twin=None,
+                order_after=(),
+                overwrites=tuple((new[read], new[made]) for read, made in op.overwrites),
+                alternative_of=None,
+                optional=False,
+            )
+        )
+    results = zip(wiring.results.tolist(), made_last, strict=True)
+    ends = frozenset(named[maker, v] for v, maker in results)
+    return Graph(
+        tuple(values), tuple(ops), given.resident, ends | given.results & given.resident, boundary
+    )

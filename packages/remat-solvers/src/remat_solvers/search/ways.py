@@ -1,0 +1,48 @@
+"""Change by which makers groups run first in a sequence: one group, or all that are alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remat_solvers.core.makers import Makers
+from remat_solvers.core.trace import Trace
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.search.repair import without_waste
+from remat_solvers.search.selection import with_way
+
+__all__ = ["other_ways"]
+
+_ALIKE = 0.5  # of the changes, of all ops of an equivalence class
+
+
+def other_ways(wiring: Wiring, makers: Makers, now: Trace, rng: np.random.Generator) -> Trace:
+    """Let an op, or some or all that are equal to it, run first in place of those that do.
+
+    Where what they read has not been made by then, all stays as it is.
+    """
+    able = np.flatnonzero(makers.chosen & makers.opens)
+    if not len(able):
+        return now
+    ops = wiring.graph.ops
+    op = int(rng.choice(able))
+    alike = [op]
+    if ops[op].equivalence is not None and rng.random() < _ALIKE:
+        alike = [p for p in able.tolist() if ops[p].equivalence == ops[op].equivalence]
+    ways = {int(makers.group[p]): with_way(wiring, makers, frozenset(), p) for p in alike}
+    sequence: list[int] = []
+    made: set[int] = set()
+    made_before: set[int] = set()  # in the sequence as it was
+    changed: set[int] = set()
+    for p in now.sequence.tolist():
+        c = int(makers.group[p])
+        first = ways.get(c, frozenset()) if not made_before.issuperset(wiring.outputs[p]) else ()
+        made_before.update(wiring.outputs[p])
+        if c in changed and first:
+            continue
+        here = [p]
+        if first and all(made.issuperset(wiring.inputs[q]) for q in first):
+            here = sorted(first)
+            changed.add(c)
+        sequence += here
+        made.update(v for q in here for v in wiring.outputs[q])
+    return without_waste(wiring, np.array(sequence, dtype=np.int64))

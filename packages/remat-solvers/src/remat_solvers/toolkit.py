@@ -1,0 +1,55 @@
+"""What a solver is built of, in one place, for the solvers of others.
+
+- `Wiring.of(graph)` is a graph as arrays, in which ops and values are numbers; a *sequence* is an
+  array of op numbers in the order in which they are computed.
+- `trace(wiring, sequence)` is what the sequence holds at each moment, with `peak_bytes`;
+  `sequence_time` what it takes, `expand` the schedule that it stands for, which frees each value
+  after its last use, and `sequence_of` the way back.
+- `Incumbent` keeps the fastest sequence that fits and the bound on all, tells of them, and makes
+  the `Solution`.
+- `evict` and `page` bring a sequence within a budget, `prune` takes out what it does not need,
+  `local_search` improves one that fits, `smallest_trace` looks for the least peak.
+- `least` and `bottleneck` prove what no schedule goes below.
+- `Program` and `solve_program` are integer programs, `run_all` runs tasks on an executor.
+"""
+
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.least import least
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.milp import Program, solve_program
+from remat_solvers.core.parallel import run_all
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, sequence_of
+from remat_solvers.search.evict import evict
+from remat_solvers.search.local_search import local_search
+from remat_solvers.search.paging import page
+from remat_solvers.search.prune import prune
+from remat_solvers.search.smallest import smallest_trace
+
+__all__ = [
+    "Floats",
+    "Incumbent",
+    "Ints",
+    "Limit",
+    "Problem",
+    "Program",
+    "Progress",
+    "Report",
+    "Solver",
+    "Trace",
+    "Wiring",
+    "bottleneck",
+    "evict",
+    "expand",
+    "least",
+    "local_search",
+    "page",
+    "prune",
+    "run_all",
+    "sequence_of",
+    "sequence_time",
+    "smallest_trace",
+    "solve_program",
+    "trace",
+]
