@@ -7,13 +7,14 @@ final and keeps nothing of them. `emit` has the statements.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,7 +28,15 @@ __all__ = ["Code", "generate"]
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
+_Forward: TypeAlias = (
+    "Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]"
+)
+_Backward: TypeAlias = (
+    "Callable[[list[Any], list[Any], dict[str, Any]], Iterator[list[torch.Tensor] | None]]"
+)
+
+
+@dataclass(frozen=True)
 class Code:
     """The generated functions of one schedule.
 
@@ -36,16 +45,31 @@ class Code:
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op; the field says how many are kept.
-    `peak_bytes` is the schedule's peak.
+    `peak_bytes` is the schedule's peak. They are compiled when one is first asked for: plans that
+    are not run never do.
     """
 
-    forward: Callable[[list[Any], dict[str, Any]], tuple[list[torch.Tensor], list[torch.Tensor]]]
-    backward: Callable[[list[Any], list[Any], dict[str, Any]], Iterator[list[torch.Tensor] | None]]
     saved: tuple[str, ...]
     groups: tuple[Group, ...]
     states: int
     peak_bytes: int
     source: str
+    _bindings: dict[str, Any] = field(repr=False)
+
+    @property
+    def forward(self) -> _Forward:
+        """The forward half."""
+        return self._functions[0]
+
+    @property
+    def backward(self) -> _Backward:
+        """The backward half."""
+        return self._functions[1]
+
+    @functools.cached_property
+    def _functions(self) -> tuple[_Forward, _Backward]:
+        functions = _compile(self.source, self._bindings)
+        return functions["forward"], functions["backward"]
 
 
 def generate(
@@ -118,15 +142,13 @@ def generate(
             "",
         ]
     )
-    functions = _compile(source, forward.bindings)
     return Code(
-        functions["forward"],
-        functions["backward"],
         tuple(saved),
         groups,
         len(replayed),
         _peak(schedule, held, lowered),
         source,
+        forward.bindings,
     )
 
 

@@ -5,9 +5,12 @@ Views are made when first read and go with their buffer. `drawing` has what runs
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -174,7 +177,8 @@ class Writer:
         rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
         own = IN_PLACE.get(call.target)
         if own is not None:
-            self.lines.append(f"{self._bind_target(own)}({target}, {rest})")
+            bound = self._bind_target(own, own.__name__ if isfunction(own) else "")
+            self.lines.append(f"{bound}({target}, {rest})")
         else:
             source, _, where = rest.partition(", ")
             part = self._bind_target(PARTS[call.target])
@@ -252,9 +256,7 @@ class Writer:
         return f"{start}{', '.join(arguments)})"
 
     def _bind_target(self, target: Any, name: str = "") -> str:
-        name = (name or str(target)).replace(".", "_").replace("::", "_")
-        name = "".join(c if c.isalnum() else "_" for c in name)
-        return self._bind(name, getattr(target, "_op", target))
+        return self._bind(_symbol(name or str(target)), getattr(target, "_op", target))
 
     def _bind(self, name: str, item: Any) -> str:
         bound = f"{name}__"
@@ -277,6 +279,11 @@ class Writer:
         return self._bind("constant", item)
 
 
+@functools.cache
+def _symbol(name: str) -> str:
+    return re.sub(r"\W", "_", name.replace("::", "_"))
+
+
 def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
     """Find the values that are zero if no gradient comes at the positions `missing`.
 
@@ -287,7 +294,7 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
     tangents = {storage[name]: position for name, position in program.tangents.items()}
     zero = {value for value, position in tangents.items() if position in missing}
     depending = set(tangents)
-    for op in program.order:
+    for op in program.order if zero else ():
         call = program.calls.get(op)
         if call is None or op not in program.backward_ops:
             continue

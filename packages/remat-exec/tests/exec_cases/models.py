@@ -136,6 +136,26 @@ class Residual(nn.Module):
         return self.pool(self.activation(self.second(y)))
 
 
+class Branches(nn.Module):
+    """Two outputs, behind convolutions of their own, over one trunk."""
+
+    def __init__(self, width=2):
+        super().__init__()
+        self.trunk = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2)
+        )
+        self.left, self.right = (
+            nn.Sequential(
+                nn.Conv2d(4, 3, 1), nn.ReLU6(), nn.Conv2d(3, out, 1), nn.Tanh(), nn.AvgPool2d(2)
+            )
+            for out in (2, width)
+        )
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return {"left": self.left(x), "right": self.right(x)}
+
+
 def _normed():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
@@ -171,6 +191,8 @@ ATTENTION = Case(
 )
 HEADS = Case("heads", Heads, lambda: (torch.randn(32, 8),), _both)
 RESIDUAL = Case("residual", Residual, lambda: (torch.randn(9, 3, 5, 7),), _squares)
+BRANCHES = Case("branches", Branches, lambda: (torch.randn(5, 2, 8, 8),), HEADS.loss)
+WIDE = Case("wide", lambda: Branches(3000), BRANCHES.make_args, HEADS.loss)
 CASES = (MLP, SHARED, NORMED, ATTENTION, HEADS)
 WITH_ALTERNATIVES = tuple(
     case.with_alternatives() for case in (SHARED, NORMED, ATTENTION, RESIDUAL)

@@ -1,7 +1,7 @@
 """Random legal schedules: values are evicted anywhere and made again when something reads them.
 
 Where a graph has alternatives, any of them is run instead of an op, or beside it, or to make again
-what was evicted; what packs runs or not.
+what was evicted; what packs runs or not. Beside them one that keeps all that it can in 16 bits.
 """
 
 from remat_graph import Compute, Free, Schedule, simulate
@@ -75,5 +75,25 @@ def random_schedule(graph, random):
     for value in sorted(alive - graph.results):
         free(value)
     schedule = Schedule(tuple(steps))
+    simulate(graph, schedule)
+    return schedule
+
+
+def halved_schedule(graph):
+    """Keep in 16 bits, for the backward, whatever has such a copy; make nothing else again."""
+    single = {op.outputs[0]: op for op in graph.ops if op.name.endswith("__single")}
+    order = []
+    for op in graph.ops:
+        if op.owed and op.stage == "backward":
+            order += [single.pop(value) for value in op.inputs if value in single]
+        if op.owed or op.name.endswith("__half"):
+            order.append(op)
+    needed, steps = set(graph.results), []
+    for op in reversed(order):
+        reads = [value for value in op.inputs if value not in graph.resident]
+        dead = dict.fromkeys(v for v in (*op.outputs, *reads) if v not in needed)
+        steps += [*map(Free, dead), Compute(op.name)]
+        needed = (needed - {*op.outputs}) | {*reads}
+    schedule = Schedule(tuple(reversed(steps)))
     simulate(graph, schedule)
     return schedule

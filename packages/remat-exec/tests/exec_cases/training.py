@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from remat_exec import Executable
 from remat_graph.torch import flatten
+from remat_solvers.baselines.store_all import store_all
 
 
 @dataclass
@@ -68,3 +70,25 @@ def assert_close(got, expected, rtol=1e-4):
             torch.testing.assert_close(
                 other, tensor, rtol=rtol, atol=rtol * size + 1e-7, msg=message.format
             )
+
+
+def _gradients(model, loss):
+    loss.backward()
+    found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def assert_same_gradients_by(captured, case, schedule, used):
+    """Compare a backward over other outputs than planned for with that of storing everything."""
+    found = []
+    for steps in (schedule, store_all(captured.graph.without_alternatives())):
+        model = case.remat()
+        model.executable = Executable(captured, steps)
+        torch.manual_seed(3)
+        output = model(*case.args())
+        terms = [v.square().sum() for key, v in output.items() if used in (key, "both")]
+        found.append(_gradients(model, sum(terms)))
+    for got, expected in zip(*found, strict=True):
+        assert (got is None) == (expected is None)
+        assert got is None or torch.equal(got, expected)
