@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat import Budget, BudgetError
-from remat.budget import parse_budget
+from remat.budgets.budget import parse_budget
 
 
 def bytes_of(budget, plain=1000):

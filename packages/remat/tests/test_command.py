@@ -1,6 +1,8 @@
 """The command: models and graphs by name, tables or JSON, exit codes."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -8,8 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 import remat
-from remat import solving
+import remat_solvers
 from remat.command import app, main, models
+from remat.planning import solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution
 
@@ -23,13 +26,21 @@ def net(batch=64, depth=5):
 def odd():
     return 1
 
+def beside():
+    from sizes import WIDTH
+    return torch.nn.Linear(WIDTH, 1), torch.zeros(1, WIDTH)
+
+def failing(depth=1):
+    return torch.nn.Linear(depth, 1)
+
 def heavy():
     return torch.nn.Linear(int(torch.ones(()).item()), 1), torch.zeros(1, 1)
 """
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # where the command puts the folder of the file
     (tmp_path / "nets.py").write_text(FACTORY)
     return tmp_path / "nets.py"
 
@@ -66,6 +77,17 @@ def test_a_plan_made_by_the_command_is_used(file, tmp_path):
     assert "written to" in run("plan", f"{file}:net", "--budget", "1MiB", "--save", saved)
 
 
+def test_a_factory_may_import_what_lies_beside_its_file(file):
+    (file.parent / "sizes.py").write_text("WIDTH = 3")
+    assert run_json("plan", f"{file}:beside", "--budget", "100%")["operations"] > 0
+    sys.modules.pop("sizes")
+
+
+def test_it_is_said_what_is_planned_for(file, capsys, monkeypatch):
+    _, said = ended(capsys, monkeypatch, "plan", f"{file}:net", "--budget", "1MiB")
+    assert "planning for Sequential(64x64 float32)" in said
+
+
 def test_a_model_type_is_planned_for_without_weights():
     sizes = ("--set", "n_layer=1", "--set", "n_embd=32", "--set", "n_head=2")
     words = ("plan", "gpt2", "--seq", "16", "--batch", "2", *sizes, "--set", "vocab_size=50")
@@ -82,13 +104,18 @@ def test_a_model_type_is_planned_for_without_weights():
         (["plan", "FILE:none", "--budget", "50%"], 1, "no function 'none'"),
         (["plan", "FILE:odd", "--budget", "50%"], 1, "must return (model, args)"),
         (["plan", "FILE:heavy", "--budget", "50%"], 1, "--measure"),
+        (["plan", "FILE:failing", "--budget", "50%", "--set", "depth=[]"], 1, "nets.py, line 16)"),
+        (["plan", "FILE:net", "--budget", "50%", "--limit-seconds=-1"], 2, "'--limit-seconds'"),
         (["plan", "FILE:net", "--budget", "50%", "--seq", "3"], 1, "does not take"),
         (["plan", "FILE:net", "--budget", "50%", "--set", "depth"], 1, "key=value"),
-        (["plan", "FILE:net", "--budget", "50%", "--device", "z80"], 1, "h100"),
-        (["plan", "FILE:net", "--budget", "auto"], 1, "bytes or a share"),
+        (["plan", "FILE:net", "--budget", "50%", "--device", "z80"], 2, "h100"),
+        (["plan", "FILE", "--budget", "50%"], 1, ".py:FUNCTION"),
+        (["plan", "FILE:net", "--device", "l4", "--measure"], 1, "leave out --device"),
+        (["plan", "FILE:net", "--budget", "auto"], 1, "bytes, a share, --measure or --device"),
         (["plan", "gpt2", "--budget", "1GiB", "--set", "layers=3"], 1, "has no layers"),
         (["plan", "FILE:net", "--budget", "1KiB"], 3, "budget 1 KiB is below"),
-        (["plan", "FILE:net"], 2, "--budget"),
+        (["plan", "FILE:net"], 1, "--budget is needed"),
+        (["compare", "FILE:net", "--budget", "auto", "--device", "l4"], 1, "'auto' is for a plan"),
         (["plan", "nowhere.py:net", "--budget", "50%"], 1, "no file"),
     ],
 )
@@ -121,6 +148,7 @@ def test_solvers_side_by_side(graph, capsys, monkeypatch):
     told = run_json(*words, "--budget", "85%")
     assert [answer["solver"] for answer in told["answers"]] == ["refine", "store-all"]
     assert "error" in told["answers"][1]
+    assert "store-all: nothing found within the budget" in run(*words, "--budget", "85%")
     assert "store-all" in run(*words, "--budget", "100%")
     assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
 
@@ -148,6 +176,22 @@ def test_batches_are_doubled_then_halved(largest):
 def test_a_curve_of_a_model_as_json(file):
     told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
     assert len(told["body"]["points"]) == 2
+
+
+def test_what_the_command_plans_is_cached(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
+    words = "plan", f"{file}:net", "--budget", "170KiB"
+    first = run_json(*words)
+    batch = "largest-batch", f"{file}:net", "--budget", "170KiB", "--limit-seconds", "1"
+    largest = run_json(*batch)["batch_size"]
+    solve = solving.solve
+
+    def only_refuse(*args, **kwargs):
+        raise AssertionError(f"solved again: {solve(*args, **kwargs)}")
+
+    monkeypatch.setattr(solving, "solve", only_refuse)
+    assert run_json(*words)["recomputations"] == first["recomputations"]
+    assert run_json(*batch)["batch_size"] == largest
 
 
 def test_what_is_cached_is_listed_and_cleared(file, tmp_path, monkeypatch, capsys):
@@ -190,3 +234,75 @@ def test_an_interrupted_search_ends_with_the_best_so_far(graph, monkeypatch, tmp
     assert solved(keep_best=True).schedule is not None
     with pytest.raises(KeyboardInterrupt):  # what was cut short is not in the cache
         solved()
+
+
+def stopping(monkeypatch, module, name, calls):
+    """Let a function run so often, then press Ctrl-C."""
+    function, left = getattr(module, name), iter(range(calls))
+
+    def run(*args, **kwargs):
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, run)
+
+
+@pytest.mark.parametrize(("budget", "code"), [("100%", 0), ("1KiB", 130)])
+def test_what_is_compared_before_ctrl_c_is_shown(graph, capsys, monkeypatch, budget, code):
+    stopping(monkeypatch, remat_solvers, "solve", 1)
+    words = ["compare", graph, "--solver", "refine", "--solver", "monet", "--budget", budget]
+    monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code or 0) == code
+    said = capsys.readouterr().out
+    assert "refine" in said
+    assert "monet" not in said
+
+
+def test_the_largest_batch_before_ctrl_c_says_so(file, monkeypatch):
+    stopping(monkeypatch, models, "dry_plan", 2)
+    said = run("largest-batch", f"{file}:net", "--budget", "1MiB")
+    assert "batch 2 fits, 3 was not tried before it was stopped; tried [1, 2]" in said
+
+
+def test_an_error_that_ctrl_c_caused_is_not_told(capsys, monkeypatch):
+    def fail(*args):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise remat.RematError("ImportError: initialization failed") from None
+
+    monkeypatch.setattr("remat_solvers.list_solvers", fail)
+    assert ended(capsys, monkeypatch, "solvers") == (130, "")
+    monkeypatch.setattr("remat_solvers.list_solvers", lambda: {}["no"])
+    with pytest.raises(KeyError):
+        ended(capsys, monkeypatch, "solvers")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_help_lists_what_is_used_first_first():
+    text = run("-h")
+    at = [text.index(f" {name} ") for name in ("plan", "largest-batch", "solvers", "cache")]
+    assert at == sorted(at)
+
+
+def test_without_a_budget_a_device_is_filled(file):
+    told = run_json("plan", f"{file}:net", "--device", "4090")
+    memory = remat.DEVICES["4090"].memory_bytes
+    assert 0.89 * memory < told["budget_bytes"] < 0.9 * memory
+
+
+def test_a_device_without_room_or_without_a_known_memory_is_named():
+    call = torch.nn.Linear(100, 100), torch.randn(1, 100)
+    rates = 1e12, 1e12, 1e12, 1e-6
+    with pytest.raises(remat.BudgetError, match=r"of small the model takes 40,400 .* 80,800"):
+        remat.plan(*call, budget="auto", costs=remat.DeviceSpec("small", *rates, 100_000))
+    with pytest.raises(remat.BudgetError, match="no memory_bytes"):
+        remat.plan(*call, budget="auto", costs=remat.DeviceSpec("unknown", *rates))
+
+
+def test_what_gradients_alone_take_is_told():
+    with pytest.raises(remat.BudgetTooSmall, match=r"gradients of parameters, are .*fewer"):
+        remat.plan(torch.nn.Linear(500, 500), torch.randn(1, 500), budget="1KiB", costs="estimate")

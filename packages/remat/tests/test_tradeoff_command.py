@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 import remat
 from remat.command import app, main
 from remat_graph import Graph, Op, Schedule, Stage, Value, decode, save, simulate
+from remat_solvers.queries import tradeoff as tradeoff_module
 
 DEPTH = 5
 
@@ -41,12 +42,12 @@ def run(*words):
     return CliRunner().invoke(app, ["tradeoff", *map(str, words)], env={"COLUMNS": "120"})
 
 
-def refused(capsys, monkeypatch, *words):
-    """Run as a user does; give the one line of the error."""
+def refused(capsys, monkeypatch, *words, code=1):
+    """Run as a user does; give what is said of the error."""
     monkeypatch.setattr(sys, "argv", ["remat", "tradeoff", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 1
+    assert end.value.code == code
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -72,6 +73,22 @@ def test_the_table_and_the_files(path, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curve.json", "curve.svg", "graph.json"]
 
 
+def test_ctrl_c_keeps_what_was_found(path, monkeypatch):
+    asked, search = [], tradeoff_module.search
+
+    def interrupted(*arguments):
+        asked.append(arguments)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        return search(*arguments)
+
+    monkeypatch.setattr(tradeoff_module, "search", interrupted)
+    words = [word for share in (55, 65, 75, 85) for word in ("--budget", f"{share}%")]
+    points = json.loads(run(path, *words, "--json").stdout)["body"]["points"]
+    assert len(asked) == 2
+    assert [point["seconds"] > 0 for point in points] == [False, False, False, True]
+
+
 def test_budgets_that_fit_nothing_are_shown(path, tmp_path):
     out = tmp_path / "curve.json"
     result = run(path, "--budget", "1B", "--budget", "100%", "--save", out)
@@ -88,7 +105,7 @@ def test_what_cannot_be_written_is_said_before_work(path, tmp_path, capsys, monk
     def never(*args, **kwargs):
         raise AssertionError("work was done")
 
-    monkeypatch.setattr("remat.command.curves.find_tradeoff", never)
+    monkeypatch.setattr("remat.tradeoffs.tradeoff", never)
     nowhere = tmp_path / "nowhere"
     for option, file, message in [
         ("--save", nowhere / "c.json", "does not exist"),
@@ -106,7 +123,8 @@ def test_bad_numbers_are_one_line(path, capsys, monkeypatch):
     assert "points=1" in refused(capsys, monkeypatch, path, "--points", 1)
     assert "-5%" in refused(capsys, monkeypatch, path, "--budget=-5%")
     assert "'auto'" in refused(capsys, monkeypatch, path, "--budget", "auto")
-    assert "limit_seconds" in refused(capsys, monkeypatch, path, "--limit-seconds=-1")
+    limit = refused(capsys, monkeypatch, path, "--limit-seconds=-1", code=2)
+    assert "'--limit-seconds'" in limit
 
 
 def test_bad_numbers_are_said_before_the_graph_is_read(path, capsys, monkeypatch):
@@ -117,7 +135,6 @@ def test_bad_numbers_are_said_before_the_graph_is_read(path, capsys, monkeypatch
     for words, message in [
         (("--points", 1), "points=1"),
         (("--budget", "nothing"), "budget='nothing'"),
-        (("--limit-seconds=-1",), "limit_seconds=-1"),
         (("--solver", "refined"), "no solver is called 'refined'"),
     ]:
         assert message in refused(capsys, monkeypatch, path, *words)

@@ -1,50 +1,25 @@
-"""Train PyTorch models in less memory: a budget in bytes, the same gradients, a certified plan."""
+"""Train PyTorch models in less memory: a budget in bytes, the same gradients, a certified plan.
 
-from remat.__about__ import __version__
-from remat.budget import Budget
-from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
-from remat.planning import plan
-from remat.plans import Plan
-from remat.tradeoff import plot_tradeoff, save_tradeoff, tradeoff
-from remat.wrapping import rematerialize
-from remat_exec import (
-    BackwardError,
-    BudgetExceeded,
-    ExecutionError,
-    LossError,
-    list_executors,
-    measure_peak,
-)
-from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, allow_recompute, list_captures
-from remat_solvers import BudgetTooSmall, SolverError, Tradeoff, TradeoffPoint, list_solvers
+Names are those of `remat.api`, which is imported when one is first asked for: torch takes seconds,
+and half of the commands need none.
+"""
 
-__all__ = [
-    "DEVICES",
-    "BackwardError",
-    "Budget",
-    "BudgetError",
-    "BudgetExceeded",
-    "BudgetTooSmall",
-    "BudgetWarning",
-    "CaptureError",
-    "DeviceSpec",
-    "ExecutionError",
-    "LossError",
-    "Plan",
-    "PlanMismatch",
-    "RematError",
-    "SolverError",
-    "Tradeoff",
-    "TradeoffPoint",
-    "__version__",
-    "allow_recompute",
-    "list_captures",
-    "list_executors",
-    "list_solvers",
-    "measure_peak",
-    "plan",
-    "plot_tradeoff",
-    "rematerialize",
-    "save_tradeoff",
-    "tradeoff",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from remat.__about__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from remat.api import *  # noqa: F403
+    from remat.api import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    api = import_module("remat.api")
+    if name != "__all__" and name not in api.__all__:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return list(import_module("remat.api").__all__)

@@ -1,10 +1,11 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
 The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
-`optimizer`, `on_misfit`, `plan` and `numerics`, as of `rematerialize`; without a budget it is
-`"auto"`. All that one `torch.compile` compiles is of one step, under one budget. Settings of
-TorchDynamo are the user's here: past its recompile limit it runs code as it is, so the last
-compilation before it raises, and names the setting.
+`optimizer`, `on_misfit`, `plan`, `numerics` and `partitioner`, as of `rematerialize`; without a
+budget it is `"auto"`. `on_plan` is a function that is called with each plan that a step begins to
+run by, such as `lambda plan: plan.save("plan.json")`. All that one `torch.compile` compiles is of
+one step, under one budget. Settings of TorchDynamo are the user's here: past its recompile limit it
+runs code as it is, so the last compilation before it raises, and names the setting.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 
-from remat.auto_budget import AutoBudget
+from remat.budgets.auto import AutoBudget
 from remat.dynamo import found_in, is_last_compilation
 from remat.errors import RematError
-from remat.planning import Settings
-from remat.stepping import Region, Stepper
+from remat.planning.settings import Settings
+from remat.steps.region import Region
+from remat.steps.stepper import Stepper
 
 __all__ = ["remat_backend"]
 
@@ -37,6 +39,8 @@ _DEFAULTS = {
     "on_misfit": "raise",
     "plan": None,
     "numerics": None,
+    "partitioner": None,
+    "on_plan": None,
 }
 _steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
 
@@ -54,7 +58,8 @@ def remat_backend(
         RematError: if an option or mode is unknown, or the recompile limit is reached.
         BudgetError: if the budget cannot be read.
         SolverError: if the solver does not exist or cannot be loaded.
-        CaptureError, ExecutionError: if the capture or the executor does not.
+        PartitionError, CaptureError, ExecutionError: if the partitioner, the capture or the
+            executor does not.
     """
     if mode is not None:
         raise RematError(f"mode={mode!r}: the back end 'remat' has no modes; leave it out")
@@ -66,6 +71,10 @@ def remat_backend(
         )
     stepper, frames = _stepper_for(options)
     return stepper.add(found_in(graph, frames))
+
+
+def _log_plan(plan: object) -> None:
+    logger.info("%s", plan)
 
 
 def _reset() -> None:
@@ -87,8 +96,11 @@ def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
                 f"there are {', '.join(_DEFAULTS)}"
             )
         taken = {**_DEFAULTS, **given}
+        on_plan = taken.pop("on_plan")
+        if on_plan is not None and not callable(on_plan):
+            raise RematError(f"on_plan={on_plan!r} cannot be called; give a function of a plan")
         settings = Settings.read(**taken, loss=None)
-        told: Callable[[Any], None] = lambda plan: logger.info("%s", plan)  # noqa: E731
+        told: Callable[[Any], None] = on_plan or _log_plan
         known = _steppers[id(options)] = (
             options,
             Stepper(settings, told, AutoBudget(settings.optimizer)),

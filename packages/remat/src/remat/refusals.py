@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 import types
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
 from remat.errors import RematError
 
-__all__ = ["refuse_local_loss", "refuse_transforms", "refuse_wrapped"]
+__all__ = ["refuse_checkpointed", "refuse_local_loss", "refuse_transforms", "refuse_wrapped"]
 
 _DDP = "torch.nn.parallel.distributed"
 _FSDP = "torch.distributed.fsdp"
+_CHECKPOINT = torch.utils.checkpoint.__file__
 
 
 def refuse_wrapped(model: torch.nn.Module) -> None:
@@ -49,6 +52,23 @@ def refuse_transforms() -> None:
             "transforms of torch.func, and derivatives in forward mode, do not go through a plan; "
             "use the original model in them, which has the same parameters"
         )
+
+
+def refuse_checkpointed(module: torch.nn.Module) -> None:
+    """Refuse to run a module by a plan within a checkpoint: it would run again in the backward.
+
+    Raises:
+        RematError: if `torch.utils.checkpoint` calls it.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "checkpoint" and frame.f_code.co_filename == _CHECKPOINT:
+            raise RematError(
+                f"{type(module).__name__} runs by a plan, and is called by torch.utils.checkpoint, "
+                f"which would run all of it again in the backward; call it directly: the plan says "
+                f"what is computed again"
+            )
+        frame = frame.f_back
 
 
 def refuse_local_loss(loss: Any) -> None:

@@ -6,24 +6,20 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Hashable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from remat.auto_budget import AutoBudget, OptimizerLike
-from remat.classes import Classes
+from remat.budgets.auto import AutoBudget, OptimizerLike
 from remat.dynamo import compile_frames
 from remat.errors import RematError
-from remat.given import PlanLike
-from remat.hooks import Hooks
-from remat.misfit import Misfit, NotPlanned
-from remat.planning import Settings, as_args
-from remat.refusals import refuse_local_loss, refuse_transforms, refuse_wrapped
-from remat.stepping import Stepper
-from remat.units import (
+from remat.modules.classes import Classes
+from remat.modules.hooks import Hooks
+from remat.modules.units import (
     RegionForward,
     Regions,
     choose_regions,
@@ -31,6 +27,16 @@ from remat.units import (
     shallow_copy,
     unwrap_units,
 )
+from remat.planning.given import PlanLike
+from remat.planning.misfit import Misfit, NotPlanned
+from remat.planning.settings import Settings, as_args
+from remat.refusals import (
+    refuse_checkpointed,
+    refuse_local_loss,
+    refuse_transforms,
+    refuse_wrapped,
+)
+from remat.steps.stepper import Stepper
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
@@ -39,7 +45,8 @@ from remat_graph.torch import (
     left_as_it_was,
     process_lock,
 )
-from remat_solvers import Progress
+from remat_partition import Partitioner
+from remat_solvers import Progress, Solver
 
 __all__ = ["RematForward", "rematerialize"]
 
@@ -54,7 +61,7 @@ def rematerialize(
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: int | float | str = "auto",
-    solver: str = "auto",
+    solver: str | Solver = "auto",
     costs: Costs = "measure",
     limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -66,12 +73,13 @@ def rematerialize(
     on_misfit: Misfit = "raise",
     plan: PlanLike | None = None,
     numerics: str | None = None,
+    partitioner: str | Partitioner | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
     The copy is of the same class and shares parameters, buffers and submodules with the original,
-    which stays as it is. Its training loop needs no change; in eval mode or without gradients it
-    runs the original. Its `plan` says what was planned and can be printed.
+    which stays as it is. Its training loop needs no change; without gradients it runs the
+    original. Its `plan` says what was planned and can be printed.
 
     `args` and `kwargs` are an example call, with the shapes that training will have; a tensor may
     stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
@@ -80,15 +88,22 @@ def rematerialize(
     or `"50%"`), or `"auto"`, the default. That is nine tenths of what is free at the first training
     call, at which the plan is made then, less what an optimizer will keep and has not allocated:
     `optimizer` is one, its class, or a function that makes one of a list of parameters; `None`
-    stands for two tensors of the size of each trainable parameter, as AdamW keeps them.
+    stands for two tensors of the size of each trainable parameter, as AdamW keeps them. It is
+    rounded down by a 32nd at most, so that a cached plan is found again.
 
-    `solver` is a name from `remat_solvers.list_solvers()`; `limit_seconds` bounds its time,
-    `progress` is told how far it is. `costs` are measured on the device or estimated. `loss`, a
-    function of what the model returns, is measured with the plan, so that the budget covers it; it
-    is run a few times for each plan and must change nothing. If it has further arguments without a
-    default, `*args` or `**kwargs`, it is given those of the call: `loss(output, *args, **kwargs)`.
-    Without it a loss outside the model is allowed about three buffers the size of each output, its
-    gradient included; one that takes more goes over the budget.
+    `solver` is a name from `list_solvers()`, or an object with its settings, such as
+    `remat_solvers.checkmate.Checkmate(back_end="GUROBI")`; `limit_seconds` bounds its time,
+    `progress` is told how far it is. For a solver that needs a hierarchy, `partitioner` is a name
+    from `list_partitioners()`, or such an object (`"h-partition"` without one). `costs` are
+    measured on the device or estimated. `loss`, a function of what the model returns, is measured
+    with the plan, so that the budget covers it; it is run a few times for each plan and must change
+    nothing. If it has further arguments without a default, `*args` or `**kwargs`, it is given those
+    of the call: `loss(output, *args, **kwargs)`. Without it a loss outside the model is allowed
+    about three buffers the size of each output, its gradient included; one that takes more goes
+    over the budget.
+
+    A part of the forward that is checkpointed (`torch.utils.checkpoint`, gradient checkpointing of
+    transformers) is planned as any other code: what is computed again is the plan's to say.
 
     TorchDynamo finds the graphs. A forward without graph breaks is one region, planned at once; one
     with breaks is several, and what stands between them runs in eager autograd. Their first steps
@@ -105,7 +120,10 @@ def rematerialize(
     gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
     must be of the graph that the first call gives, whatever the names and times, and is simulated,
     run and measured within the budget as any plan. A `Schedule` or `Solution`, or a file of one,
-    must be in the names of that graph.
+    must be in the names of that graph. A `StepPlan`, or its file, is for a forward of several
+    regions: each is found again by its graph, and runs by the schedules of the plan, without
+    solving. The first steps are recorded as ever, since the code between the regions is in no
+    graph; what was chosen is taken if the step makes the same calls and fits, else chosen anew.
 
     `numerics` lets the plan of a forward that is one region choose how values are made, too: the
     backward of a convolution at once or in halves, masks and indices kept packed. `"bitwise"` asks
@@ -113,12 +131,13 @@ def rematerialize(
     bits of what is kept for the backward. `None`, the default, runs the operators as they are.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
-    planned anew; a known schedule is taken if it fits. A fraction never gives a smaller call, such
-    as the last batch, less than an earlier one was given.
+    planned anew; a known schedule is taken if it fits. What outputs leave free that the loop
+    does not hold until the backward is found out in the first step, and planned for. A fraction
+    never gives a smaller call, such as the last batch, less than an earlier one was given.
 
     Raises:
-        PlanMismatch: if `plan` is of another graph, saying where that first differs, or the forward
-            is not one region.
+        PlanMismatch: if `plan` is of another graph, saying where that first differs, and in which
+            region, or is of one region, and the forward is not.
         DocumentError: if the file of the plan is damaged.
         OSError: if it cannot be read.
         BudgetError: if the budget cannot be read; `"auto"`, if nothing is left, or it cannot be
@@ -129,10 +148,12 @@ def rematerialize(
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget, or that of `plan` is.
         SolverError: if the solver is unknown, broken or unsuitable.
+        PartitionError: if the partitioner is, or cannot cut the graph.
         LossError: if the loss cannot be run or differentiated.
         RematError: if the model is no module, is rematerialized already, or is wrapped by DDP or
             FSDP; if a loss cannot be called, or costs are not measured; if an entry of `regions`
-            matches no submodule, or both `regions` and `plan` are given.
+            matches no submodule, or `plan` is of one region and `regions` are given; if a
+            partitioner is given, and the solver needs no hierarchy.
 
     Warns:
         BudgetWarning: if a step of several regions took more than the budget, which what runs
@@ -145,10 +166,12 @@ def rematerialize(
     refuse_wrapped(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_misfit, plan, numerics,
+        on_misfit, plan, numerics, partitioner,
     )  # fmt: skip
-    if regions is not None and plan is not None:
-        raise RematError("plan= is for a model that is one region; leave out regions= or plan=")
+    if regions is not None and settings.given is not None:
+        raise RematError(
+            f"{settings.given.name} is for a model that is one region; leave out regions= or plan="
+        )
     made = shallow_copy(model)
     chosen = choose_regions(made, regions)
     unwrap_units(made)
@@ -248,6 +271,7 @@ class RematForward:
         if not torch.is_grad_enabled():
             return self.original_forward(*args, **kwargs)
         refuse_transforms()
+        refuse_checkpointed(self._module)
         stepper, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:
@@ -292,10 +316,17 @@ class RematForward:
         return made
 
     def _new_machine(self) -> _Machine:
-        def told(plan: Any) -> None:
-            self._module.__dict__["plan"] = plan
+        """Make one that does not hold the module: Dynamo holds it, by the code of the forward."""
+        module = weakref.ref(self._module)
 
-        auto = AutoBudget(self._settings.optimizer, self._module.parameters)
+        def told(plan: Any) -> None:
+            vars(module())["plan"] = plan
+
+        def parameters() -> Iterable[torch.nn.Parameter]:
+            held = module()
+            return () if held is None else held.parameters()
+
+        auto = AutoBudget(self._settings.optimizer, parameters)
         stepper = Stepper(self._settings, told, auto, alone=not self._by_regions)
         allow_rnn = not _has_dropout_between_layers(self._module)
 
@@ -306,7 +337,8 @@ class RematForward:
                 lambda found, _: stepper.add(found),
                 stepper.together.breaks.append,
                 allow_rnn=allow_rnn,
-                watched=None if hooks is None else self._module,
+                model=module(),
+                watched=None if hooks is None else module(),
             )
 
         return stepper, compiled

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import torch
 
 from remat.cache.keys import costs_key, file_name
 from remat.cache.store import Store
-from remat_graph.torch import Cost, Costs
+
+if TYPE_CHECKING:
+    import torch
+
+    from remat_graph.torch import Cost, Costs
 
 __all__ = ["remembered_costs"]
 
@@ -57,5 +60,7 @@ def remembered_costs(
 
 
 def _read(store: Store, path: Path, key: dict[str, str]) -> dict[str, Cost]:
+    from remat_graph.torch import Cost  # noqa: PLC0415 - takes seconds
+
     rows = store.read(path, key, _Costs)
     return {name: Cost(time, workspace) for name, time, workspace in rows or ()}

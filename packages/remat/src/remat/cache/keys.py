@@ -8,21 +8,28 @@ import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 import remat_graph
 import remat_partition
 import remat_solvers
 from remat.__about__ import __version__
 from remat_graph import Graph, canonical_hash
-from remat_solvers import list_solvers
+from remat_partition import Partitioner
+from remat_partition.registry import choose as choose_partitioner
+from remat_solvers import Solver
+from remat_solvers.registry import choose as choose_solver
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["costs_key", "file_name", "solution_key"]
 
 
 def costs_key(device: torch.device) -> dict[str, str]:
     """Name what measured times and workspaces depend on, beside the operator and its shapes."""
+    import torch  # noqa: PLC0415 - takes seconds
+
     key = {
         "remat-graph": remat_graph.__version__,
         "torch": str(torch.__version__),
@@ -39,12 +46,25 @@ def costs_key(device: torch.device) -> dict[str, str]:
     return key
 
 
-def solution_key(graph: Graph, solver: str, limit_seconds: float | None) -> dict[str, str]:
-    """Name what a solution depends on, beside the budget: the graph with its costs, and solvers."""
-    named = list_solvers().get(solver)
+def solution_key(
+    graph: Graph,
+    solver: str | Solver,
+    limit_seconds: float | None,
+    partitioner: str | Partitioner | None,
+) -> dict[str, str] | None:
+    """Name what a solution depends on, beside the budget: the graph with its costs, and solvers.
+
+    `None` if that is not known: of a solver or a partitioner that no installed distribution offers,
+    or with settings that cannot be written down.
+    """
+    method = "auto" if solver == "auto" else choose_solver(solver).identity
+    cut = "default" if partitioner is None else choose_partitioner(partitioner).identity
+    if method is None or cut is None:
+        return None
     return {
         "graph": canonical_hash(graph),
-        "solver": solver if named is None else f"{solver} of {named}",
+        "solver": method,
+        "partitioner": cut,
         "limit_seconds": repr(limit_seconds),
         "remat": __version__,
         "remat-graph": remat_graph.__version__,

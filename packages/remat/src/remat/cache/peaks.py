@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import torch
 
 from remat.cache.keys import costs_key, file_name
 from remat.cache.store import Store
 from remat_graph import canonical_hash
-from remat_graph.torch import Capture
+
+if TYPE_CHECKING:
+    import torch
+
+    from remat_graph.torch import Capture
 
 __all__ = ["remembered_peak"]
 
@@ -27,8 +30,10 @@ def remembered_peak(
     module: torch.nn.Module, captured: Capture, measure: Callable[[], int | None]
 ) -> int | None:
     """Give the peak in bytes of a plain step, measured here or in an earlier process."""
+    from torch.fx import GraphModule  # noqa: PLC0415 - takes seconds
+
     store = Store.here()
-    if store is None or not isinstance(module, torch.fx.GraphModule):
+    if store is None or not isinstance(module, GraphModule):
         return measure()
     key = {
         **costs_key(captured.program.device),

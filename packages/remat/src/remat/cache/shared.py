@@ -13,9 +13,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from remat.outlines import Outline
-from remat.plan_file import PlanHead, read_head
-from remat.plans import Plan
+from remat.plans.file import PlanHead, read_head
+from remat.plans.outlines import Outline
+from remat.plans.plan import Plan
 from remat_graph import DocumentError, Graph, Solution, Status, simulate
 
 __all__ = ["shared_solution"]

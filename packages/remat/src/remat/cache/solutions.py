@@ -1,7 +1,9 @@
 """Solutions: a folder for each graph, solver and limit, in it a file for each budget.
 
 Ops and values are named by their position, so that a graph of other names finds them. A solution
-for a larger budget whose schedule fits is as good: what was proved at the larger holds.
+for a larger budget whose schedule fits is as good: what was proved at the larger holds. One for a
+smaller budget is taken if nothing can be faster by more than half a percent, by what is proved
+without a budget or for larger ones; it says what it was made for.
 """
 
 from __future__ import annotations
@@ -24,47 +26,87 @@ from remat_graph import (
     GraphError,
     Schedule,
     Solution,
+    Status,
     decode,
     encode,
     simulate,
 )
+from remat_partition import Partitioner
+from remat_solvers import Solver
 
 __all__ = ["cached_solution", "keep_solution"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRIED = 4  # larger budgets
+_MOST_TRIED = 4  # larger budgets, and smaller ones
+_NEAR = 1.005  # times what is proved, for a solution of a smaller budget
 
 
 def cached_solution(
-    graph: Graph, target: int, solver: str, limit_seconds: float | None
+    graph: Graph,
+    target: int,
+    solver: str | Solver,
+    limit_seconds: float | None,
+    partitioner: str | Partitioner | None = None,
 ) -> Solution | None:
     """Find a solution within `target` bytes that was found before; `None` without one."""
     store = Store.here()
     if store is None:
         return None
     start = time.perf_counter()
-    key = solution_key(graph, solver, limit_seconds)
+    key = solution_key(graph, solver, limit_seconds, partitioner)
+    if key is None:
+        return None
     folder = store.folder / "solutions" / file_name(key)
-    for size in [size for size in _sizes(folder) if size >= target][:_MOST_TRIED]:
+    sizes = _sizes(folder)
+    bound = graph.least_time or 0.0
+    larger = [size for size in sizes if size >= target][:_MOST_TRIED]
+    smaller = [size for size in reversed(sizes) if size < target][:_MOST_TRIED]
+    for size in (*larger, *smaller):
         path = folder / f"{size}.json"
         raw = store.read(path, {**key, "budget": str(size)}, msgspec.Raw)
         solution = None if raw is None else _read(store, path, bytes(raw), graph)
-        if solution is not None and solution.peak_bytes <= target:
+        if solution is None:
+            continue
+        if size >= target:
+            bound = max(bound, solution.lower_bound or 0.0)
+        elif solution.time > _NEAR * bound:
+            continue
+        else:
+            solution = _of_smaller(solution, size, bound)
+        if solution.peak_bytes <= target:
             store.used(path)
             logger.info("the solution for %d bytes is that of %s", target, path)
             return replace(solution, solve_seconds=time.perf_counter() - start)
     return None
 
 
+def _of_smaller(solution: Solution, size: int, bound: float) -> Solution:
+    """Say of a solution that it was found for a smaller budget, and what is proved here."""
+    return replace(
+        solution,
+        status=Status.OPTIMAL if solution.time <= bound else Status.FEASIBLE,
+        lower_bound=min(bound, solution.time),
+        solver=f"{solution.solver} for {size:,} bytes",
+        trials=(),
+    )
+
+
 def keep_solution(
-    graph: Graph, target: int, solver: str, limit_seconds: float | None, solution: Solution
+    graph: Graph,
+    target: int,
+    solver: str | Solver,
+    limit_seconds: float | None,
+    solution: Solution,
+    partitioner: str | Partitioner | None = None,
 ) -> None:
-    """Keep a solution for later processes."""
+    """Keep a solution for later processes, unless it is not known all that it depends on."""
     store = Store.here()
     if store is None or solution.schedule is None:
         return
-    key = solution_key(graph, solver, limit_seconds)
+    key = solution_key(graph, solver, limit_seconds, partitioner)
+    if key is None:
+        return
     path = store.folder / "solutions" / file_name(key) / f"{target}.json"
     ops = {op.name: f"o{index}" for index, op in enumerate(graph.ops)}
     values = {name: f"v{index}" for index, name in enumerate(_made(graph))}

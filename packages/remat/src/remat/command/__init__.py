@@ -5,7 +5,7 @@ Exit codes: 0 if it did what was asked; 1 if something given is wrong, or cannot
 there was one.
 """
 
-from remat.command import about, cache, curves, graphs, models
+from remat.command import about, cache, curves, graphs, models, reports
 from remat.command.main import app, main
 
-__all__ = ["about", "app", "cache", "curves", "graphs", "main", "models"]
+__all__ = ["about", "app", "cache", "curves", "graphs", "main", "models", "reports"]

@@ -4,41 +4,56 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import platform
 
-import torch
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from remat.cache import Store
 from remat.command.main import app
 from remat.command.terminal import JsonOption, out, print_json, print_rows
-from remat.free_memory import free_bytes
-from remat_exec import list_executors
-from remat_graph.torch import list_captures
-from remat_solvers import SolverError, get_solver, list_solvers
 
 __all__ = ["doctor", "solvers"]
 
 _OURS = ("remat", "remat-graph", "remat-partition", "remat-solvers", "remat-exec")
-_OTHERS = ("torch", "highspy", "cvxpy", "gurobipy", "transformers", "matplotlib", "triton")
+_OTHERS = (
+    "torch",
+    "highspy",
+    "cvxpy",
+    "gurobipy",
+    "transformers",
+    "matplotlib",
+    "plotly",
+    "triton",
+)
 
 
 @app.command()
 def solvers(json: JsonOption = False) -> None:
-    """List the installed solvers and the distributions they come from."""
+    """List the installed solvers, what each is, and the distributions they come from."""
+    from remat_solvers import list_solvers
+
     found = {name: str(info.distribution) for name, info in list_solvers().items()}
     if json:
         print_json(found)
         return
-    table = Table("solver", "distribution")
+    table = Table("solver", "what it is", box=SIMPLE_HEAD, pad_edge=False)
     for name, distribution in found.items():
-        table.add_row(name, distribution)
+        others = "" if distribution.startswith("remat-solvers") else f" ({distribution})"
+        table.add_row(name, Text(_what(name) + others))
     out.print(table)
+    out.print("docs/solvers.md has papers, guarantees and when to use each; 'auto' is refine.")
 
 
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what is installed, with licences, and what will not work here and why."""
+    from remat.cache import Store
+    from remat_exec import list_executors
+    from remat_graph.torch import list_captures
+    from remat_solvers import list_solvers
+
     versions = {name: _version(name) for name in (*_OURS, *_OTHERS)}
     devices = _devices()
     broken = _broken_solvers()
@@ -74,6 +89,17 @@ def doctor(json: JsonOption = False) -> None:
     )
 
 
+def _what(name: str) -> str:
+    """Give the first line of what a solver says of itself, or why it cannot be loaded."""
+    from remat_solvers import SolverError, get_solver
+
+    try:
+        said = inspect.getdoc(type(get_solver(name)))
+    except SolverError as error:
+        said = str(error)
+    return (said or "").partition("\n")[0].replace("`", "")
+
+
 def _version(name: str) -> str | None:
     """Say the version and licence of a distribution."""
     try:
@@ -90,6 +116,10 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> list[str]:
+    import torch
+
+    from remat.budgets.free_memory import free_bytes
+
     found = [
         f"cpu, {torch.get_num_threads()} threads, {free_bytes(torch.device('cpu')):,} bytes free"
     ]
@@ -100,6 +130,8 @@ def _devices() -> list[str]:
 
 
 def _broken_solvers() -> dict[str, str]:
+    from remat_solvers import SolverError, get_solver, list_solvers
+
     broken = {}
     for name in list_solvers():
         try:
@@ -110,11 +142,15 @@ def _broken_solvers() -> dict[str, str]:
 
 
 def _missing(versions: dict[str, str | None], broken: dict[str, str]) -> list[str]:
+    import torch
+
     found = [f"solver {name}: {reason}" for name, reason in broken.items()]
     if not torch.cuda.is_available():
         found.append("training on CUDA: torch sees no device")
     if versions["matplotlib"] is None:
         found.append("pictures of curves: pip install 'remat[plot]'")
+    if versions["plotly"] is None:
+        found.append("reports: pip install 'remat[report]'")
     if versions["transformers"] is None:
         found.append("planning by a model type: pip install transformers")
     if versions["gurobipy"] is None:

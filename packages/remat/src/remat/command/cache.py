@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
-from remat.cache import Store
 from remat.command.main import app
 from remat.command.terminal import JsonOption, out, print_json
 from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.cache import Store
 
 __all__ = ["clear", "list_entries", "path"]
 
@@ -45,6 +48,9 @@ def list_entries(json: JsonOption = False) -> None:
             ]
         )
         return
+    if not entries:
+        out.print(f"nothing is kept in {_store().folder}", markup=False, soft_wrap=True)
+        return
     table = Table("kind", "bytes", "last used", "file")
     for entry in entries:
         used = datetime.fromtimestamp(entry.modified).isoformat(" ", "minutes")
@@ -65,6 +71,8 @@ def clear(json: JsonOption = False) -> None:
 
 
 def _store() -> Store:
+    from remat.cache import Store
+
     store = Store.here()
     if store is None:
         raise RematError("REMAT_CACHE switches the cache off")

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from remat.budget import parse_budget
-from remat.command.graphs import load_graph, overhead, solution_document
-from remat.command.main import NOTHING_FITS, app
+from remat.command.graphs import load_graph, percent, solution_document
+from remat.command.main import INTERRUPTED, NOTHING_FITS, app
 from remat.command.options import (
-    Batch,
-    Device,
-    Measure,
+    ModelOptions,
     ModelOrGraph,
-    Seq,
-    Sets,
-    Type,
-    check_budget,
     dry_plan,
-    read_target,
+    refuse_auto,
+    taking,
 )
-from remat.command.targets import Target, costs_of
+from remat.command.targets import Target
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
@@ -34,23 +29,11 @@ from remat.command.terminal import (
     print_json,
     waiting,
 )
-from remat.cutting import hierarchy_for
 from remat.errors import RematError
-from remat.planning import SCALAR_BYTES
-from remat.tradeoff import (
-    check_picture,
-    plot_tradeoff,
-    read_budgets,
-    save_tradeoff,
-    tradeoff_document,
-)
-from remat.tradeoff import tradeoff as find_tradeoff
 from remat_graph import Graph, Solution, simulate
-from remat_graph.torch import Costs
-from remat_solvers import Progress, Tradeoff, get_solver, list_solvers
-from remat_solvers import solve as find_schedule
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.queries.tradeoff import check_arguments
+
+if TYPE_CHECKING:
+    from remat_solvers import Progress, Tradeoff
 
 __all__ = ["compare", "tradeoff"]
 
@@ -58,23 +41,19 @@ _UNBOUNDED = 1 << 61
 
 
 @app.command()
+@taking(ModelOptions)
 def tradeoff(
     model: ModelOrGraph,
+    options: ModelOptions,
     points: Annotated[int, typer.Option(help="How many budgets, evenly spread.")] = 8,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="Instead: bytes with a unit, or a share ('50%'); may be repeated."),
     ] = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    set_: Sets = None,
-    dtype: Type = "float32",
-    device: Device = None,
-    measure: Measure = False,
     solver: SolverOption = "auto",
     limit_seconds: Annotated[
         float | None,
-        typer.Option(help="Stop after this long, all budgets together; else 15 s each."),
+        typer.Option(min=0, help="Stop after this long, all budgets together; else 15 s each."),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the curve here, as JSON.")] = None,
     plot: Annotated[
@@ -83,14 +62,20 @@ def tradeoff(
     json: JsonOption = False,
 ) -> None:
     """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
-    check_arguments(points, budget or None, solver, limit_seconds, None, None)
-    read_budgets(budget or None)
+    for each in budget or ():
+        refuse_auto(each)
     check_output(save)
+    from remat_solvers.queries.tradeoff import check_arguments
+
+    check_arguments(points, budget or None, solver, limit_seconds, None, None)
+    source = _source(model, options)
+    from remat.tradeoffs import check_picture, plot_tradeoff, save_tradeoff, tradeoff_document
+    from remat.tradeoffs import tradeoff as find_tradeoff
+
     if plot is not None:
         check_picture(plot)
-    target = read_target(model, batch, seq, set_, dtype)
     with waiting("making the model", None):
-        given = _graph_or_call(target, device, measure)
+        given = _graph_or_call(source, options)
     with waiting("looking for the smallest budget", limit_seconds) as report:
         curve = find_tradeoff(
             **given,
@@ -99,6 +84,7 @@ def tradeoff(
             solver=solver,
             limit_seconds=limit_seconds,
             progress=report,
+            keep_best=True,
         )
     for path, write in ((save, save_tradeoff), (plot, plot_tradeoff)):
         if path is not None:
@@ -116,49 +102,52 @@ def tradeoff(
 
 
 @app.command()
+@taking(ModelOptions)
 def compare(
     model: ModelOrGraph,
+    options: ModelOptions,
     budget: BudgetOption,
     solver: Annotated[
         list[str] | None, typer.Option(help="A name; may be repeated. All of them, else.")
     ] = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    set_: Sets = None,
-    dtype: Type = "float32",
-    device: Device = None,
-    measure: Measure = False,
-    limit_seconds: Annotated[float, typer.Option(help="For each solver.")] = 10.0,
+    limit_seconds: Annotated[float, typer.Option(min=0, help="For each solver.")] = 10.0,
     json: JsonOption = False,
 ) -> None:
     """Solve one graph by several solvers, side by side, the fastest schedule first."""
+    wanted = refuse_auto(budget)
+    source = _source(model, options)
+    from remat_solvers import get_solver, list_solvers
+
     names = solver or list(list_solvers())
     for name in names:
         get_solver(name)
-    costs = costs_of(device, measure)
-    check_budget(budget, costs)
-    target = read_target(model, batch, seq, set_, dtype)
     with waiting("capturing", None):
-        graph, everything, aside = _graph(target, costs)
-    size = parse_budget(budget).resolve(lambda: everything)
-    answers: dict[str, Solution | str] = {}
+        graph, everything, aside = _graph(source, options)
+    size = wanted.resolve(lambda: everything)
+    answers: dict[str, Solution | RematError] = {}
+    code = NOTHING_FITS
     with waiting("comparing", limit_seconds * len(names)) as report:
         for name in names:
             try:
                 answers[name] = _asked(graph, size - aside, name, limit_seconds, report)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # what is there is shown
+                code = INTERRUPTED
                 break
     _print_answers(graph, size, answers, json)
     if not any(isinstance(answer, Solution) for answer in answers.values()):
-        raise typer.Exit(NOTHING_FITS)
+        raise typer.Exit(code)
 
 
-def _graph_or_call(target: Target, device: str | None, measure: bool) -> dict[str, Any]:
+def _source(name: str, options: ModelOptions) -> Graph | Target:
+    return load_graph(Path(name)) if name.endswith(".json") else options.target(name)
+
+
+def _graph_or_call(source: Graph | Target, options: ModelOptions) -> dict[str, Any]:
     """Give what `remat.tradeoff` is told of a graph, or of a model and its call."""
-    costs = costs_of(device, measure)
-    if _is_graph(target.name):
-        return {"model": load_graph(Path(target.name))}
-    example = target.build(costs)
+    if isinstance(source, Graph):
+        return {"model": source}
+    costs = options.costs
+    example = source.build(costs)
     return {
         "model": example.model,
         "args": example.args,
@@ -167,16 +156,16 @@ def _graph_or_call(target: Target, device: str | None, measure: bool) -> dict[st
     }
 
 
-def _is_graph(name: str) -> bool:
-    return name.endswith(".json")
-
-
-def _graph(target: Target, costs: Costs) -> tuple[Graph, int, int]:
+def _graph(source: Graph | Target, options: ModelOptions) -> tuple[Graph, int, int]:
     """Give a graph, the peak of storing everything, and what of it is set aside for a loss."""
-    if _is_graph(target.name):
-        graph = load_graph(Path(target.name))
-        return graph, simulate(graph, store_all(graph)).peak_bytes, 0
-    made = dry_plan(target, costs, _UNBOUNDED, "store-all", None, None)
+    if isinstance(source, Graph):
+        from remat_solvers.baselines.store_all import store_all
+
+        return source, simulate(source, store_all(source)).peak_bytes, 0
+    from remat.planning.planner import SCALAR_BYTES
+
+    costs = options.costs
+    made = dry_plan(source.build(costs), costs, _UNBOUNDED, "store-all", None, None)
     device = "cpu" if made.origin.device == "cpu" else "cuda"
     aside = SCALAR_BYTES[device]
     return made.graph, made.solution.peak_bytes + aside, aside
@@ -184,8 +173,11 @@ def _graph(target: Target, costs: Costs) -> tuple[Graph, int, int]:
 
 def _asked(
     graph: Graph, size: int, solver: str, limit_seconds: float, report: Callable[[Progress], None]
-) -> Solution | str:
+) -> Solution | RematError:
     """Ask one solver; give its answer, or why there is none."""
+    from remat.planning.cutting import hierarchy_for
+    from remat_solvers import solve as find_schedule
+
     try:
         return find_schedule(
             graph,
@@ -194,40 +186,50 @@ def _asked(
             hierarchy=hierarchy_for(graph, solver),
             limit_seconds=limit_seconds,
             progress=report,
-            keep_best=True,
         )
     except RematError as error:
-        return str(error).split(";")[0]
+        return error
 
 
-def _print_answers(graph: Graph, size: int, answers: dict[str, Solution | str], json: bool) -> None:
+def _print_answers(
+    graph: Graph, size: int, answers: dict[str, Solution | RematError], json: bool
+) -> None:
     found = {name: a for name, a in answers.items() if isinstance(a, Solution)}
     order = sorted(found, key=lambda name: found[name].time)
-    order += [name for name in answers if name not in found]
+    refusals = {name: a for name, a in answers.items() if isinstance(a, RematError)}
     if json:
-        rows = []
-        for name in order:
-            answer = answers[name]
-            told = (
-                {"error": answer} if isinstance(answer, str) else solution_document(graph, answer)
-            )
-            rows.append({**told, "solver": name})
+        rows = [{**solution_document(graph, found[name]), "solver": name} for name in order]
+        rows += [{"error": str(e).split(";")[0], "solver": name} for name, e in refusals.items()]
         print_json({"budget_bytes": size, "answers": rows})
         return
-    table = Table("solver", "overhead", "no schedule is below", "status", "seconds")
-    for name in order:
-        answer = answers[name]
-        if isinstance(answer, str):
-            table.add_row(name, "-", "-", answer, "-")
-            continue
-        bound = "-" if answer.lower_bound is None else overhead(graph, answer.lower_bound)
-        seconds = f"{answer.solve_seconds:.1f}"
-        table.add_row(name, overhead(graph, answer.time), bound, answer.status.value, seconds)
-    out.print(table)
+    if found:
+        table = Table("solver", box=SIMPLE_HEAD, pad_edge=False)
+        for head in ("overhead %", "at least %", "status", "seconds"):
+            table.add_column(head, justify="left" if head == "status" else "right")
+        for name in order:
+            answer = found[name]
+            bound = "-" if answer.lower_bound is None else percent(graph, answer.lower_bound)
+            seconds = f"{answer.solve_seconds:.1f}"
+            table.add_row(name, percent(graph, answer.time), bound, answer.status.value, seconds)
+        out.print(table)
+    reasons: dict[str, list[str]] = {}
+    for name, error in refusals.items():
+        reasons.setdefault(_reason(error), []).append(name)
+    for reason, names in reasons.items():
+        out.print(f"{', '.join(names)}: {reason}", markup=False, highlight=False)
+
+
+def _reason(error: RematError) -> str:
+    """Say without its name why a solver has no answer."""
+    from remat_solvers import BudgetTooSmall, UnsuitableSolver
+
+    if isinstance(error, BudgetTooSmall):
+        return "nothing found within the budget"
+    return error.reason if isinstance(error, UnsuitableSolver) else str(error).split(";")[0]
 
 
 def _curve(curve: Tradeoff) -> Table:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("budget", "share", "overhead %", "at least %", "gap %", "status", "seconds"):
         table.add_column(name, justify="left" if name == "status" else "right")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from remat.budget import parse_budget
 from remat.command.main import app
+from remat.command.options import check_solver, refuse_auto
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
@@ -20,14 +20,9 @@ from remat.command.terminal import (
     print_rows,
     waiting,
 )
-from remat.cutting import hierarchy_for
-from remat.errors import BudgetError
-from remat.plans import Plan
 from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
-from remat_solvers import solve as find_schedule
-from remat_solvers.baselines.store_all import store_all
 
-__all__ = ["bytes_of", "load_graph", "overhead", "solution_document", "solution_rows"]
+__all__ = ["load_graph", "percent", "solution_document", "solution_rows"]
 
 GraphFile = Annotated[Path, typer.Argument(help="A graph, as JSON.")]
 
@@ -47,11 +42,17 @@ def solve(
     """Find a schedule of a saved graph within a budget, and how far from the best it can be."""
     check_output(output)
     check_output(save_plan)
-    parse_budget(budget)
+    wanted = refuse_auto(budget)
     loaded = load_graph(graph)
+    from remat.planning.cutting import hierarchy_for
+    from remat.plans.plan import Plan
+    from remat_solvers import solve as find_schedule
+    from remat_solvers.baselines.store_all import store_all
+
+    check_solver(solver)
     everything = simulate(loaded, store_all(loaded)).peak_bytes
-    size = bytes_of(budget, everything)
-    with waiting("solving", limit_seconds, lambda time: overhead(loaded, time)) as report:
+    size = wanted.resolve(lambda: everything)
+    with waiting("solving", limit_seconds, lambda time: _overhead(loaded, time)) as report:
         solution = find_schedule(
             loaded,
             size,
@@ -108,7 +109,7 @@ def check(
         return
     out.print(
         f"legal: peak {timeline.peak_bytes:,} bytes at step {timeline.peak_step} of {len(found)}, "
-        f"time {timeline.time:.6g} s, {overhead(loaded, timeline.time)}"
+        f"time {timeline.time:.6g} s, {_overhead(loaded, timeline.time)}"
     )
 
 
@@ -126,21 +127,13 @@ def load_graph(path: Path) -> Graph:
     return found
 
 
-def bytes_of(budget: str, everything: int) -> int:
-    """Read a budget that is bytes or a share of what storing everything takes.
-
-    Raises:
-        BudgetError: if it cannot be read, or is `"auto"`.
-    """
-    wanted = parse_budget(budget)
-    if wanted.is_auto:
-        raise BudgetError("budget='auto' needs a device; give bytes or a share")
-    return wanted.resolve(lambda: everything)
+def percent(graph: Graph, time: float) -> str:
+    """Say by how many percent a time is above that of computing everything once."""
+    return f"{100 * (time / graph.time - 1 if graph.time else 0):.2f}"
 
 
-def overhead(graph: Graph, time: float) -> str:
-    """Say a time as overhead over computing everything once."""
-    return f"overhead {100 * (time / graph.time - 1 if graph.time else 0):.2f}%"
+def _overhead(graph: Graph, time: float) -> str:
+    return f"overhead {percent(graph, time)}%"
 
 
 def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
@@ -148,13 +141,13 @@ def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
     bound = solution.lower_bound
     return {
         "peak": f"{solution.peak_bytes:,} bytes",
-        "time": f"{solution.time:.6g} s, {overhead(graph, solution.time)}",
-        "no schedule is below": "unknown" if bound is None else overhead(graph, bound),
+        "time": f"{solution.time:.6g} s, {_overhead(graph, solution.time)}",
+        "no schedule is below": "unknown" if bound is None else _overhead(graph, bound),
         "status": f"{solution.status.value}, by {solution.solver}",
         "solved in": f"{solution.solve_seconds:.1f} s",
         "tried": [
             f"{trial.solver}: {trial.status.value}, "
-            f"{'nothing' if trial.time is None else overhead(graph, trial.time)}, "
+            f"{'nothing' if trial.time is None else _overhead(graph, trial.time)}, "
             f"{trial.seconds:.1f} s"
             for trial in solution.trials
         ],

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import signal
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from remat.__about__ import __version__
 from remat.command.terminal import err, out
 from remat.errors import RematError
-from remat_solvers import BudgetTooSmall
 
-__all__ = ["NOTHING_FITS", "app", "main"]
+__all__ = ["INTERRUPTED", "NOTHING_FITS", "app", "main"]
 
 NOTHING_FITS = 3
-_WRONG, _INTERRUPTED = 1, 130
+INTERRUPTED = 130
+_WRONG = 1
+
+_ORDER = (
+    "plan", "explain", "report", "trace", "tradeoff", "largest-batch", "compare", "solve", "check",
+    "solvers", "doctor", "cache",
+)  # fmt: skip
+
+
+class _InOrder(TyperGroup):
+    """Lists what is used first first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
 
 app = typer.Typer(
+    cls=_InOrder,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     help="Plan the re-materialization of PyTorch models, and of saved training graphs.",
     epilog="Exit codes: 1 wrong input, 2 wrong command line, 3 nothing fits, 130 Ctrl-C.",
@@ -34,17 +51,32 @@ def _version(
 
 
 def main() -> None:
-    """Run the command; errors are told on stderr and by the exit code."""
+    """Run the command; errors are told on stderr and by the exit code, Ctrl-C by 130 alone."""
+    pressed = False
+
+    def stop(signal_number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(signal_number, frame)
+
+    before = signal.signal(signal.SIGINT, stop)
     try:
         app()
-    except BudgetTooSmall as error:
-        _end(error, NOTHING_FITS)
     except (RematError, OSError) as error:
-        _end(error, _WRONG)
-    except KeyboardInterrupt:
-        _end("stopped before anything was found", _INTERRUPTED)
+        if not pressed:  # else its reason: compiled modules make an ImportError of Ctrl-C
+            message, code = _told(error)
+            err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+            raise SystemExit(code) from None
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _end(reason: object, code: int) -> None:
-    err.print(f"remat: {reason}", style="red", highlight=False, markup=False)
-    raise SystemExit(code) from None
+def _told(error: RematError | OSError) -> tuple[str, int]:
+    """Say an error in one line, and its exit code."""
+    if isinstance(error, OSError):
+        has_name = error.filename is not None and error.strerror is not None
+        return f"remat: {f'{error.filename}: {error.strerror}' if has_name else error}", _WRONG
+    from remat_solvers import BudgetTooSmall
+
+    return f"remat: {error}", NOTHING_FITS if isinstance(error, BudgetTooSmall) else _WRONG

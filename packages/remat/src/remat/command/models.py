@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remat.budget import parse_budget
+from remat.budgets.budget import parse_budget
 from remat.command.main import app
 from remat.command.options import (
-    Batch,
-    Device,
-    Measure,
+    Budget,
+    MakingOptions,
     Model,
-    Seq,
-    Sets,
-    Type,
-    check_budget,
+    PlanOptions,
+    check_solver,
     dry_plan,
-    read_target,
+    read_budget,
+    taking,
 )
-from remat.command.targets import costs_of
 from remat.command.terminal import (
-    BudgetOption,
     JsonOption,
-    LimitOption,
     SolverOption,
     check_output,
     out,
@@ -35,34 +29,25 @@ from remat.command.terminal import (
     waiting,
 )
 from remat.errors import BudgetError, RematError
-from remat.plans import Plan
-from remat_solvers import BudgetTooSmall
+
+if TYPE_CHECKING:
+    from remat.plans.plan import Plan
 
 __all__ = ["largest_batch", "plan"]
 
 
 @app.command()
+@taking(PlanOptions)
 def plan(
     model: Model,
-    budget: BudgetOption,
-    batch: Batch = None,
-    seq: Seq = None,
-    set_: Sets = None,
-    dtype: Type = "float32",
-    device: Device = None,
-    measure: Measure = False,
-    solver: SolverOption = "auto",
-    limit_seconds: LimitOption = None,
+    options: PlanOptions,
+    budget: Budget = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here, as JSON.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Plan for a model within a budget, without running the plan; by default without its data."""
     check_output(save)
-    costs = costs_of(device, measure)
-    check_budget(budget, costs)
-    target = read_target(model, batch, seq, set_, dtype)
-    with waiting("capturing and solving", limit_seconds) as report:
-        made = dry_plan(target, costs, budget, solver, limit_seconds, report)
+    made = options.plan(model, budget)
     if save is not None:
         made.save(save)
     if json:
@@ -74,36 +59,38 @@ def plan(
 
 
 @app.command("largest-batch")
+@taking(MakingOptions)
 def largest_batch(
     model: Model,
-    budget: BudgetOption,
+    options: MakingOptions,
+    budget: Budget = None,
     most_overhead: Annotated[
         float, typer.Option(help="The most extra time, of computing everything once.")
     ] = 0.5,
-    seq: Seq = None,
-    set_: Sets = None,
-    dtype: Type = "float32",
-    device: Device = None,
-    measure: Measure = False,
     solver: SolverOption = "auto",
-    limit_seconds: Annotated[float, typer.Option(help="For each batch size.")] = 10.0,
+    limit_seconds: Annotated[float, typer.Option(min=0, help="For each batch size.")] = 10.0,
     save: Annotated[Path | None, typer.Option(help="Write its plan here, as JSON.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Find the largest batch that trains within a budget, by planning for several sizes."""
     check_output(save)
-    if parse_budget(budget).size_bytes is None:
+    wanted = read_budget(budget, options)
+    if parse_budget(wanted).fraction is not None:
         raise BudgetError(f"budget={budget!r}: a batch is sought for a number of bytes")
-    costs = costs_of(device, measure)
-    target = read_target(model, None, seq, set_, dtype)
+    target = options.target(model)
+    check_solver(solver)
+    costs = options.costs
+    from remat_solvers import BudgetTooSmall
+
     tried: dict[int, Plan | None] = {}
 
     def fits(size: int) -> bool:
         if size not in tried:
             with waiting(f"batch {size}", limit_seconds) as report:
                 try:
+                    example = target.with_batch(size).build(costs)
                     made: Plan | None = dry_plan(
-                        target.with_batch(size), costs, budget, solver, limit_seconds, report
+                        example, costs, wanted, solver, limit_seconds, report
                     )
                 except BudgetTooSmall:
                     made = None
@@ -111,20 +98,26 @@ def largest_batch(
             tried[size] = None if slow else made
         return tried[size] is not None
 
-    with contextlib.suppress(KeyboardInterrupt):  # the best so far is kept
+    said = "was not found to"
+    try:
         _search(fits)
+    except KeyboardInterrupt:  # the best so far is kept
+        said = "was not tried before it was stopped"
     best = max((size for size, made in tried.items() if made is not None), default=0)
     found = tried.get(best)
     if found is None:
         if not tried:
             raise KeyboardInterrupt
-        raise RematError(f"not even a batch of one fits within {budget} at {most_overhead:.0%}")
+        raise RematError(
+            f"not even a batch of one fits within {budget or 'the device'} at {most_overhead:.0%} "
+            f"more time"
+        )
     if save is not None:
         found.save(save)
     if json:
         print_json({"batch_size": best, "tried": sorted(tried), **_document(found)})
         return
-    out.print(f"batch {best} fits, {best + 1} was not found to; tried {sorted(tried)}")
+    out.print(f"batch {best} fits, {best + 1} {said}; tried {sorted(tried)}")
     out.print(str(found), markup=False, highlight=False)
 
 

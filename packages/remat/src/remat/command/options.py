@@ -3,87 +3,237 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from remat.budget import parse_budget
-from remat.command.targets import Target, read_settings
+from remat.budgets.budget import Budget as ParsedBudget
+from remat.budgets.budget import parse_budget
+from remat.command.targets import Device, Example, Precision, Target, read_settings
+from remat.command.terminal import LimitOption, SolverOption, err, waiting
 from remat.errors import BudgetError, RematError
-from remat.planning import Settings, plan_module
-from remat.plans import Plan
-from remat_graph.torch import Costs
+
+if TYPE_CHECKING:
+    from remat.plans.plan import Plan
+    from remat_graph.torch import Costs
 
 __all__ = [
-    "Batch",
-    "Device",
-    "Measure",
+    "Budget",
+    "MakingOptions",
     "Model",
+    "ModelOptions",
     "ModelOrGraph",
-    "Seq",
-    "Sets",
-    "Type",
-    "check_budget",
+    "PlanOptions",
+    "check_solver",
     "dry_plan",
-    "read_target",
+    "read_budget",
+    "refuse_auto",
+    "taking",
 ]
 
 Model = Annotated[str, typer.Argument(help="FILE.py:factory, or a model type of transformers.")]
 ModelOrGraph = Annotated[
     str, typer.Argument(help="FILE.py:factory, a model type of transformers, or a GRAPH.json.")
 ]
-Batch = Annotated[int | None, typer.Option(min=1, help="Batch size; of a model type 8, else.")]
-Seq = Annotated[int | None, typer.Option(min=1, help="Tokens; of a model type at most 1024, else.")]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="key=value of the configuration, or for the factory; repeatable."),
-]
-Type = Annotated[str, typer.Option("--dtype", help="Of a model type: float32, bfloat16, float16.")]
-Device = Annotated[
-    str | None, typer.Option(help="Estimate for h100, a100, l4, 4090 or mi300x, without data.")
-]
-Measure = Annotated[
-    bool, typer.Option("--measure", help="Make the model with its data and measure it here.")
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%'). With --device "
+        "it may be left out: nine tenths of its memory, less the model and what AdamW keeps."
+    ),
 ]
 
 
-def read_target(
-    name: str, batch: int | None, seq: int | None, entries: list[str] | None, dtype: str
-) -> Target:
-    """Read what names a model.
+@dataclass(frozen=True, slots=True)
+class MakingOptions:
+    """How a model is made, and where its costs are from."""
+
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens; of a model type at most 1024, else.")
+    ] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="key=value of the configuration, or for the factory; repeatable."
+        ),
+    ] = None
+    dtype: Annotated[Precision, typer.Option(help="Of a model type.")] = Precision.FLOAT32
+    device: Annotated[
+        Device | None,
+        typer.Option(
+            case_sensitive=False,
+            help="Estimate for this one, without data, by the rates of the vendor's data sheet, "
+            "which are not measured.",
+        ),
+    ] = None
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Make the model with its data and measure it here.")
+    ] = False
+
+    @property
+    def costs(self) -> Costs:
+        """Measured here, those of a named device, or estimates for this machine."""
+        if self.device is None:
+            return "measure" if self.measure else "estimate"
+        from remat_graph.torch import DEVICES
+
+        return DEVICES[self.device.value]
+
+    def target(self, name: str, batch: int | None = None) -> Target:
+        """Read what names a model, and its sizes; torch is not needed for it.
+
+        Raises:
+            RematError: if that can name none, a setting cannot be read, or costs are wanted both
+                measured and of a device.
+            OSError: if its file does not exist.
+        """
+        if self.measure and self.device is not None:
+            raise RematError("--measure is for this machine; leave out --device or --measure")
+        target = Target(name, batch, self.seq, read_settings(self.set_), self.dtype.value)
+        target.check()
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions(MakingOptions):
+    """How a model of one batch size is made."""
+
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Batch size; of a model type 8, else.")
+    ] = None
+
+    def target(self, name: str, batch: int | None = None) -> Target:
+        """Read what names a model, and its sizes; raises as that of `MakingOptions`."""
+        return MakingOptions.target(self, name, self.batch if batch is None else batch)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions(ModelOptions):
+    """How a model is made and planned for."""
+
+    solver: SolverOption = "auto"
+    limit_seconds: LimitOption = None
+
+    def plan(self, model: str, budget: str | None) -> Plan:
+        """Plan without running the plan, for what the device has if no budget is given.
+
+        Ctrl-C keeps the best so far.
+
+        Raises:
+            RematError: if an option cannot be read; as `Target.build` and `remat.plan`.
+        """
+        wanted = read_budget(budget, self)
+        target = self.target(model)
+        check_solver(self.solver)
+        with waiting("making the model", None):
+            example = target.build(self.costs)
+        err.print(f"planning for {example}", markup=False, highlight=False, soft_wrap=True)
+        with waiting("capturing and solving", self.limit_seconds) as report:
+            return dry_plan(
+                example, self.costs, wanted, self.solver, self.limit_seconds, report, keep_best=True
+            )
+
+
+def taking(options: type[MakingOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command that takes `options` by that name have their fields as its options.
+
+    typer reads the signature of a command: that of what is returned has the fields instead.
+    """
+    told = get_type_hints(options, include_extras=True)
+    fields = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=told[field.name],
+        )
+        for field in dataclasses.fields(options)
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            read = options(**{field.name: given.pop(field.name) for field in fields})
+            command(**given, options=read)
+
+        of_command = inspect.signature(command, eval_str=True)
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in of_command.parameters.items()
+            if name != "options"
+        ]
+        run.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*own, *fields)}
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+def read_budget(budget: str | None, options: MakingOptions) -> str:
+    """Refuse, before a model is made, what is no budget; none is what the device has.
 
     Raises:
-        RematError: if the type is not known, or a setting cannot be read.
+        BudgetError: if it cannot be read, or is `"auto"`, or none, where that is not known.
     """
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise RematError(f"--dtype {dtype!r}; give float32, bfloat16 or float16")
-    return Target(name, batch, seq, read_settings(entries), dtype)
+    if budget is None and options.device is None:
+        raise BudgetError(
+            "--budget is needed: bytes with a unit ('8GiB') or a share of storing everything "
+            "('50%'); with --device it may be left out, and is what that device has"
+        )
+    is_dry = options.device is None and not options.measure
+    if budget is not None and parse_budget(budget).is_auto and is_dry:
+        raise BudgetError(
+            "budget='auto' is of what is free here, and nothing is measured; give bytes, a share, "
+            "--measure or --device"
+        )
+    return budget or "auto"
 
 
-def check_budget(budget: str, costs: Costs) -> None:
-    """Refuse, before a model is made, what is no budget.
+def refuse_auto(budget: str) -> ParsedBudget:
+    """Read a budget of bytes or a share.
 
     Raises:
-        BudgetError: if it cannot be read, or is `"auto"` where nothing is measured.
+        BudgetError: if it cannot be read, or is `"auto"`.
     """
-    if parse_budget(budget).is_auto and costs != "measure":
-        raise BudgetError("budget='auto' is of what is free here; give bytes or a share")
+    read = parse_budget(budget)
+    if read.is_auto:
+        raise BudgetError("budget='auto' is for a plan; give bytes or a share here")
+    return read
+
+
+def check_solver(name: str) -> None:
+    """Load a solver, before there is a graph.
+
+    Raises:
+        SolverError: if it does not exist or cannot be loaded.
+    """
+    from remat.planning.cutting import check_method
+
+    check_method(name, None)
 
 
 def dry_plan(
-    target: Target,
+    example: Example,
     costs: Costs,
     budget: str | int,
     solver: str,
     limit_seconds: float | None,
     progress: Any,
+    keep_best: bool = False,
 ) -> Plan:
-    """Plan without running the plan; Ctrl-C keeps the best so far.
+    """Plan without running the plan; with `keep_best`, Ctrl-C ends with the best so far.
 
     Raises:
-        RematError: as `Target.build` and `remat.plan`.
+        RematError: as `remat.plan`.
     """
-    example = target.build(costs)
+    from remat.planning.planner import plan_module
+    from remat.planning.settings import Settings
+
     settings = Settings.read(budget, solver, costs, limit_seconds, progress, None)
-    settings = dataclasses.replace(settings, keep_best=True)
+    settings = dataclasses.replace(settings, keep_best=keep_best)
     return plan_module(example.model, example.args, example.kwargs, settings).plan

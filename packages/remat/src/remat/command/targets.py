@@ -8,31 +8,60 @@ configuration, without weights, and called with tokens and labels, or pixels and
 from __future__ import annotations
 
 import ast
+import enum
 import importlib.util
 import inspect
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from remat.errors import RematError
-from remat_graph.torch import DEVICES, Costs
 
-__all__ = ["Example", "Target", "costs_of", "read_settings"]
+if TYPE_CHECKING:
+    import torch
+
+    from remat_graph.torch import Costs
+
+__all__ = ["Device", "Example", "Precision", "Target", "read_settings"]
 
 _BATCH, _LENGTH = 8, 1024
 
 
+class Device(enum.StrEnum):
+    """The devices of `remat.DEVICES`."""
+
+    H100 = "h100"
+    A100 = "a100"
+    L4 = "l4"
+    RTX_4090 = "4090"
+    MI300X = "mi300x"
+
+
+class Precision(enum.StrEnum):
+    """Types of torch's that a model type can be of."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model and an example call."""
+    """A model and an example call; as text, its class and the sizes of its tensors."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def __str__(self) -> str:
+        given = [("", value) for value in self.args]
+        given += [(f"{name}=", value) for name, value in self.kwargs.items()]
+        call = ", ".join(name + _said(value) for name, value in given)
+        return f"{type(self.model).__name__}({call})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +78,32 @@ class Target:
         """Give the same of another batch."""
         return replace(self, batch=batch)
 
+    def check(self) -> None:
+        """Refuse what can name no model, before torch is imported.
+
+        Raises:
+            RematError: if it is a file without a function, or a saved graph or plan.
+            OSError: if its file does not exist.
+        """
+        file, colon, _ = self.name.rpartition(":")
+        if self.name.endswith(".py"):
+            raise RematError(f"{self.name} is a file; name a function of it: {self.name}:FUNCTION")
+        if self.name.endswith(".json"):
+            raise RematError(
+                f"{self.name} is no model; saved graphs are for solve, check, tradeoff and "
+                f"compare, plans for explain, report and trace"
+            )
+        if colon and file.endswith(".py") and not Path(file).is_file():
+            raise FileNotFoundError(f"there is no file {file!r}")
+
     def build(self, costs: Costs) -> Example:
         """Make the model and the call, without data unless they are to be measured.
 
         Raises:
             RematError: if there is no such model, or it cannot be made.
         """
+        import torch
+
         file, colon, factory = self.name.rpartition(":")
         with nullcontext() if costs == "measure" else torch.device("meta"):
             try:
@@ -64,13 +113,21 @@ class Target:
             except (RematError, OSError):
                 raise
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                hint = "" if costs == "measure" else "; with --measure it is made with its data"
+                reason = f"{type(error).__name__}: {error}{_line(error, file)}"
+                is_dry = costs != "measure" and isinstance(error, RuntimeError)  # of torch's
+                hint = "; with --measure it is made with its data" if is_dry else ""
                 raise RematError(f"{self.name} could not be made: {reason}{hint}") from error
 
     def _given(self) -> dict[str, Any]:
         sizes = {"batch": self.batch, "seq": self.seq}
         return {**{k: v for k, v in sizes.items() if v is not None}, **self.settings}
+
+
+def _said(value: Any) -> str:
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    sizes = "x".join(map(str, value.shape)) or "scalar"
+    return f"{sizes} {str(value.dtype).removeprefix('torch.')}"
 
 
 def read_settings(entries: Sequence[str] | None) -> dict[str, Any]:
@@ -91,24 +148,16 @@ def read_settings(entries: Sequence[str] | None) -> dict[str, Any]:
     return read
 
 
-def costs_of(device: str | None, measure: bool) -> Costs:
-    """Choose costs: measured here, those of a named device, or estimates for this machine.
-
-    Raises:
-        RematError: if the device is not known, or both are asked for.
-    """
-    if device is None:
-        return "measure" if measure else "estimate"
-    if measure:
-        raise RematError("--measure is for this machine; leave out --device or --measure")
-    if device.lower() not in DEVICES:
-        raise RematError(f"--device {device!r} is not known; there are {', '.join(DEVICES)}")
-    return DEVICES[device.lower()]
+def _line(error: Exception, file: str) -> str:
+    """Say the last line of a file that an error passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(Path(file).resolve())]
+    return f" ({file}, line {lines[-1]})" if lines else ""
 
 
 def _from_file(path: Path, name: str, given: Mapping[str, Any]) -> Example:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    path = path.resolve()
+    sys.path.insert(0, str(path.parent))  # as Python does for a file that it runs
     spec = importlib.util.spec_from_file_location("remat_target", path)
     if spec is None or spec.loader is None:
         raise RematError(f"{str(path)!r} is no Python file")
@@ -127,6 +176,8 @@ def _from_file(path: Path, name: str, given: Mapping[str, Any]) -> Example:
 
 
 def _read(made: Any, name: str) -> Example:
+    import torch
+
     if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], torch.nn.Module):
         model, args, *rest = made
         kwargs = rest[0] if rest else {}
@@ -138,13 +189,14 @@ def _read(made: Any, name: str) -> Example:
 
 def _from_transformers(target: Target) -> Example:
     try:
-        import transformers  # noqa: PLC0415 - not a dependency
-        from transformers.models.auto import modeling_auto  # noqa: PLC0415
+        import transformers
+        from transformers.models.auto import modeling_auto
     except ImportError:
         raise RematError(
             f"{target.name!r} is no FILE.py:factory, and transformers, which may know a model type "
             f"of this name, is not installed"
         ) from None
+    transformers.logging.set_verbosity_error()  # what it warns of is not the reader's doing
     try:
         config = transformers.AutoConfig.for_model(target.name, **target.settings)
     except ValueError:
@@ -165,6 +217,8 @@ def _from_transformers(target: Target) -> Example:
             config.use_cache = False
             if family == "Seq2SeqLM" and getattr(config, "decoder_start_token_id", None) is None:
                 config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+            import torch
+
             automatic = getattr(transformers, f"AutoModelFor{family}")
             model = automatic.from_config(config, dtype=getattr(torch, target.dtype)).train()
             return Example(model, (), call(config, target))
@@ -174,6 +228,8 @@ def _from_transformers(target: Target) -> Example:
 
 
 def _tokens(config: Any, target: Target) -> dict[str, Any]:
+    import torch
+
     longest = getattr(config, "max_position_embeddings", None) or _LENGTH
     length = target.seq or min(_LENGTH, longest)
     tokens = torch.zeros(target.batch or _BATCH, length, dtype=torch.long)
@@ -181,6 +237,8 @@ def _tokens(config: Any, target: Target) -> dict[str, Any]:
 
 
 def _pixels(config: Any, target: Target) -> dict[str, Any]:
+    import torch
+
     if target.seq is not None:
         raise RematError(f"{target.name} takes images; --seq is for language")
     batch = target.batch or _BATCH

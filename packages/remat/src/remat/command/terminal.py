@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,8 @@ from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeE
 from rich.table import Table
 from rich.text import Text
 
-from remat_solvers import Progress
+if TYPE_CHECKING:
+    from remat_solvers import Progress
 
 __all__ = [
     "BudgetOption",
@@ -39,7 +40,9 @@ BudgetOption = Annotated[
     typer.Option(help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%')."),
 ]
 SolverOption = Annotated[str, typer.Option(help="A name from `remat solvers`.")]
-LimitOption = Annotated[float | None, typer.Option(help="Stop the search after so many seconds.")]
+LimitOption = Annotated[
+    float | None, typer.Option(min=0, help="Stop the search after so many seconds.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _QUIET_SECONDS = 2.0

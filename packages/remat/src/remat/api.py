@@ -1,0 +1,57 @@
+"""The names of `remat`, each from where it is defined."""
+
+from remat.__about__ import __version__
+from remat.budgets.budget import Budget
+from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
+from remat.planning.planner import plan
+from remat.plans.plan import Plan
+from remat.plans.step import StepPlan
+from remat.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
+from remat.wrapping import rematerialize
+from remat_exec import (
+    BackwardError,
+    BudgetExceeded,
+    ExecutionError,
+    LossError,
+    list_executors,
+    measure_peak,
+)
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, allow_recompute, list_captures
+from remat_partition import Partitioner, PartitionError, list_partitioners
+from remat_solvers import BudgetTooSmall, Solver, SolverError, Tradeoff, TradeoffPoint, list_solvers
+
+__all__ = [
+    "DEVICES",
+    "BackwardError",
+    "Budget",
+    "BudgetError",
+    "BudgetExceeded",
+    "BudgetTooSmall",
+    "BudgetWarning",
+    "CaptureError",
+    "DeviceSpec",
+    "ExecutionError",
+    "LossError",
+    "PartitionError",
+    "Partitioner",
+    "Plan",
+    "PlanMismatch",
+    "RematError",
+    "Solver",
+    "SolverError",
+    "StepPlan",
+    "Tradeoff",
+    "TradeoffPoint",
+    "__version__",
+    "allow_recompute",
+    "list_captures",
+    "list_executors",
+    "list_partitioners",
+    "list_solvers",
+    "measure_peak",
+    "plan",
+    "plot_tradeoff",
+    "rematerialize",
+    "save_tradeoff",
+    "tradeoff",
+]

@@ -1,0 +1,380 @@
+"""The one door to TorchDynamo: its private names are in this file and in `patches.py`.
+
+`compile_frames` runs a function so that each graph that Dynamo finds in it is handed over, with
+settings of ours that hold while frames of this function are compiled, and nowhere else. Tried with
+torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, MethodType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo import config, trace_rules
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.eval_frame import OptimizeContext, cached_backends
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
+from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
+from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.utils import counters, get_compilation_metrics
+from torch._guards import CompileContext
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from remat.dynamo.patches import patched
+from remat.errors import RematError
+from remat_graph import Provenance
+from remat_graph.torch import note, process_lock, quietly, source_of
+
+__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation"]
+
+logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 1 << 30
+_IN_A_ROW = 8  # calls that traced the same code anew, for no other sizes
+_TRIES = 3
+_TRACED = "Detected that you are using FX to symbolically trace"
+_UNGUARDED = "Guard failed on the same frame it was created"
+_WARN = frozenset({print, warnings.warn})
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+_FRAME_LOCAL = re.compile(r"^[LG]\['[^']*'\]\.?")  # as Dynamo writes `self`
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A graph that Dynamo found: all of a frame, or the part before a break.
+
+    `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
+    does, with the user's line; `None` if it does not. `whole` says that it is all of the function.
+    """
+
+    graph: torch.fx.GraphModule
+    name: str
+    break_reason: str | None
+    whole: bool
+
+
+_LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+_WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
+_AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
+
+
+class _Held:
+    """What runs a graph, as long as the model that it belongs to is there."""
+
+    __slots__ = ("__weakref__", "graph")
+
+    def __init__(self, graph: Callable[..., Any]) -> None:
+        self.graph: Callable[..., Any] | None = graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        assert self.graph is not None
+        return self.graph(*inputs)
+
+
+class _Frames:
+    """What Dynamo calls for each frame: `compile_frame`, with settings of ours."""
+
+    def __init__(
+        self,
+        compile_frame: Any,
+        settings: dict[str, Any],
+        skipped: Callable[[str], None],
+        watched: torch.nn.Module | None,
+        roots: set[CodeType],
+    ) -> None:
+        functools.update_wrapper(self, compile_frame, updated=())
+        self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
+        self._settings = settings
+        self._skipped = skipped
+        self._watched = None if watched is None else weakref.ref(watched)
+        self.guards: WeakSet[GuardManagerWrapper] = WeakSet()
+        self.graphs: WeakSet[_Held] = WeakSet()
+        self._failures: Counter[CodeType] = Counter()
+        self._traced: dict[CodeType, tuple[int, int]] = {}
+        self.calls = 0
+        self.met = 0
+        self.found = False
+        self._told: set[str] = set()
+        self.code: CodeType | None = None
+        self.roots = roots
+        self.codes: set[CodeType] = set()
+
+    def __call__(self, frame: Any, *rest: Any) -> Any:
+        code = frame.f_code
+        if self._failures[code] >= _TRIES:
+            return _AS_IT_IS
+        settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
+        with quietly(), compile_lock, config.patch(settings), patched(self._skipped):
+            before = self.code
+            breaks = counters["graph_break"].copy()
+            self.found = False
+            self.code = code
+            try:
+                result = self._torchdynamo_orig_backend(frame, *rest)
+            except (AssertionError, InternalTorchDynamoError) as error:  # a defect of Dynamo's
+                if _UNGUARDED in str(error):
+                    raise
+                self._failures[code] += 1
+                self._skipped(f"{_place(code)} runs as it is: {str(error).strip().splitlines()[0]}")
+                return _AS_IT_IS
+            finally:
+                self.code = before
+                self.met += 1
+            if result.guarded_code is not None:
+                self.codes.add(code)
+                self.guards.add(result.guarded_code.guard_manager)
+                self._warn_of_tracing(code)
+            if not self.found:
+                self._tell(counters["graph_break"] - breaks)
+            if result.guarded_code is not None or trace_rules.check(code):
+                return result
+        # Dynamo would leave the code alone from now on, in every model, even if what failed was an
+        # error of the user's: we count, for this model.
+        self._failures[code] += 1
+        if result.skip_reason:
+            self._skipped(f"{_place(code)} runs as it is: {result.skip_reason}")
+        return _AS_IT_IS
+
+    def _tell(self, breaks: Iterable[str]) -> None:
+        """Say why there is no graph before a break; the frames around that one break there, too."""
+        for reason in map(_first_lines, breaks):
+            if reason not in self._told:
+                self._told.add(reason)
+                self._skipped(reason)
+
+    def _warn_of_tracing(self, code: CodeType) -> None:
+        """Say once of code that it is traced anew at each call, with what differs each time."""
+        metrics = get_compilation_metrics()
+        reason = metrics[-1].recompile_reason if metrics else None
+        if reason is None or "size mismatch at" in reason:
+            return
+        last, in_a_row = self._traced.get(code, (0, 0))
+        if last != self.calls:
+            in_a_row = in_a_row + 1 if last == self.calls - 1 else 1
+            self._traced[code] = self.calls, in_a_row
+            if in_a_row == _IN_A_ROW:
+                logger.warning(
+                    "the forward was traced anew in each of the last %d calls, which is slow; what "
+                    "was expected, and differs each time: %s",
+                    in_a_row,
+                    " ".join(reason.partition(": ")[2].splitlines()[0].split()),
+                )
+
+    def _is_of_watched(self, frame: Any) -> bool:
+        """Whether a frame is the forward of the module whose hooks the caller watches."""
+        return self._watched is not None and frame.f_locals.get("self") is self._watched()
+
+
+def _place(code: CodeType) -> str:
+    return f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
+
+
+def compile_frames(
+    function: Callable[..., Any],
+    compile_graph: Callable[[Found, Sequence[Any]], Callable[..., Any]],
+    skipped: Callable[[str], None],
+    *,
+    allow_rnn: bool = True,
+    model: torch.nn.Module | None = None,
+    watched: torch.nn.Module | None = None,
+) -> Callable[..., Any]:
+    """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
+
+    Shapes are taken as they are: a call with others compiles anew, however often. What
+    `compile_graph` raises comes out unchanged. `skipped` is told of functions that run as they are,
+    and why; those that they call have graphs of their own. Operations of submodules of `model` are
+    named after them. `watched` is a module, the only one of its class, whose submodules have hooks,
+    or none, where they had them in earlier calls: its forward does not check that again. What
+    Dynamo compiled goes with the function that is returned.
+
+    Raises:
+        RematError: if Dynamo is switched off.
+    """
+    settings = {
+        "accumulated_recompile_limit": _NO_LIMIT,
+        "allow_rnn": allow_rnn,
+        "allow_unspec_int_on_nn_module": True,  # a counter that changes compiles anew once
+        "assume_static_by_default": True,
+        "automatic_dynamic_shapes": True,
+        "capture_dynamic_output_shape_ops": False,
+        "capture_scalar_outputs": False,
+        "fail_on_recompile_limit_hit": False,
+        "optimize_ddp": False,
+        "recompile_limit": _NO_LIMIT,
+        "reorderable_logging_functions": set(_WARN),
+        "specialize_float": True,
+        "suppress_errors": False,
+        "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
+    }
+
+    whole = None if model is None else weakref.ref(model)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        frames.found = True
+        code = frames.code
+        name = code.co_qualname if code is not None else ""
+        first = frames.met == 0 and code in frames.roots
+        _note_provenance(graph, None if whole is None else whole())
+        held = _Held(compile_graph(_read(graph, name, first), inputs))
+        frames.graphs.add(held)
+        return held
+
+    context = torch._dynamo.optimize(
+        backend,
+        recompile_limit=_NO_LIMIT,
+        isolate_recompiles=True,
+    )
+    if not isinstance(context, OptimizeContext):
+        raise RematError(
+            "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
+            "graphs; switch it on"
+        )
+    codes = [_WITHIN]
+    codes += [code for each in _run_by(function, model) for code in _codes_of(each)]
+    roots = {_WITHIN, next(_codes_of(function), _WITHIN)}
+    frames = _Frames(context.callback, settings, skipped, watched, roots)
+    context.callback = frames  # type: ignore[assignment]
+    compiled = context(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for code in frames.codes if frames.calls else codes:
+            set_code_exec_strategy(code, _LOOKED_AT)
+        frames.met = 0
+        frames.calls += 1
+        try:
+            return compiled(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            raise error.inner_exception from None
+        except RuntimeError as error:
+            if not str(error).startswith(_TRACED) or not _traced_elsewhere():
+                raise
+            return run(*args, **kwargs)
+        except AssertionError as error:
+            if _UNGUARDED not in str(error):
+                raise
+            raise RematError(
+                "the forward reads something that TorchDynamo cannot see change, such as an "
+                f"attribute through a weakref.proxy ({str(error).rpartition('reason: ')[2]}); "
+                "hold the object itself, or a weakref.ref that is called"
+            ) from None
+
+    weakref.finalize(run, _let_go, frames.guards, frames.graphs, id(backend)).atexit = False
+    return run
+
+
+def _run_by(function: Any, model: torch.nn.Module | None) -> Iterator[Any]:
+    """Yield functions that may have graphs when `function` is run."""
+    yield function
+    for part in () if model is None else model.modules():
+        yield type(part).forward
+        yield vars(part).get("forward")
+    yield from vars(torch.nn.functional).values()
+
+
+def _codes_of(function: Any) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that it wraps, unless Dynamo is to leave it alone.
+
+    Code in which TorchDynamo has found no graph, as that of torch's own modules beside a graph
+    break, it passes by for whoever compiles: for us, too, if another `torch.compile` was first.
+    """
+    inner = function.__func__ if isinstance(function, MethodType) else function
+    if getattr(inner, "_torchdynamo_disable", False):
+        return
+    if isinstance(code := getattr(inner, "__code__", None), CodeType):
+        yield code
+    if (wrapped := getattr(inner, "__wrapped__", None)) is not None:
+        yield from _codes_of(wrapped)
+
+
+def _let_go(guards: WeakSet[GuardManagerWrapper], graphs: WeakSet[_Held], backend: int) -> None:
+    """Empty what Dynamo keeps on code objects, which outlive a model: its graphs and plans.
+
+    Entries are taken out as Dynamo does it where an object dies that it guards by identity. Names
+    that a broken frame left among the globals of its module stay, and hold nothing any more.
+    """
+    cached_backends.pop(backend, None)
+    for guard in guards:
+        if guard.cache_entry is not None and guard.extra_state is not None:
+            reason = "the rematerialized model is gone"
+            guard.extra_state.invalidate(guard.cache_entry, DeletedGuardManagerWrapper(reason))
+    for held in graphs:
+        held.graph = None
+
+
+def _traced_elsewhere() -> bool:
+    """Wait for the end of what another thread traces: Dynamo takes it to be this one."""
+    with process_lock:
+        return not is_fx_symbolic_tracing()
+
+
+def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
+    """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
+
+    `known` are the frames of the same function that were met before, and is added to.
+    """
+    current = CompileContext.current_compile_id()
+    frame = -1 if current is None or current.frame_id is None else current.frame_id
+    known.add(frame)
+    _note_provenance(graph, None)
+    return _read(graph, f"frame {frame}", len(known) == 1)
+
+
+def is_last_compilation() -> bool:
+    """Whether Dynamo will compile the frame at work no more, whatever it is called with."""
+    current = CompileContext.current_compile_id()
+    if current is None or current.frame_compile_id is None:
+        return False
+    limit = min(config.recompile_limit, config.accumulated_recompile_limit)
+    return current.frame_compile_id + 1 >= limit > 1
+
+
+def _read(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:
+    reason: Any = graph.compile_subgraph_reason
+    broken = _describe(reason) if reason.graph_break else None
+    return Found(graph, name, broken, first and broken is None)
+
+
+def _note_provenance(graph: torch.fx.GraphModule, model: torch.nn.Module | None) -> None:
+    """Say on the nodes of a graph which module and source line they come from.
+
+    A module that is no part of `model` is named from what the frame's function reads.
+    """
+    paths = {} if model is None else {str(id(part)): name for name, part in model.named_modules()}
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
+        modules = [
+            paths.get(key.partition("@")[0], _FRAME_LOCAL.sub("", name))
+            for key, (name, _) in node.meta.get("nn_module_stack", {}).items()
+        ]
+        frames = _FRAME.findall(node.stack_trace or "")
+        source = source_of((file, int(line)) for file, line in reversed(frames))
+        if modules or source:
+            note(node, Provenance(modules[-1] if modules else "", source))
+
+
+def _first_lines(reason: str) -> str:
+    """Give what Dynamo says of a break: its kind and the explanation, without hints and links."""
+    kind, _, rest = reason.partition("\n")
+    explanation = rest.partition("Explanation: ")[2].partition("\n  Hint:")[0]
+    return " ".join(f"{kind}. {explanation}".split()) if explanation else kind
+
+
+def _describe(reason: Any) -> str:
+    lines = reason.user_stack
+    where = f" at {lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})" if lines else ""
+    return f"{reason.reason.splitlines()[0]}{where}"

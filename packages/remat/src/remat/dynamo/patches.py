@@ -1,0 +1,147 @@
+"""What has no setting in TorchDynamo, changed while frames of ours are compiled."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo import guards, trace_rules
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import ConstantVariable, builder, higher_order_ops, misc
+
+__all__ = ["patched"]
+
+_TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
+_TORCH_FUNCTIONS = torch.nn.functional.__file__
+_QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
+
+
+@contextmanager
+def patched(told: Callable[[str], None]) -> Iterator[None]:
+    """Change what has no setting in Dynamo; only while `compile_lock` is held.
+
+    `told` is given what is checkpointed and cannot be one graph, and why.
+    """
+    changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+        (misc.LoggingLoggerVariable, "call_method", _log_later),
+        (misc.DebuggingVariable, "call_function", _warn_later),
+        (builder, "process_automatic_dynamic", _static_tensors),
+        (trace_rules, "check", _trace_modules),
+        (
+            higher_order_ops.CheckpointHigherOrderVariable,
+            "_call_function",
+            lambda original: _tell_of_checkpoint(original, told),
+        ),
+        (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
+        (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
+    )
+    before = [getattr(owner, name) for owner, name, _ in changes]
+    try:
+        for (owner, name, change), original in zip(changes, before, strict=True):
+            setattr(owner, name, change(original))
+        yield
+    finally:
+        for (owner, name, _), original in zip(changes, before, strict=True):
+            setattr(owner, name, original)
+
+
+def _log_later(original: Any) -> Any:
+    """Let a logger's methods run after the graph in which they are called, instead of breaking it.
+
+    Dynamo has this for `print`; for loggers it can only leave the call out, and lose the message.
+    """
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        method = getattr(self.value, name, None)
+        if not callable(method) or self.source is None:
+            return original(self, tx, name, args, kwargs)
+        level = getattr(logging, name.upper(), None)
+        if isinstance(level, int) and not self.value.isEnabledFor(level):
+            return ConstantVariable.create(None)
+        later = misc.DebuggingVariable(method, source=AttrSource(self.source, name))
+        if name in _QUERIES or kwargs or not later.can_reorder_logs(method, args, kwargs):
+            return original(self, tx, name, args, kwargs)
+        tx.debug_locals.append((later, list(args)))
+        return ConstantVariable.create(None)
+
+    return call_method
+
+
+def _warn_later(original: Any) -> Any:
+    """Let `print` and `warnings.warn` run later with whatever is known while compiling."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is warnings.warn:  # its category matters, its other arguments do not
+            args = [*args[:2], *(item for key, item in kwargs.items() if key == "category")]
+            kwargs = {}
+        known = [self.can_reorder_logs(self.value, [a], {}) or _is_known(a) for a in args]
+        if kwargs or not all(known):
+            return original(self, tx, args, kwargs)
+        tx.debug_locals.append((self, list(args)))
+        return ConstantVariable.create(None)
+
+    return call_function
+
+
+def _is_known(variable: Any) -> bool:
+    return bool(variable.is_python_constant()) or variable.source is not None
+
+
+def _static_tensors(original: Any) -> Any:
+    """Take tensors of other sizes as they are, and only numbers that change as numbers that do."""
+
+    def process(tx: Any, name: str, entry: Any, **rest: Any) -> Any:
+        return entry if isinstance(entry.size, tuple) else original(tx, name, entry, **rest)
+
+    return process
+
+
+def _trace_modules(original: Any) -> Any:
+    """Compile forwards of torch's own modules as frames: an `nn.Sequential` may hold breaks.
+
+    So may functions of `torch.nn.functional`, such as one that checks its input's values.
+    """
+
+    def check(obj: Any, *rest: Any, **named: Any) -> Any:
+        if isinstance(obj, CodeType) and (obj.co_filename == _TORCH_FUNCTIONS or _is_forward(obj)):
+            return False
+        return original(obj, *rest, **named)
+
+    return check
+
+
+def _is_forward(code: CodeType) -> bool:
+    return (
+        code.co_name.startswith(("forward", "torch_dynamo_resume_in_forward"))
+        and _TORCH_MODULES in code.co_filename
+        and not code.co_filename.endswith("rnn.py")
+    )
+
+
+def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
+    """Say which call of `torch.utils.checkpoint` breaks the graph: all within runs as it is then.
+
+    Dynamo runs it without looking into it, and its reason names the line within alone.
+    """
+
+    def call_function(self: Any, tx: Any, *rest: Any) -> Any:
+        try:
+            return original(self, tx, *rest)
+        except Unsupported as error:
+            line = tx.frame_summary()
+            reason = str(error).strip().splitlines()[0]
+            told(
+                f"what torch.utils.checkpoint calls at {line.filename}:{line.lineno} "
+                f"({line.line}) runs as it is, its memory is not planned: it cannot be one graph "
+                f"({reason}). Leave the checkpoint out, or take the break out of it"
+            )
+            raise
+
+    return call_function

@@ -1,0 +1,1 @@
+"""What the rematerialized model keeps of the model it came from: submodules, hooks, classes."""

@@ -1,0 +1,342 @@
+"""How a plan is made: capture, budget, solve."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from traceback import clear_frames
+from typing import Any
+
+import torch
+
+from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
+from remat.budgets.plain import measure_outside_loss, measure_plain
+from remat.cache import remembered_costs, remembered_peak
+from remat.errors import RematError
+from remat.modules.checkpoints import checkpoints_off
+from remat.planning.given import GivenPlan
+from remat.planning.settings import Settings, as_args
+from remat.planning.solving import adapted, solution_for
+from remat.plans.origin import Origin
+from remat.plans.plan import Plan
+from remat.refusals import refuse_wrapped
+from remat_exec import BudgetExceeded, Loss, Peak, Runnable, get_executor, with_call
+from remat_graph import Schedule, Status, simulate
+from remat_graph.torch import (
+    AllocationRecorder,
+    Capture,
+    Cost,
+    Costs,
+    DeviceSpec,
+    LossCost,
+    capture,
+    collector_at_rest,
+    process_lock,
+    read_call,
+)
+from remat_partition import Partitioner
+from remat_solvers import Progress, Solver
+from remat_solvers.baselines.store_all import store_all
+
+__all__ = [
+    "SCALAR_BYTES",
+    "Planned",
+    "for_missing",
+    "make_plan",
+    "plan",
+    "plan_module",
+    "refuse_other_profilers",
+]
+
+logger = logging.getLogger(__name__)
+
+SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
+_ATTEMPTS = 4
+_BLOCKS_SPLIT = (
+    ", or start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: without it a block may be "
+    "1 MiB larger than what a tensor asks for"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan together with what runs it."""
+
+    plan: Plan
+    capture: Capture
+    executable: Runnable
+
+
+def plan(
+    model: torch.nn.Module,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | float | str,
+    solver: str | Solver = "auto",
+    costs: Costs = "measure",
+    limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    loss: Loss | None = None,
+    optimizer: OptimizerLike | None = None,
+    numerics: str | None = None,
+    partitioner: str | Partitioner | None = None,
+) -> Plan:
+    """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
+
+    With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
+    the predicted peak of storing everything; `"auto"` is what a `DeviceSpec` has beside the model
+    and the optimizer's state. The model and its inputs, or some of them, may then be on the meta
+    device or made under a `FakeTensorMode`, on a device that is there. (`.to("meta")`
+    unties tied weights: make the model under `torch.device("meta")`.)
+
+    Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
+    meta is planned as on the CPU, with one operator for attention, as CUDA has one, too. What CUDA
+    does otherwise is left out: it rounds each buffer to 512 bytes, takes 2 KB for the loss and no
+    memory for states of generators, and has one operator for attention with dropout, too, which on
+    the CPU is several.
+
+    Raises:
+        BudgetError: if the budget cannot be read.
+        CaptureError: if the model cannot be captured as one static graph.
+        BudgetTooSmall: if no schedule within the budget was found.
+        SolverError: if the solver is unknown, broken or unsuitable.
+        LossError: if the loss cannot be run or differentiated.
+    """
+    settings = Settings.read(
+        budget,
+        solver,
+        costs,
+        limit_seconds,
+        progress,
+        loss,
+        optimizer=optimizer,
+        numerics=numerics,
+        partitioner=partitioner,
+    )
+    return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
+
+
+def plan_module(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> Planned:
+    """Plan for a whole module without running the plan."""
+    refuse_wrapped(model)
+    dry = settings.costs != "measure" and settings.loss is None
+    with process_lock, collector_at_rest() if dry else nullcontext():
+        started = time.perf_counter()
+        if settings.loss is not None:
+            settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
+        with checkpoints_off():
+            captured = _captured(model, args, kwargs, settings.costs)
+        if settings.numerics is not None:
+            captured = captured.with_alternatives(settings.numerics)
+        if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
+            budget = budget_on(settings.costs, model, settings.optimizer)
+            settings = replace(settings, budget=budget)
+        elif settings.budget.is_auto:
+            auto = AutoBudget(settings.optimizer, model.parameters)
+            auto.see((), captured.program.device)
+            settings = replace(settings, budget=auto.fix())
+        return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+
+
+def _captured(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
+) -> Capture:
+    """Capture a whole module; what was measured in other processes is not measured again."""
+    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
+    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    known: dict[str, Cost] = {}
+    with remembered_costs(known, next(devices, torch.device("cpu")), costs):
+        return capture(model, args, kwargs, costs=costs, known=known)
+
+
+def make_plan(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    captured: Capture,
+    *,
+    run: bool,
+    started: float,
+    missing: frozenset[int] | None = None,
+    let_go: frozenset[int] = frozenset(),
+    granted_bytes: int = 0,
+    schedules: Sequence[Schedule] = (),
+    given: GivenPlan | None = None,
+) -> Planned:
+    """Find the budget, solve; with `run`, run it once and plan again while it is over.
+
+    `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
+    more when the backward starts. `granted_bytes` is what an earlier call was given: a fraction of
+    a smaller call's plain peak does not go below it. `schedules` are of graphs with the same ops
+    and values, of other sizes: the fastest that fits is taken without solving. A `given` plan is
+    the only one that is tried.
+
+    Raises:
+        PlanMismatch: if the given plan is of another graph.
+        BudgetTooSmall: if no schedule within the budget was found.
+        BudgetExceeded: if the measured peak stays over the budget.
+        LossError: if the loss cannot be run or differentiated.
+    """
+    device = captured.program.device
+    loss = settings.loss
+    cost: LossCost | None = None
+    if loss is not None:
+        logger.info("measuring the loss")
+        cost, unused = measure_outside_loss(module, args, kwargs, captured, device, loss)
+        missing = unused if missing is None else missing
+    if missing is not None:
+        captured = for_missing(captured, missing)
+    if cost is not None:
+        if captured.missing != for_missing(captured, unused).missing:
+            loss = None  # the backward that came was over other outputs
+            cost = cost.at_least(captured.loss)
+        captured = captured.with_loss(cost)
+    if let_go != captured.let_go:
+        captured = captured.letting_go(let_go)
+    if given is not None:
+        captured, schedule = given.fit(captured, settings.numerics)
+    seconds = time.perf_counter() - started
+    tensors = read_call(args, kwargs).tensors
+    scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
+    plain: int | None = None
+    if settings.costs == "measure" and settings.budget.fraction is not None:
+        plain = _plain_peak(module, args, kwargs, captured, everything, loss)
+        plain = None if plain is None else plain + scalar_bytes
+    stored = everything + scalar_bytes
+    budget = settings.budget.resolve(lambda: stored if plain is None else plain)
+    if settings.budget.fraction is not None:
+        budget = max(budget, granted_bytes)
+    target = budget - scalar_bytes
+    bound: float | None = None
+    for attempt in range(_ATTEMPTS):
+        if given is not None:
+            solution = given.solution(captured.graph, schedule, target, budget)
+        else:
+            solution = adapted(captured.graph, target, schedules) or solution_for(
+                captured.graph, budget, target, settings.solver,
+                settings.limit_seconds, settings.progress, keep_best=settings.keep_best,
+                partitioner=settings.partitioner,
+            )  # fmt: skip
+            if solution.schedule is None:
+                raise RematError(f"solver {solution.solver} returned no schedule")
+            schedule = solution.schedule
+        if attempt:  # what a tighter target proves, it does not prove about the budget
+            solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
+        bound = solution.lower_bound
+        executable = get_executor(settings.executor)(captured, schedule, budget_bytes=budget)
+        plan = Plan(
+            captured.graph,
+            solution,
+            budget,
+            plain,
+            everything,
+            None,
+            seconds,
+            executable.peak_bytes,
+            executable.source,
+            Origin.here(device),
+            captured.missing,
+            captured.let_go,
+            captured.laid_out,
+        )
+        if not run:
+            return Planned(plan, captured, executable)
+        peak = _rehearsed(executable, module, tensors, loss, budget)
+        measured = peak.peak_bytes
+        plan = replace(plan, measured_peak_bytes=measured, measured_curve=peak.curve)
+        if measured <= budget:
+            logger.info("planned: %s", str(plan).replace("\n", "; "))
+            return Planned(plan, captured, executable)
+        if given is not None:
+            raise given.over(measured, budget)
+        over = measured - budget
+        logger.info(
+            "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
+            measured, over, budget, solution.peak_bytes,
+        )  # fmt: skip
+        target -= over * (attempt + 1)
+        if target <= 0:
+            break
+    raise BudgetExceeded(
+        f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
+        f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget"
+        f"{_BLOCKS_SPLIT * (device.type == 'cuda')}",
+        budget,
+        measured,
+    )
+
+
+def _plain_peak(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    captured: Capture,
+    everything: int,
+    loss: Loss | None,
+) -> int | None:
+    """Measure a plain step, unless it is known; no two losses can be told to be the same."""
+
+    def measured() -> int | None:
+        logger.info("measuring one plain step")
+        device = captured.program.device
+        peak = measure_plain(module, args, kwargs, captured, everything, device, loss)
+        return None if peak is None else peak.peak_bytes
+
+    return measured() if loss is not None else remembered_peak(module, captured, measured)
+
+
+def _rehearsed(
+    executable: Runnable,
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    loss: Loss | None,
+    budget: int,
+) -> Peak:
+    """Run a plan once for its peak.
+
+    Raises:
+        BudgetExceeded: if the device has less memory than the plan takes.
+    """
+    try:
+        return executable.rehearse(module, tensors, loss)
+    except torch.OutOfMemoryError as error:
+        clear_frames(error.__traceback__)  # which hold what the step had allocated
+        raise BudgetExceeded(
+            f"the device ran out of memory in the first step by a plan of "
+            f"{executable.peak_bytes:,} bytes, within the budget of {budget:,}: it has not as much "
+            f"free as the budget says; give a smaller one ({str(error).splitlines()[0]})",
+            budget,
+            executable.peak_bytes,
+        ) from error
+
+
+def refuse_other_profilers(device: torch.device) -> None:
+    """Say early that nothing can be measured inside a profiled block.
+
+    Raises:
+        RematError: if a profiler is running, and memory is measured with torch's only one.
+    """
+    AllocationRecorder.end_other()
+    if device.type == "cpu" and torch._C._autograd._profiler_enabled():
+        raise RematError(
+            "a profiler is already running, and a thread has only one: a plan cannot be measured "
+            "inside a profiled or measured block; make it before, by passing example inputs or "
+            "running a step, or plan with costs='estimate'"
+        )
+
+
+def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
+    """Expect the gradients that the last backward had, where this capture has such outputs."""
+    differentiable = {*captured.program.tangents.values(), *captured.missing}
+    expected = missing & differentiable
+    if expected in (captured.missing, differentiable):
+        return captured
+    return captured.variant(frozenset(expected))

@@ -1,0 +1,123 @@
+"""How to plan, as the user said it: read and checked before a model is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from remat.budgets.auto import OptimizerLike, is_optimizer
+from remat.budgets.budget import Budget, parse_budget
+from remat.errors import RematError
+from remat.planning.cutting import check_method
+from remat.planning.given import GivenPlan, PlanLike, read_given
+from remat.planning.given_step import GivenStep
+from remat.planning.misfit import Misfit, check_misfit
+from remat_exec import Loss, get_executor
+from remat_graph import Numerics
+from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture
+from remat_partition import Partitioner
+from remat_solvers import Progress, Solver
+
+__all__ = ["Settings", "as_args"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to plan; with `keep_best`, Ctrl-C while solving ends with the best schedule so far.
+
+    `given` is a plan of one region that was handed over, `given_step` one of several.
+    """
+
+    budget: Budget
+    solver: str | Solver
+    costs: Costs
+    limit_seconds: float | None
+    progress: Callable[[Progress], None] | None
+    loss: Loss | None = None
+    capture: str = "aot"
+    executor: str = "generated"
+    optimizer: OptimizerLike | None = None
+    on_misfit: Misfit = "raise"
+    given: GivenPlan | None = None
+    given_step: GivenStep | None = None
+    numerics: Numerics | None = None
+    partitioner: str | Partitioner | None = None
+    keep_best: bool = False
+
+    @classmethod
+    def read(
+        cls,
+        budget: int | float | str,
+        solver: str | Solver,
+        costs: Costs,
+        limit_seconds: float | None,
+        progress: Callable[[Progress], None] | None,
+        loss: Loss | None,
+        capture: str = "aot",
+        executor: str = "generated",
+        optimizer: OptimizerLike | None = None,
+        on_misfit: Misfit = "raise",
+        plan: PlanLike | None = None,
+        numerics: str | None = None,
+        partitioner: str | Partitioner | None = None,
+    ) -> Settings:
+        """Check what can be checked before a model is looked at.
+
+        With a plan that has one, the budget `"auto"` is that of the plan.
+
+        Raises:
+            DocumentError: if the file of the plan is damaged.
+            OSError: if it cannot be read.
+            BudgetError: if the budget cannot be read.
+            CaptureError: if the costs are not known, or the capture does not exist or load.
+            SolverError: if the solver does not exist or cannot be loaded.
+            PartitionError: if the partitioner does not.
+            ExecutionError: if the executor does not exist or cannot be loaded.
+            RematError: if a loss or an optimizer is given that cannot be called, or a loss that
+                could not be measured; if a partitioner is given, and the solver needs no
+                hierarchy; if `on_misfit` or `numerics` is not known; if the plan has no
+                schedule.
+        """
+        check_misfit(on_misfit)
+        if numerics is not None and numerics not in list(Numerics):
+            there_are = ", ".join(repr(each.value) for each in Numerics)
+            raise RematError(f"numerics={numerics!r}; give {there_are}, or None")
+        if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
+            raise RematError(
+                f"optimizer={optimizer!r}; give an optimizer, its class, or a function that makes "
+                f"one of a list of parameters"
+            )
+        if loss is not None and not callable(loss):
+            raise RematError(
+                f"loss={loss!r} cannot be called; give a function of what the model returns"
+            )
+        if loss is not None and costs != "measure":
+            raise RematError(
+                "loss= is measured by running it, and estimated costs run nothing; leave it out, "
+                "or compute the loss in the model's forward"
+            )
+        if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
+            raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+        given = None if plan is None else read_given(plan)
+        read = parse_budget(budget)
+        if read.is_auto and given is not None and given.budget_bytes is not None:
+            read = parse_budget(given.budget_bytes)
+        check_method(solver, partitioner)
+        get_capture(capture)
+        get_executor(executor)
+        return cls(
+            read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
+            on_misfit,
+            given if isinstance(given, GivenPlan) else None,
+            given if isinstance(given, GivenStep) else None,
+            None if numerics is None else Numerics(numerics),
+            partitioner,
+        )  # fmt: skip
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """Accept one positional argument bare."""
+    if args is None:
+        return ()
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)

@@ -1,0 +1,123 @@
+"""How a schedule of a captured graph is found: known, cached, shared, or by solving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from remat.cache import cached_solution, keep_solution, shared_solution
+from remat.planning.cutting import hierarchy_for
+from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
+from remat_partition import Partitioner
+from remat_solvers import BudgetTooSmall, Progress, Solver, solve
+from remat_solvers.baselines.store_all import store_all
+
+__all__ = ["adapted", "have_same_ops", "solution_for"]
+
+
+def have_same_ops(one: Graph, other: Graph) -> bool:
+    """Whether a schedule of one is a schedule of the other, whatever it takes there."""
+    return len(one.ops) == len(other.ops) and all(
+        (a.name, a.inputs, a.outputs, a.stage, a.replayable, a.order_after)
+        == (b.name, b.inputs, b.outputs, b.stage, b.replayable, b.order_after)
+        for a, b in zip(one.ops, other.ops, strict=True)
+    )
+
+
+def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solution | None:
+    """Find the fastest of known schedules, and storing everything, that fits; `None` if none does.
+
+    Storing everything alone is no known schedule: without any other, nothing is tried.
+    """
+    if not schedules:
+        return None
+    start = time.perf_counter()
+    best: Solution | None = None
+    for schedule in (store_all(graph), *schedules):
+        try:
+            timeline = simulate(graph, schedule)
+        except InvalidSchedule:  # of a graph whose outputs were let go of
+            continue
+        if timeline.peak_bytes <= target and (best is None or timeline.time < best.time):
+            best = Solution(
+                schedule=schedule,
+                status=Status.FEASIBLE,
+                peak_bytes=timeline.peak_bytes,
+                time=timeline.time,
+                lower_bound=graph.least_time,
+                solver="known schedule",
+                solve_seconds=time.perf_counter() - start,
+            )
+    return best
+
+
+def solution_for(
+    graph: Graph,
+    budget: int,
+    target: int,
+    solver: str | Solver,
+    limit_seconds: float | None,
+    progress: Callable[[Progress], None] | None,
+    *,
+    keep_best: bool = False,
+    partitioner: str | Partitioner | None = None,
+) -> Solution:
+    """Take what is cached or, for the solver `"auto"`, shared; solve and cache if there is none.
+
+    `target` is what the graph may take of the budget. With `keep_best`, Ctrl-C ends with the best
+    schedule so far. What may have been cut short is not cached: then only an answer of `"auto"` is,
+    which says what was run to its end.
+
+    Raises:
+        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
+    """
+    known = [cached_solution(graph, target, solver, limit_seconds, partitioner)]
+    if solver == "auto":
+        known.append(shared_solution(graph, target, budget))
+    best = min((found for found in known if found), key=lambda found: found.time, default=None)
+    if best is not None:
+        return best
+    solution = _solved(
+        graph, budget, target, solver, limit_seconds, progress,
+        keep_best=keep_best, partitioner=partitioner,
+    )  # fmt: skip
+    if not keep_best or solution.trials:
+        keep_solution(graph, target, solver, limit_seconds, solution, partitioner)
+    return solution
+
+
+def _solved(
+    graph: Graph,
+    budget: int,
+    target: int,
+    solver: str | Solver,
+    limit_seconds: float | None,
+    progress: Callable[[Progress], None] | None,
+    *,
+    keep_best: bool = False,
+    partitioner: str | Partitioner | None = None,
+) -> Solution:
+    """Solve for a target below the budget; what is raised speaks of the budget.
+
+    Raises:
+        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
+    """
+    try:
+        return solve(
+            graph,
+            max(1, target),
+            solver=solver,
+            hierarchy=hierarchy_for(graph, solver, partitioner),
+            limit_seconds=limit_seconds,
+            progress=progress,
+            keep_best=keep_best,
+        )
+    except BudgetTooSmall as error:
+        raise BudgetTooSmall(
+            budget,
+            error.smallest_bytes + budget - target,
+            error.least_bytes,
+            error.least_at,
+            error.status,
+            error.results_bytes,
+        ) from None

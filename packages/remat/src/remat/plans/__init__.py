@@ -1,0 +1,1 @@
+"""A plan: what it promises, its file, and where it fits."""

@@ -1,0 +1,229 @@
+"""What a plan of a step of several regions promises."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat.plans.origin import Origin
+from remat.plans.plan import recomputed
+from remat.plans.step_file import encode_step, read_step
+from remat.report.explaining import By, Explanation, explain
+from remat.report.page import Chapter, check_plotly, report_page
+from remat.report.words import mib, mib_or_dash
+from remat_graph import Graph
+from remat_graph.drawing.picture import printable
+from remat_graph.files import write_atomically
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.step import Moment, RegionFront, RegionOption, measure_option
+
+__all__ = ["RegionOfStep", "StepPlan", "peak_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOfStep:
+    """A graph that calls of a step share: its options, and the gradients taken not to come.
+
+    `missing` are positions of outputs. `front.options` are schedules of it, in the order in which
+    they keep more.
+    """
+
+    front: RegionFront
+    missing: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What was planned for a step of several regions; sizes in bytes, times in seconds.
+
+    `calls` are pairs of a name and a position in `kinds`, one for each call of a region, in order;
+    regions of the same operations and sizes are of one kind. `chosen` is the position of the option
+    of each call, among those of its kind. `moments` are what a recorded step was like: what the
+    code between the regions held while which calls were between their halves. `set_aside_bytes`
+    are kept free beside it, since steps by earlier plans took more.
+
+    `breaks` say why the forward is not one region. `measured_peak_bytes` is that of the first step
+    that ran by this plan, or the most of the first eight where there are other ranks; `None`
+    before. No plan of the regions within the budget takes less time than `lower_bound`.
+    """
+
+    calls: tuple[tuple[str, int], ...]
+    kinds: tuple[RegionOfStep, ...]
+    chosen: tuple[int, ...]
+    moments: tuple[Moment, ...]
+    breaks: tuple[str, ...]
+    budget_bytes: int
+    lower_bound: float
+    origin: Origin
+    set_aside_bytes: int = 0
+    measured_peak_bytes: int | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> StepPlan:
+        """Read what `save` wrote.
+
+        Raises:
+            DocumentError: if the file is damaged, or holds something else.
+            OSError: if it cannot be read.
+        """
+        return cls.decode(Path(path).read_bytes(), source=str(path))
+
+    @classmethod
+    def decode(cls, data: bytes, *, source: str = "document") -> StepPlan:
+        """Read the bytes of a plan file; `source` names it in errors.
+
+        Raises:
+            DocumentError: if they are damaged, or of something else.
+        """
+        return cls(**read_step(data, RegionOfStep, source=source))
+
+    def encode(self) -> bytes:
+        """Give the bytes of a plan file; equal plans give equal bytes."""
+        return encode_step(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
+
+        Raises:
+            OSError: if the folder does not exist or cannot be written.
+        """
+        write_atomically(path, self.encode())
+
+    @property
+    def regions(self) -> tuple[tuple[str, RegionOption], ...]:
+        """The name of each call's region, and the option that it runs by."""
+        return tuple(
+            (name, self.kinds[kind].front.options[option])
+            for (name, kind), option in zip(self.calls, self.chosen, strict=True)
+        )
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of each call: regions of the same operations share that of the first."""
+        return tuple(self.kinds[kind].front.graph for _, kind in self.calls)
+
+    @property
+    def options(self) -> tuple[RegionOption, ...]:
+        """The option of each call."""
+        return tuple(option for _, option in self.regions)
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """The most that the step holds, with what is set aside."""
+        return peak_of(self.moments, self.options) + self.set_aside_bytes
+
+    @property
+    def store_all_peak_bytes(self) -> int:
+        """The most that the step holds if all of its regions store everything."""
+        everything = [
+            measure_option(kind.front.graph, store_all(kind.front.graph)) for kind in self.kinds
+        ]
+        return peak_of(self.moments, [everything[kind] for _, kind in self.calls])
+
+    @property
+    def time(self) -> float:
+        """The time of all calls, by the costs of their graphs."""
+        return sum(option.time for option in self.options)
+
+    @property
+    def least_time(self) -> float:
+        """The time of all calls if nothing is computed twice."""
+        return sum(graph.time for graph in self.graphs)
+
+    @property
+    def predicted_overhead(self) -> float:
+        """Time of recomputation as a fraction of computing everything once."""
+        return self.time / self.least_time - 1 if self.least_time else 0.0
+
+    @property
+    def bound_overhead(self) -> float:
+        """The least overhead of any schedules of these regions, within the budget."""
+        return max(0.0, self.lower_bound / self.least_time - 1) if self.least_time else 0.0
+
+    @property
+    def recomputations(self) -> int:
+        """Number of operations run a second time or more."""
+        return sum(recomputed(option.schedule) for option in self.options)
+
+    def explain(
+        self, *, by: By = "line", depth: int | None = None
+    ) -> tuple[tuple[str, Explanation], ...]:
+        """Say it of each region by itself, one after the other; their names come first.
+
+        What a value would take if it was kept is compared with the most that its region holds.
+        Calls of one region by one option are told once, and regions that share a graph by the
+        modules of the first.
+
+        Raises:
+            RematError: if `by` is something else, or `depth` is negative.
+        """
+        found = dict(zip(self.regions, self.graphs, strict=True))
+        return tuple(
+            (name, explain(graph, option.schedule, option.peak_bytes, by=by, depth=depth,
+                           limit="what the region may hold"))
+            for (name, option), graph in found.items()
+        )  # fmt: skip
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what each region does into one HTML file, region by region, as `explain` tells it.
+
+        What is held outside of the regions is not drawn, nor a curve.
+
+        Raises:
+            RematError: if plotly is missing: it comes with `remat[report]`.
+            OSError: if the folder does not exist or cannot be written.
+        """
+        check_plotly()
+        found = dict(zip(self.regions, self.graphs, strict=True))
+        chapters = [
+            Chapter(name, graph, option.schedule, option.peak_bytes, "what the region may hold")
+            for (name, option), graph in found.items()
+        ]
+        write_atomically(path, report_page(self._title, self._rows(), chapters))
+
+    def __str__(self) -> str:
+        """Say it readably."""
+        return "\n".join([self._title, *(f"  {name:<20} {text}" for name, text in self._rows())])
+
+    @property
+    def _title(self) -> str:
+        count = len(self.calls)
+        return f"remat plan of {count} calls of regions" if count > 1 else "remat plan of one call"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        told = Counter(
+            (name, option.kept_bytes, option.peak_bytes) for name, option in self.regions
+        )
+        return [
+            ("budget", mib(self.budget_bytes)),
+            ("peak, predicted", mib(self.predicted_peak_bytes)),
+            ("peak, measured", mib_or_dash(self.measured_peak_bytes)),
+            ("storing everything", mib(self.store_all_peak_bytes)),
+            ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
+            ("overhead, at least", f"{100 * self.bound_overhead:.2f}%"),
+            *(
+                (printable(name), f"{_times(count)}keeps {mib(kept)}, peak {mib(peak)}")
+                for (name, kept, peak), count in told.items()
+            ),
+            *(("break", printable(" ".join(reason.split()))) for reason in self.breaks),
+        ]
+
+
+def peak_of(moments: Sequence[Moment], options: Sequence[RegionOption]) -> int:
+    """Give the most that is held at any moment if each call runs by this option."""
+    most = 0
+    for moment in moments:
+        held = moment.fixed_bytes + sum(n * options[r].kept_bytes for r, n in moment.live)
+        if moment.running is not None:
+            region, half = moment.running
+            option = options[region]
+            held += option.forward_bytes if half == "forward" else option.backward_bytes
+        most = max(most, held)
+    return most
+
+
+def _times(count: int) -> str:
+    return f"{count} times " if count > 1 else ""

@@ -1,0 +1,217 @@
+"""Chooses an option for every call of a recorded step, within one budget.
+
+From the record follow the moments at which the step must be within the budget, and one program
+chooses a schedule for every call (`remat_solvers.step`). What is left over is given to the kinds of
+regions that compute most again, whose options are refined once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from remat.budgets.auto import AutoBudget
+from remat.planning.given_step import GivenStep
+from remat.planning.misfit import warn_of_misfit
+from remat.planning.settings import Settings
+from remat.plans.origin import Origin
+from remat.plans.step import RegionOfStep, StepPlan, peak_of
+from remat.steps.known_patterns import KnownPattern
+from remat.steps.recording import Recorded
+from remat.steps.region_calls import RegionKind
+from remat_exec import BudgetExceeded
+from remat_solvers import BudgetTooSmall
+from remat_solvers.step import (
+    Moment,
+    RegionFront,
+    RegionOption,
+    StepChoice,
+    choose,
+    refined_options,
+    step_bound,
+)
+
+__all__ = ["StepChooser"]
+
+logger = logging.getLogger(__name__)
+
+_REFINE_SECONDS, _CHOICE_SECONDS = 0.5, 5.0
+_WORTH_REFINING = 0.01  # of the budget, left over
+_NAMED = 1.02  # times what a step needs: a budget that is said to be enough
+_TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
+
+
+@dataclass(eq=False)
+class StepChooser:
+    """Plans for recorded steps, within the budget less what is set aside.
+
+    `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
+    plan. `room` is what a step may take, `None` before the first plan.
+    """
+
+    settings: Settings
+    auto: AutoBudget
+    told: Callable[[Any], None]
+    kinds: list[RegionKind] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    set_aside: int = 0
+    room: int | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the budget is a fraction of a peak that no step has shown yet."""
+        return self.room is None and self.settings.budget.fraction is not None
+
+    def budget(self, stored: int) -> int:
+        """Give the budget in bytes, where storing everything takes so many."""
+        asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
+        return asked.resolve(lambda: stored)
+
+    def plan(self, record: Recorded, origin: Origin) -> KnownPattern:
+        """Plan for a step like the one that was recorded.
+
+        Raises:
+            BudgetTooSmall: if no plan of the regions is within the budget.
+        """
+        kinds = [self.kinds[number] for number in record.pattern]
+        budget = self.budget(peak_of(record.moments, [kind.everything for kind in kinds]))
+        room = self.take_room(budget)
+        try:
+            choice = self._choose(kinds, record, room)
+        except BudgetTooSmall as error:
+            refused = BudgetTooSmall(
+                budget,
+                int(error.smallest_bytes * _NAMED) + 1 + self.set_aside,  # other steps need more
+                error.least_bytes,
+                error.least_at,
+                error.status,
+            )
+            if self.breaks:
+                where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
+                refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
+            raise refused from None
+        options = [
+            kind.front.options[index] for kind, index in zip(kinds, choice.indices, strict=True)
+        ]
+        return self._planned(record, options, budget, origin)
+
+    def follow(self, record: Recorded, given: GivenStep, origin: Origin) -> KnownPattern | None:
+        """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
+        kinds = [self.kinds[number] for number in record.pattern]
+        differs = given.difference(record.pattern, [kind.name for kind in kinds])
+        if differs is not None:
+            logger.warning("%s: the step is planned anew, by the schedules of the plan", differs)
+            return None
+        plan = given.plan
+        options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
+        self.set_aside = max(self.set_aside, plan.set_aside_bytes)
+        budget = self.budget(peak_of(record.moments, [kind.everything for kind in kinds]))
+        peak = peak_of(record.moments, options)
+        if peak > self.take_room(budget):
+            logger.warning(
+                "%s takes %s bytes here, where the code between the regions holds up to %s, and "
+                "%s when it was made: over the budget of %s bytes, so the step is planned anew",
+                given.name, f"{peak + self.set_aside:,}", f"{_most_between(record.moments):,}",
+                f"{_most_between(plan.moments):,}", f"{budget:,}",
+            )  # fmt: skip
+            return None
+        return self._planned(record, options, budget, origin)
+
+    def _planned(
+        self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
+    ) -> KnownPattern:
+        """Put together what is known of a plan within the budget, with a bound on all others."""
+        fronts = [self.kinds[number].front for number in record.pattern]
+        bound = step_bound(fronts, [1] * len(fronts), record.moments, self.take_room(budget),
+                           limit_seconds=_CHOICE_SECONDS)  # fmt: skip
+        made = self.known(record, options, budget, bound, origin)
+        logger.info("planned: %s", str(made.plan).replace("\n", "; "))
+        return made
+
+    def without_plan(
+        self, record: Recorded, error: BudgetTooSmall | BudgetExceeded, origin: Origin
+    ) -> KnownPattern:
+        """Store everything in steps of this pattern, which cannot be within the budget."""
+        options = [self.kinds[number].everything for number in record.pattern]
+        budget = self.budget(peak_of(record.moments, options))
+        made = self.known(record, options, budget, 0.0, origin)
+        self.told(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
+        return replace(made, fits=False, awaited=0)
+
+    def known(
+        self,
+        record: Recorded,
+        options: Sequence[RegionOption],
+        budget: int,
+        bound: float,
+        origin: Origin,
+    ) -> KnownPattern:
+        """Put together what is known of a pattern whose calls run by these options."""
+        numbers = list(dict.fromkeys(record.pattern))
+        fronts = {number: self.kinds[number].front for number in numbers}
+        for number, option in zip(record.pattern, options, strict=True):
+            front = fronts[number]
+            if option not in front.options:  # storing everything, say
+                fronts[number] = replace(front, options=(*front.options, option))
+        plan = StepPlan(
+            tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
+            tuple(RegionOfStep(fronts[n], self.kinds[n].missing) for n in numbers),
+            tuple(
+                fronts[number].options.index(option)
+                for number, option in zip(record.pattern, options, strict=True)
+            ),
+            record.moments,
+            tuple(dict.fromkeys(self.breaks)),
+            budget,
+            min(bound, sum(option.time for option in options)),
+            origin,
+            self.set_aside,
+        )
+        forwards = (
+            m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
+        )
+        held = {
+            "forward": max(forwards, default=0),
+            "backward": max(moment.fixed_bytes for moment in record.moments),
+        }
+        return KnownPattern(record, plan, tuple(options), held)
+
+    def take_room(self, budget: int) -> int:
+        """Note what a step may take of a budget, and give it."""
+        self.room = max(1, int((budget - self.set_aside) / _TOLERANCE))
+        return self.room
+
+    def _choose(self, kinds: list[RegionKind], record: Recorded, room: int) -> StepChoice:
+        """Choose; then solve each kind of region again for what is left over, and choose again."""
+        calls = [1] * len(kinds)
+        fronts = [kind.front.options for kind in kinds]
+        choice = choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
+        left = room - choice.peak_bytes
+        if left < _WORTH_REFINING * room:
+            return choice
+        wanted: dict[int, tuple[RegionFront, set[RegionOption]]] = {}
+        for kind, index in zip(kinds, choice.indices, strict=True):
+            option = kind.front.options[index]
+            if option.time > kind.front.graph.time:
+                wanted.setdefault(id(kind.front), (kind.front, set()))[1].add(option)
+        better: dict[int, RegionFront] = {}
+        for key, (front, options) in wanted.items():
+            better[key] = front
+            for option in options:
+                better[key] = refined_options(
+                    better[key],
+                    kept_bytes=option.kept_bytes + left // len(kinds),
+                    peak_bytes=option.peak_bytes + left,
+                    limit_seconds=_REFINE_SECONDS / len(options),
+                )
+        for kind in dict.fromkeys(kinds):
+            kind.front = better.get(id(kind.front), kind.front)
+        fronts = [kind.front.options for kind in kinds]
+        return choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
+
+
+def _most_between(moments: Sequence[Moment]) -> int:
+    """Give the most that the code between the regions holds."""
+    return max((moment.fixed_bytes for moment in moments), default=0)

@@ -1,0 +1,130 @@
+"""The patterns of calls that steps were planned for, and which of them a step follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remat.plans.step import StepPlan
+from remat.steps.recording import Recorded, is_part
+from remat_solvers.step import RegionOption
+
+__all__ = ["KnownPattern", "KnownPatterns"]
+
+_MOST = 8
+_FOR_GOOD = 3  # steps off plan in a row, after which a known pattern gives way to theirs
+_PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measured yet
+
+
+@dataclass(eq=False)
+class KnownPattern:
+    """A pattern of calls that was planned for: the option of each, and what others held at most.
+
+    `fits` says that the plan is within the budget; one that is not runs as storing everything does.
+    `awaited` is for how many more steps one that runs by this plan is waited for, to be measured;
+    where there are other ranks, for how many more steps it is recorded.
+    `next` is the pattern that came after it when it was last seen.
+    """
+
+    record: Recorded
+    plan: StepPlan
+    options: tuple[RegionOption, ...]
+    held: dict[str, int]
+    fits: bool = True
+    awaited: int = _PATIENCE
+    next: KnownPattern | None = None
+
+
+@dataclass(eq=False)
+class KnownPatterns:
+    """What is known, in the order in which it was last seen; and what the step under way follows.
+
+    `off_plan` says that the calls of this step are part of no pattern that is known, or that the
+    first of them ran by the options of another. `record_next` asks for a recording in any case.
+    """
+
+    known: list[KnownPattern] = field(default_factory=list)
+    off_plan: bool = False
+    record_next: bool = False
+    _followed: KnownPattern | None = None
+    _off_in_a_row: int = 0
+    _wanted: bool = True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next step is to be recorded."""
+        awaited = any(known.awaited for known in self.known)
+        return self._wanted or self.record_next or awaited
+
+    def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
+        """Find the option for the next call, in a pattern that is known or part of one that is."""
+        others = [known for known in reversed(self.known) if known is not self._followed]
+        others.sort(key=lambda known: not known.fits)
+        for known in (*([self._followed] if self._followed else []), *others):
+            at = _position(known.record.pattern, so_far, kind)
+            if at is not None:
+                self.off_plan |= known is not self._followed and bool(so_far)
+                self._followed = known
+                return known.options[at]
+        self.off_plan = bool(self.known)
+        return None
+
+    def end_step(self, pattern: tuple[int, ...]) -> KnownPattern | None:
+        """End a step of these calls; give the pattern by whose plan it ran, if there is one.
+
+        The step after it is expected to follow what came after that pattern before.
+        """
+        seen = self._followed
+        if seen is not None and not seen.fits and pattern != seen.record.pattern:
+            self.off_plan = True  # a part of what does not fit may fit
+        ran_by = None if self.off_plan else seen
+        self._off_in_a_row = self._off_in_a_row + 1 if self.off_plan else 0
+        self._wanted = not self.known or (
+            self.off_plan and (len(self.known) < _MOST or self._off_in_a_row >= _FOR_GOOD)
+        )
+        if seen is not None:
+            self.known[-1].next = seen
+            self.known.remove(seen)
+            self.known.append(seen)
+            self._followed = seen.next if seen.next in self.known else seen
+        if ran_by is not None and ran_by.plan.measured_peak_bytes is None:
+            ran_by.awaited = _PATIENCE
+        self.off_plan = False
+        return ran_by
+
+    def of(self, pattern: tuple[int, ...]) -> KnownPattern | None:
+        """Find what is known of exactly these calls."""
+        return next((known for known in self.known if known.record.pattern == pattern), None)
+
+    def recorded(self) -> None:
+        """Note that a step was recorded: plans that are not measured were waited for."""
+        self.record_next = False
+        for known in self.known:
+            known.awaited = max(0, known.awaited - 1)
+
+    def add(self, made: KnownPattern) -> None:
+        """Add what was planned last. What is part of it goes, then what was not seen longest."""
+        pattern = made.record.pattern
+        kept = [
+            known
+            for known in self.known
+            if not is_part(known.record.pattern, pattern)
+            or (not made.fits and known.record.pattern != pattern)
+        ]
+        self.known = [*kept[1 - _MOST :], made]
+        self._followed = made
+
+    def held(self, half: str) -> int:
+        """Give the most that the code between regions held at any time in this half of a step."""
+        return max(known.held[half] for known in self.known)
+
+
+def _position(pattern: Sequence[int], so_far: tuple[int, ...], number: int) -> int | None:
+    """Find where in a pattern the next call stands, after those so far, with some left out."""
+    at = 0
+    for earlier in (*so_far, number):
+        try:
+            at = pattern.index(earlier, at) + 1
+        except ValueError:
+            return None
+    return at - 1

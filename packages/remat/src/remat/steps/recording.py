@@ -1,0 +1,164 @@
+"""A recorded step of several regions, and the moments at which it must be within the budget."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat_graph import Graph
+from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
+from remat_solvers.step import Moment, RegionOption
+from remat_solvers.step.options import made_elsewhere
+
+__all__ = ["Call", "Recorded", "StepRecording", "gradients_present", "is_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a region in a recorded step: its graph, and the option that it ran by.
+
+    `present` are the sizes of gradients that were there before, by parameter: in a step without
+    them they are new, so plans are made as if they were.
+    """
+
+    kind: int
+    graph: Graph
+    option: RegionOption
+    present: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One step: the numbers of the kinds of its calls, in order, and what a plan is made of.
+
+    `moments` are those at which a step like it must be within the budget, with calls by position;
+    `peak_bytes` is the most that was held.
+    """
+
+    pattern: tuple[int, ...]
+    moments: tuple[Moment, ...]
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, calls: Sequence[Call], marks: Sequence[Mark]) -> Recorded:
+        """Read a record.
+
+        The marks are "start", then "forward i", "kept i", "backward i" and "given i" at the start
+        and end of each half of call i, and "end".
+        """
+        return cls(
+            tuple(call.kind for call in calls),
+            tuple(_moments_of(calls, marks)),
+            max(mark.peak_bytes for mark in marks),
+        )
+
+
+class StepRecording:
+    """Records the step under way, from its start to the end of its last backward."""
+
+    def __init__(self) -> None:
+        self._recorder: AllocationRecorder | None = None
+        self._awaited = False
+        self.ended = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the step is recorded."""
+        return self._recorder is not None
+
+    def start(self, device: torch.device) -> None:
+        """Begin, unless someone else's profiler is running."""
+        recorder = AllocationRecorder(device)
+        with contextlib.suppress(MeasurementError):
+            recorder.__enter__()
+            recorder.give_way()  # whoever else measures may end it
+            self._recorder = recorder
+            self.mark("start")
+
+    def mark(self, label: str) -> None:
+        """Note a moment of the step, if it is recorded."""
+        if self._recorder is not None:
+            self._recorder.mark(label)
+
+    def await_end(self) -> None:
+        """Take the end of the backward that is under way for the step's, unless one follows."""
+        if self._recorder is not None and not self._awaited:
+            self._awaited = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        self._awaited = False
+        if self._recorder is not None:
+            self._recorder.mark("end")
+            self.ended = True
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Stop, and give the marks of a step that has ended, up to the end of its last backward."""
+        assert self._recorder is not None
+        recorder = self._recorder
+        self.stop()
+        marks = tuple(recorder.marks)
+        last = max(position for position, mark in enumerate(marks) if mark.label == "end")
+        return marks[: 1 + last]
+
+    def stop(self) -> None:
+        """Drop what was recorded."""
+        self._awaited = self.ended = False
+        if self._recorder is not None:
+            recorder, self._recorder = self._recorder, None
+            recorder.__exit__(None, None, None)
+
+
+def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Give the bytes of the gradients that leaves have already."""
+    return {
+        id(tensor): tensor.grad.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.is_leaf and tensor.grad is not None
+    }
+
+
+def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether calls come in the order of others, with some of those left out."""
+    rest = iter(whole)
+    return all(number in rest for number in pattern)
+
+
+def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment]:
+    """Read the moments at which a step must be within the budget off its record.
+
+    Regions of a moment are numbered by call. What others hold is what was held less what the calls
+    kept by the options that they ran by. Where a half took more than its option says, that much is
+    counted as held by others.
+    """
+    live: dict[int, None] = {}
+    present: dict[int, int] = {}
+
+    def moment(held: int, running: Any = None) -> Moment:
+        fixed = held - sum(calls[call].option.kept_bytes for call in live)
+        fixed += sum(present.values())
+        return Moment(max(0, fixed), tuple((call, 1) for call in sorted(live)), running)
+
+    for before, after in itertools.pairwise(marks):
+        kind, _, at = before.label.partition(" ")
+        call = int(at or 0)
+        if kind == "forward":
+            option = calls[call].option
+            more = max(0, after.peak_bytes - before.held_bytes - option.forward_bytes)
+            yield moment(before.held_bytes + more, (call, "forward"))
+            live[call] = None
+        elif kind == "backward" and call in live:
+            del live[call]
+            option = calls[call].option
+            held = before.held_bytes - option.kept_bytes - made_elsewhere(calls[call].graph)
+            more = max(0, after.peak_bytes - held - option.backward_bytes)
+            yield moment(held + more, (call, "backward"))
+        else:
+            if kind == "given":
+                present.update(calls[call].present)
+            yield moment(after.peak_bytes)

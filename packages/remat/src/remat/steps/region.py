@@ -1,0 +1,170 @@
+"""One graph that TorchDynamo found, and the plans that it is run by."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from remat.dynamo import Found
+from remat.modules.checkpoints import without_checkpoints
+from remat.planning.misfit import NotPlanned
+from remat.planning.planner import Planned
+from remat.steps.counters import Counters
+from remat.steps.region_calls import RegionPlan
+from remat_exec import Runnable
+from remat_graph.torch import Capture, Costs, quietly
+
+if TYPE_CHECKING:
+    from remat.steps.stepper import Stepper
+
+__all__ = ["Prepared", "Region"]
+
+logger = logging.getLogger(__name__)
+
+_SURE = 3  # backwards in a row over the same outputs
+_MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
+
+
+class Prepared(BaseException):
+    """Ends a forward that was run to make a plan, before it changes anything: no error to catch."""
+
+
+class Region:
+    """One graph of Dynamo's, and the plans to run it by, one for each set of numbers that it reads.
+
+    Called as Dynamo calls it, with a flat list of inputs, parameters and buffers among them.
+    """
+
+    def __init__(self, stepper: Stepper, found: Found) -> None:
+        self.stepper = stepper
+        self._found = found.graph
+        self._counters = Counters(found.graph)
+        self.graph, checkpoints = without_checkpoints(found.graph)
+        self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
+        if checkpoints:
+            logger.info(
+                "%s: %d checkpointed calls are planned as any other code; what is computed again "
+                "is the plan's to say",
+                self.name,
+                checkpoints,
+            )
+        self.plans: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
+        self.runs_as_it_is = False
+        self.came: frozenset[int] = frozenset()
+        self.expected: frozenset[int] | None = None
+        self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
+        self.let_go: frozenset[int] | None = None
+        self._captures: dict[tuple[Any, ...], Capture] = {}
+        self._in_a_row = 0
+        self._last_missing: frozenset[int] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the region: by its plan, or as it is where nothing needs a gradient."""
+        stepper = self.stepper
+        if stepper.answer is not None:
+            return self._counters.put_back(stepper.answer, inputs)
+        if self.runs_as_it_is:
+            return self._as_it_is(inputs)
+        if stepper.preparing and not any(map(_requires_grad, inputs)):
+            raise Prepared
+        if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
+            return self._as_it_is(inputs)
+        stepper.met()
+        key = self.numbers(inputs)
+        if key not in self.plans:
+            made = stepper.plan(self, inputs)
+            _put(self.plans, key, self.settle(key, made) if isinstance(made, Planned) else made)
+        planned = self.plans[key]
+        if isinstance(planned, Planned):
+            stepper.used(planned)
+        if stepper.preparing:
+            raise Prepared
+        if isinstance(planned, NotPlanned):
+            stepper.used_none(planned)
+            return self._as_it_is(inputs)
+        if planned is None:
+            return self._as_it_is(inputs)
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        if isinstance(planned, RegionPlan):
+            outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
+        else:
+            executable = planned.executable
+            learn = functools.partial(self.learn, executable)
+            outputs = executable(self.graph, tensors, learn)
+        returned = planned.capture.output_structure.rebuild(iter(outputs))
+        return self._counters.put_back(returned, inputs)
+
+    def _as_it_is(self, inputs: Sequence[Any]) -> Any:
+        with quietly():  # torch warns of tensors where the user's code had arrays
+            return self._counters.put_back(self._found(*inputs), inputs)
+
+    def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Give what the graph reads among its inputs that is no tensor."""
+        found = (inputs[position] for position in self._counters.matter)
+        return tuple(item for item in found if not isinstance(item, torch.Tensor))
+
+    def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
+        """Give the graph of a call: traced once, whatever is planned for."""
+        key = (loss_alone, *self.numbers(inputs))
+        known = self._captures.get(key)
+        if known is None:
+            with quietly():  # the original has warned of the same
+                known = self.stepper.capture_region(
+                    self.graph,
+                    inputs,
+                    costs=costs,
+                    loss_alone=loss_alone,
+                    real=self.stepper.real_strides,
+                )
+                numerics = self.stepper.numerics
+                if loss_alone and numerics is not None:
+                    known = known.with_alternatives(numerics, measured=self.stepper.measured)
+            _put(self._captures, key, known)
+        return known
+
+    def learn(self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]) -> None:
+        """Plan from now on for the gradients that came, and for what the user still held.
+
+        Not at once where the plan for fewer gradients could not be followed by a backward with all
+        of them within the budget: it may be that outputs are used in turn.
+        """
+        self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
+        self._last_missing = missing
+        self.came |= executable.differentiable - missing
+        expected = executable.differentiable - self.came
+        changed = expected != executable.capture.missing and (
+            expected != self.expected or self._in_a_row >= _SURE
+        )
+        if self.let_go is None or self.let_go - let_go:
+            self.let_go = let_go if self.let_go is None else self.let_go & let_go
+            changed = changed or executable.capture.with_other_results(self.let_go)
+        if changed or self.expected is not None:
+            self.expected = expected
+        if changed:
+            logger.info("the backward differs from what was planned for: planning anew")
+            self._before, self.plans = self.plans, {}
+
+    def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:
+        """Choose between a plan for the gradients that came and the one before it."""
+        before = self._before.get(key)
+        if before is None or self._in_a_row >= _SURE or not isinstance(before, Planned):
+            return planned
+        expected = planned.capture.missing
+        if expected <= before.capture.missing or planned.executable.takes_all:
+            return planned
+        return before
+
+
+def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:
+    """Keep what was made last, for so many numbers."""
+    known[key] = item
+    if len(known) > _MOST_NUMBERS:
+        del known[next(iter(known))]
+
+
+def _requires_grad(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.requires_grad

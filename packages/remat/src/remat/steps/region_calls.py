@@ -1,0 +1,180 @@
+"""What a step of several regions is made of: kinds of regions, their code, and their calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from remat.planning.solving import have_same_ops
+from remat_exec import Executor, Runnable, autocast_type
+from remat_graph import Compute, Graph
+from remat_graph.torch import Capture
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.step import RegionFront, RegionOption, measure_option
+
+if TYPE_CHECKING:
+    from remat.steps.runner import StepRunner
+
+__all__ = ["RegionCall", "RegionKind", "RegionPlan"]
+
+Watched = tuple[int, torch.Tensor, int]
+"""The position of an input, the input, and its version when it was copied."""
+
+
+class RegionPlan:
+    """A captured region: the number of its kind, and the code of the options that were used.
+
+    `changes` says which of its inputs later code was seen to change in place, or not to; it is
+    shared by the regions of one place in the code, of whatever sizes.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        capture: Capture,
+        least: RegionOption,
+        executor: Executor,
+        changes: dict[int, bool],
+    ) -> None:
+        self.kind = kind
+        self.executor = executor
+        self.capture = capture
+        self.least = least
+        self._executables: dict[RegionOption, Runnable] = {}
+        self._exposed = _exposed_inputs(capture)
+        self._changes = changes
+
+    def executable(self, option: RegionOption) -> Runnable:
+        """Give the code of an option."""
+        made = self._executables.get(option)
+        if made is None:
+            leaner = None if option is self.least else self.executable(self.least)
+            made = self.executor(self.capture, option.schedule, leaner=leaner)
+            self._executables[option] = made
+        return made
+
+    def protect(self, tensors: list[torch.Tensor]) -> list[Watched]:
+        """Put copies in the place of inputs that code between the regions may change in place.
+
+        Those are inputs which the backward may read only because something is computed again: eager
+        would not notice a change. Each is watched in the first call, and copied from then on if it
+        was changed. Those to be watched are returned.
+        """
+        watched = []
+        for position in self._exposed:
+            tensor = tensors[position]
+            if isinstance(tensor, torch.nn.Parameter) or not self._changes.get(position, True):
+                continue
+            if any(s == 0 < n - 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+                continue  # expanded: writing to it in place is an error
+            copied = torch.empty_strided(  # in the layout that the plan was made for
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            tensors[position] = copied.copy_(tensor)
+            if position not in self._changes:
+                watched.append((position, tensor, tensor._version))
+        return watched
+
+    def note(self, position: int, *, changed: bool) -> None:
+        """Note whether an input was changed between the forward and the backward of a call."""
+        self._changes[position] = changed or self._changes.get(position, False)
+
+
+def _exposed_inputs(capture: Capture) -> frozenset[int]:
+    """List inputs that a backward would not read if everything was stored, as in eager.
+
+    Inputs that the region writes to, or gives out views of, are left out: a copy is another tensor.
+    """
+    graph, program = capture.graph, capture.program
+    computed = [step.op for step in store_all(graph) if isinstance(step, Compute)]
+    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
+    read = {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
+    given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
+    given |= {write.target for write in program.writes.values()}
+    read |= {program.storage[name] for name in given if name in program.storage}
+    return frozenset(
+        int(item.key)
+        for item in program.inputs
+        if item.kind == "input" and program.storage.get(item.variable, "") not in read
+    )
+
+
+@dataclass(eq=False)
+class RegionKind:
+    """Regions of the same operations and sizes, which have the same options.
+
+    `missing` are the positions of outputs whose gradients are taken not to come. One that is not
+    `met` yet is that of a plan file, in the names of the file.
+    """
+
+    name: str
+    front: RegionFront
+    missing: frozenset[int] = frozenset()
+    met: bool = True
+
+    def has(self, graph: Graph) -> bool:
+        """Whether a graph is of this kind."""
+        return (
+            self.met
+            and self.front.graph.values == graph.values
+            and have_same_ops(self.front.graph, graph)
+        )
+
+    @property
+    def least(self) -> RegionOption:
+        """The option that keeps the least."""
+        return min(self.front.options, key=lambda option: option.kept_bytes)
+
+    @functools.cached_property
+    def everything(self) -> RegionOption:
+        """What it costs to store everything."""
+        return measure_option(self.front.graph, store_all(self.front.graph))
+
+
+@dataclass(eq=False)
+class RegionCall:
+    """One call of a region, from its forward to the end of its backward."""
+
+    runner: StepRunner
+    position: int
+    learn: Callable[[Runnable, frozenset[int], frozenset[int]], None]
+    executable: Runnable
+    plan: RegionPlan
+    option: RegionOption
+    drop: Callable[[], None] | None = None
+    watched: list[Watched] = field(default_factory=list)
+
+    @property
+    def droppable_bytes(self) -> int:
+        """What the call keeps beyond what it must."""
+        if self.drop is None or self.executable.leaner is None:
+            return 0
+        return self.option.kept_bytes - self.plan.least.kept_bytes
+
+    def go_lean(self) -> None:
+        """Give back what can be made again; the backward is that of the least option then."""
+        if self.drop is not None:
+            self.drop()
+            self.option = self.plan.least
+
+    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
+        """See that there is room for the backward, which begins."""
+        for position, tensor, version in self.watched:
+            self.plan.note(position, changed=tensor._version != version)
+        self.watched.clear()
+        if self in self.runner.live:  # else it is left over from an earlier step
+            self.runner.see_autocast(autocast_type(self.plan.capture.program.device))
+            self.runner.mark(f"backward {self.position}")
+            self.runner.live_backward(self)
+            self.runner.await_end()
+        self.learn(self.executable, missing, frozenset())
+
+    def finished(self) -> None:
+        """Note that the backward has given out its gradients."""
+        if self in self.runner.live:
+            self.runner.mark(f"given {self.position}")
+            self.runner.live.discard(self)

@@ -1,0 +1,363 @@
+"""Runs the regions of a model's steps under one budget: recorded first, then by one plan.
+
+In its first step each region runs by a schedule that keeps little. The step is recorded: what
+is held at the start and end of each half of each region, and the most in between. By that a
+schedule is chosen for every call (`choosing.py`). The step after it is recorded, too, and planned
+again if it takes more than was predicted. Between two steps nothing is alive between its halves.
+
+A plan of an earlier process brings the options of its regions, and what was chosen, which is taken
+if the step is recorded to make the same calls and to fit. Its own record of the step is no more
+than what was: what the code between the regions holds is the code's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remat.budgets.auto import AutoBudget
+from remat.cache import remembered_costs
+from remat.errors import BudgetWarning
+from remat.planning.cutting import hierarchy_for
+from remat.planning.planner import refuse_other_profilers
+from remat.planning.settings import Settings
+from remat.plans.origin import Origin
+from remat.steps.choosing import StepChooser
+from remat.steps.known_patterns import KnownPattern, KnownPatterns
+from remat.steps.recording import Call, Recorded, StepRecording, gradients_present
+from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
+from remat_exec import BudgetExceeded, Runnable, get_executor
+from remat_graph.torch import Capture, Cost, LossCost
+from remat_solvers import BudgetTooSmall
+from remat_solvers.step import RegionOption, region_front
+
+__all__ = ["StepRunner"]
+
+logger = logging.getLogger(__name__)
+
+_SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
+_ATTEMPTS = 4  # plans in a row whose steps may go over the budget
+
+
+class StepRunner:
+    """Runs the regions of a model's steps, and has them planned.
+
+    A step begins with a forward while nothing is alive between its halves, and ends when all
+    backwards have; two forwards before a backward are of one step. `within_forward` is set while a
+    forward runs that is known to be one; otherwise each call of a region may begin a step. Such a
+    forward begins a step, too, if a backward is over: what is alive then got no gradient, as an
+    output that is in no loss, or its backward raised, and its memory was there before.
+    """
+
+    def __init__(self, settings: Settings, told: Callable[[Any], None], auto: AutoBudget) -> None:
+        self.within_forward = False
+        self.live: weakref.WeakSet[RegionCall] = weakref.WeakSet()
+        self._settings = settings
+        self._told = told
+        self._chooser = StepChooser(settings, auto, told)
+        self._given = settings.given_step
+        self._changes: dict[str, dict[int, bool]] = {}
+        self._device: torch.device | None = None
+        self._patterns = KnownPatterns()
+        self._calls: list[tuple[RegionPlan, RegionOption]] = []
+        self._present: list[dict[int, int]] = []
+        self._recording = StepRecording()
+        self._backward_began = False
+        self._autocast: torch.dtype | None = None
+        self._stored = 0
+        self._steps = 0
+        self._over_in_a_row = 0
+        self._error: Exception | None = None
+        if self._given is not None:
+            self._kinds.extend(
+                RegionKind(
+                    f"region {at} of {self._given.name}", kind.front, kind.missing, met=False
+                )
+                for at, kind in enumerate(self._given.plan.kinds)
+            )
+
+    @property
+    def breaks(self) -> list[str]:
+        """Why the forward is not one region."""
+        return self._chooser.breaks
+
+    @property
+    def _kinds(self) -> list[RegionKind]:
+        return self._chooser.kinds
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no step has ended."""
+        return self._steps == 0
+
+    def add(self, name: str, capture: Capture, costs: dict[str, Cost]) -> RegionPlan:
+        """Find the options of a region, captured with estimated costs.
+
+        What has been measured is in `costs`, and is added to. Nothing is measured or solved for a
+        region of a known kind, and nothing solved for one of a plan that was given.
+
+        Raises:
+            PlanMismatch: in the first step, if it is none of the regions of that plan.
+        """
+        capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
+        self._device = capture.program.device
+        kinds = self._kinds
+        number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
+        if number == len(kinds):
+            if self._settings.costs == "measure":
+                self.stop_recording()
+                refuse_other_profilers(capture.program.device)
+                with remembered_costs(costs, capture.program.device, self._settings.costs):
+                    capture = capture.costed("measure", costs)
+            number, capture = self._of_given(name, capture) or (number, capture)
+            if number == len(kinds):
+                kinds.append(self._solved(name, capture))
+        changes = self._changes.setdefault(name, {})
+        return RegionPlan(
+            number, capture, kinds[number].least, get_executor(self._settings.executor), changes
+        )
+
+    def _solved(self, name: str, capture: Capture) -> RegionKind:
+        settings = self._settings
+        limit = _SECONDS + _SECONDS_PER_OP * len(capture.graph.ops)
+        if settings.limit_seconds is not None:
+            limit = min(limit, settings.limit_seconds)
+        solver = "refine" if settings.solver == "auto" else settings.solver
+        hierarchy = hierarchy_for(capture.graph, solver, settings.partitioner)
+        front = region_front(capture.graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
+        return RegionKind(name, front, capture.missing)
+
+    def _of_given(self, name: str, capture: Capture) -> tuple[int, Capture] | None:
+        """Find the kind of a region among those of the given plan that were not met yet."""
+        given, kinds = self._given, self._kinds
+        if given is None:
+            return None
+        unmet = [number for number, kind in enumerate(kinds) if not kind.met]
+        for number in unmet:
+            fitted = given.fit(number, capture)
+            if fitted is not None:
+                capture, front = fitted
+                kinds[number] = RegionKind(name, front, capture.missing)
+                return number, capture
+        if self._is_first:
+            raise given.mismatch(len(self._calls), name, capture)
+        return None
+
+    def enter(self, device: torch.device | None) -> None:
+        """Begin a step, unless one is under way: plan by what was recorded, record if need be.
+
+        Raises:
+            BudgetTooSmall: if no plan of the regions is within the budget.
+            BudgetExceeded: if the steps of four plans in a row took more than the budget.
+        """
+        if self.live and (device is not None or not self._backward_over()):
+            return
+        self.live.clear()
+        device = device or self._device
+        recorded = self._recorded() if self._recording.ended else None
+        self.stop_recording()
+        before: KnownPattern | None = None
+        if self._calls:
+            if self._chooser.is_unknown:
+                everything = [self._kinds[plan.kind].everything for plan, _ in self._calls]
+                self._stored = sum(option.kept_bytes for option in everything)
+            before = self._patterns.end_step(self._pattern)
+            self._steps += 1
+        self._backward_began = False
+        self._calls, self._present = [], []
+        if recorded is not None:
+            self._take(recorded, before)
+        if self._error is not None:
+            raise self._error
+        if self._patterns.wanted and device is not None:
+            self._recording.start(device)
+
+    @property
+    def _pattern(self) -> tuple[int, ...]:
+        return tuple(plan.kind for plan, _ in self._calls)
+
+    def run(
+        self,
+        plan: RegionPlan,
+        graph: Any,
+        tensors: list[torch.Tensor],
+        learn: Callable[[Runnable, frozenset[int], frozenset[int]], None],
+    ) -> list[torch.Tensor]:
+        """Run the forward of a region by its plan."""
+        if not self.within_forward:
+            self.enter(plan.capture.program.device)
+        position = len(self._calls)
+        option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
+        self._calls.append((plan, option))
+        watched = plan.protect(tensors)
+        if watched:
+            self.stop_recording()  # of a step that holds them twice
+        if self._recording.under_way:
+            self._present.append(gradients_present(tensors))
+        executable = plan.executable(option)
+        call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
+        if self._patterns.off_plan:
+            self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
+        self.mark(f"forward {position}")
+        outputs = executable(
+            graph,
+            tensors,
+            call.started,
+            call.finished,
+            lambda drop: setattr(call, "drop", drop),
+        )
+        self.live.add(call)
+        self.mark(f"kept {position}")
+        return outputs
+
+    def _unplanned(self, plan: RegionPlan) -> RegionOption:
+        """Find the option that keeps the least of those whose halves fit beside the live calls."""
+        if self._chooser.is_unknown and not self._stored:
+            return plan.least
+        room = self._chooser.room or self._chooser.budget(self._stored)
+        left = room - sum(call.option.kept_bytes for call in self.live)
+        options = self._kinds[plan.kind].front.options
+        fitting = [option for option in options if option.peak_bytes <= left]
+        if fitting:
+            return min(fitting, key=lambda option: option.kept_bytes)
+        return min(options, key=lambda option: option.peak_bytes)
+
+    def live_regions(self) -> list[Any]:
+        """Give the regions of the calls that are between their halves."""
+        return list(dict.fromkeys(getattr(call.learn, "__self__", None) for call in self.live))
+
+    def see_autocast(self, autocast: torch.dtype | None) -> None:
+        """Record the next step if a backward's autocast is another than in those before it.
+
+        Products in another type take memory for casts, which no earlier step has shown.
+        """
+        if autocast != self._autocast:
+            self._autocast = autocast
+            self._patterns.record_next = True
+
+    def live_backward(self, call: RegionCall) -> None:
+        """See, in a step that was not planned for, that there is room for a backward."""
+        if self._patterns.off_plan:
+            self._make_room(call.option.backward_bytes, "backward", call)
+
+    def _make_room(self, needed: int, half: str, own: RegionCall | None = None) -> None:
+        """Let earlier calls give back what they can make again, the largest first.
+
+        What the code between regions holds is taken to be the most that it held at any time in
+        this half of the steps that were recorded.
+        """
+        if self._chooser.room is None:
+            return
+        others = self._patterns.held(half)
+        calls = sorted(self.live, key=lambda call: -call.droppable_bytes)
+        held = sum(call.option.kept_bytes for call in calls if call is not own)
+        room = self._chooser.room - others - needed
+        for call in calls:
+            if held <= room:
+                return
+            if call is not own and call.droppable_bytes > 0:
+                held -= call.droppable_bytes
+                call.go_lean()
+
+    def mark(self, label: str) -> None:
+        """Note a moment of the step, if it is recorded."""
+        self._recording.mark(label)
+
+    def await_end(self) -> None:
+        """End the step with the backward that is under way, unless another one follows."""
+        self._backward_began = True
+        self._recording.await_end()
+
+    def _backward_over(self) -> bool:
+        """Whether a backward of this step has begun, and none is under way."""
+        return self._backward_began and torch._C._current_graph_task_id() == -1
+
+    def _recorded(self) -> Recorded:
+        calls = [
+            Call(plan.kind, self._kinds[plan.kind].front.graph, option, present)
+            for (plan, option), present in zip(self._calls, self._present, strict=True)
+        ]
+        return Recorded.of(calls, self._recording.marks())
+
+    def stop_recording(self) -> None:
+        """Drop the recording of a step that came to no end, or in which something is measured."""
+        self._recording.stop()
+
+    def __del__(self) -> None:
+        """Leave no profiler running."""
+        self.stop_recording()
+
+    def _take(self, record: Recorded, ran_by: KnownPattern | None) -> None:
+        """See that a recorded step took no more than the budget; plan by it, if it is new."""
+        self._patterns.recorded()
+        if ran_by is not None:
+            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
+            if not _has_other_ranks():  # whose messages come sooner or later from step to step
+                ran_by.awaited = 0
+            if ran_by.fits:
+                self._told(ran_by.plan)
+        planned = self._patterns.of(record.pattern) or ran_by
+        chooser = self._chooser
+        if planned is not None:
+            over = record.peak_bytes - planned.plan.budget_bytes
+            if over <= 0 or not planned.fits:
+                self._over_in_a_row = 0
+                return
+            self._over_in_a_row += 1
+            chooser.set_aside += over + over // 4
+        was_unknown = chooser.is_unknown
+        wanted = planned.record if planned and record.pattern != planned.record.pattern else record
+        origin = Origin.here(self._device)
+        given, self._given = self._given, None
+        try:
+            made = chooser.follow(wanted, given, origin) if given else None
+            made = made or chooser.plan(wanted, origin)
+            if record.peak_bytes > made.plan.budget_bytes and not was_unknown:
+                self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
+        except (BudgetTooSmall, BudgetExceeded) as error:
+            if self._settings.on_misfit == "raise":
+                self._error = error
+                return
+            made = chooser.without_plan(wanted, error, origin)
+        except Exception as error:
+            self._error = error
+            return
+        self._patterns.add(made)
+        if made.fits:
+            self._told(made.plan)
+
+    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> None:
+        """Warn of a step over the budget.
+
+        Raises:
+            BudgetExceeded: after the steps of several plans in a row.
+        """
+        reason = (
+            "what runs between the regions took more than in the step that was planned by"
+            if by_plan
+            else "it was not planned for, or its calls of regions were not"
+        )
+        text = (
+            f"step {self._steps} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
+        if self._over_in_a_row >= _ATTEMPTS:
+            text += f"; so did the steps of {_ATTEMPTS - 1} plans before it; raise the budget"
+            raise BudgetExceeded(text, budget, peak)
+        warnings.warn(
+            f"{text}, and the next step is planned anew, with {self._chooser.set_aside:,} bytes "
+            f"set aside",
+            BudgetWarning,
+            stacklevel=2,
+        )
+
+
+def _has_other_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

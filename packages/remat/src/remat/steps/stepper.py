@@ -1,0 +1,337 @@
+"""A model's training step as regions: the graphs that TorchDynamo finds, each run by its plan.
+
+A model without graph breaks is one region, and its plan is the plan of the step. What stands
+between regions runs in eager autograd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from remat.budgets.auto import AutoBudget
+from remat.cache import remembered_costs
+from remat.dynamo import Found
+from remat.errors import PlanMismatch, RematError
+from remat.planning.given import GivenPlan
+from remat.planning.misfit import NotPlanned, warn_of_misfit
+from remat.planning.planner import (
+    Planned,
+    for_missing,
+    make_plan,
+    refuse_other_profilers,
+)
+from remat.planning.settings import Settings
+from remat.planning.solving import have_same_ops
+from remat.plans.plan import Plan
+from remat.steps.region import Prepared, Region
+from remat.steps.region_calls import RegionPlan
+from remat.steps.runner import StepRunner
+from remat_exec import BudgetExceeded, SecondDerivative, get_executor, with_call
+from remat_graph import Graph
+from remat_graph.torch import (
+    CaptureError,
+    Cost,
+    Costs,
+    NoBackward,
+    RealStrides,
+    flatten,
+    get_capture,
+    process_lock,
+)
+from remat_solvers import BudgetTooSmall
+
+__all__ = ["Stepper"]
+
+logger = logging.getLogger(__name__)
+
+
+class Stepper:
+    """The regions of one model, their plans, and what is known from earlier ones.
+
+    `told` is given each plan that a step begins to run by. `auto` fixes that budget. `alone` says
+    that a graph which is all of a function has the whole budget, unless a plan of several is given.
+    `call` are the arguments of the
+    call that is run, for a loss that asks for them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        told: Callable[[Any], None],
+        auto: AutoBudget,
+        *,
+        alone: bool = True,
+    ) -> None:
+        self.together = StepRunner(settings, told, auto)
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.answer: Any = None
+        self.preparing = False
+        self.rebuild: Callable[[Any], Any] = _no_rebuilding
+        self.capture_region = get_capture(settings.capture)
+        self.numerics = settings.numerics
+        self._settings = settings
+        self._auto = auto
+        self._told = told
+        self._last: Plan | None = None
+        self._known: list[Planned] = []
+        self._costs: dict[str, Cost] = {}
+        self.real_strides = RealStrides() if settings.costs == "measure" else None
+        self._granted_bytes = 0
+        self._alone = alone and settings.given_step is None
+        self._met = False
+        self._unplanned: set[str] = set()
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+    def add(self, found: Found) -> Region:
+        """Make a region of a graph that was found.
+
+        Raises:
+            RematError: if the forward differs when it is run again to measure a loss.
+        """
+        if self.answer is not None:
+            raise RematError(
+                "loss= is measured by running the forward again, and this one differs then; leave "
+                "it out, or compute the loss in the model's forward"
+            )
+        if found.break_reason is not None:
+            self.together.breaks.append(found.break_reason)
+        if self._alone and not found.whole:
+            self._alone = False
+            for region in self._regions:
+                region.plans.clear()  # they had the whole budget
+        region = Region(self, found)
+        for other in self._regions:  # of other sizes, say, whose backwards were seen
+            if other.name == region.name:
+                region.came, region.expected = other.came, other.expected
+                region.let_go = other.let_go
+        self._regions.add(region)
+        return region
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward all of whose regions are of this model.
+
+        Raises:
+            RematError: if no region was met, and there is something to differentiate.
+        """
+        outermost = not self.together.within_forward
+        if outermost and not self._alone:
+            self.together.enter(None)
+        self.together.within_forward = True
+        self._met = self._met and not outermost
+        try:
+            returned = self._tried(forward)
+        except BaseException:
+            self.together.stop_recording()
+            raise
+        finally:
+            self.together.within_forward = not outermost
+        if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+            reason = "; ".join(self.together.breaks[-3:]) or (
+                "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
+            )
+            raise RematError(
+                f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+                f"that could be planned ({reason}); train this module without remat"
+            )
+        return returned
+
+    def _tried(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward; what it differentiates twice itself runs as it is from then on."""
+        generator = torch.get_rng_state() if not self._alone else None
+        try:
+            return forward()
+        except SecondDerivative:
+            regions = self.together.live_regions()
+            if generator is None or not regions:
+                raise
+            for region in regions:
+                region.runs_as_it_is = True
+                self.together.breaks.append(
+                    f"{region.name} runs as it is: the forward takes a gradient of a gradient"
+                )
+            torch.set_rng_state(generator)
+        return self._tried(forward)
+
+    def prepare(self, forward: Callable[[], Any]) -> None:
+        """Plan for a call, and change nothing."""
+        self.preparing = True
+        try:
+            forward()
+        except Prepared:
+            pass
+        finally:
+            self.preparing = False
+
+    def met(self) -> None:
+        """Note that a region was called."""
+        self._met = True
+
+    def used(self, planned: Planned) -> None:
+        """Note the plan that a step runs by."""
+        if planned.plan is not self._last:
+            self._last = planned.plan
+            self._told(planned.plan)
+
+    def used_none(self, misfit: NotPlanned) -> None:
+        """Note that a step runs without a plan, because none fits."""
+        self._last = None
+        self._told(misfit)
+
+    @property
+    def measured(self) -> dict[str, Cost] | None:
+        """What operators were measured to cost; `None` if none is to be."""
+        return self._costs if self._settings.costs == "measure" else None
+
+    def plan(
+        self, region: Region, inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
+        """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
+        with process_lock:
+            return self._plan(region, inputs)
+
+    def _plan(
+        self, region: Region, inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
+        logger.info("planning for %s", region.name)
+        if self._settings.budget.is_auto:
+            self._auto.see(inputs, _device(inputs))
+        if self._alone and self._communicates(region, inputs):
+            self._alone = False  # rehearsed, it would send what the other ranks do not wait for
+        if self._settings.given is not None and not self._alone:
+            self._refuse_given(self._settings.given)
+        if self._alone:
+            try:
+                with remembered_costs(self._costs, _device(inputs), self._settings.costs):
+                    return self._plan_alone(region, inputs)
+            except NoBackward:
+                return None
+            except (BudgetTooSmall, BudgetExceeded) as error:
+                if self._settings.on_misfit == "raise":
+                    raise
+                return warn_of_misfit(f"a call of {region.name}", error)
+        try:
+            captured = region.captured(inputs, self._first_costs, loss_alone=False)
+            if region.expected is not None:
+                captured = for_missing(captured, region.expected)
+            return self.together.add(region.name, captured, self._costs)
+        except NoBackward:
+            return None
+        except CaptureError as error:
+            told = logging.INFO if region.name in self._unplanned else logging.WARNING
+            self._unplanned.add(region.name)  # which may be found again for each new number
+            logger.log(told, "%s runs as it is, its memory is not planned: %s", region.name, error)
+            self.together.breaks.append(f"{region.name} runs as it is: {error}")
+            return None
+
+    def _refuse_given(self, given: GivenPlan) -> None:
+        where = "; ".join(dict.fromkeys(self.together.breaks)) or "other ranks take part in it"
+        raise PlanMismatch(
+            f"{given.name} is for a model whose forward is one region, and this one's is not: "
+            f"{where}. Leave plan= out, and save the plan that is made"
+        )
+
+    def _communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return False
+        with contextlib.suppress(NoBackward):
+            return region.captured(inputs, self._first_costs).communicates
+        return False
+
+    @property
+    def _first_costs(self) -> Costs:
+        """With which a graph is captured, before it is known whether it must be measured."""
+        return "estimate" if self._settings.costs == "measure" else self._settings.costs
+
+    def _plan_alone(self, region: Region, inputs: Sequence[Any]) -> Planned:
+        """Plan for a region that is all of the function.
+
+        The graph is captured with estimated costs first: if it is known, or has the ops of one that
+        is, its plan is too, and nothing is measured or solved.
+        """
+        settings = self._settings
+        measured = settings.costs == "measure"
+        start = time.perf_counter()
+        captured = region.captured(inputs, self._first_costs)
+        if region.expected is not None:
+            captured = for_missing(captured, region.expected)
+        kin = [
+            known
+            for known in self._known
+            if known.capture.missing == captured.missing
+            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
+        ]
+        if region.let_go:
+            captured = captured.letting_go(region.let_go)
+        for known in kin:
+            if known.capture.let_go == captured.let_go and _is_equal(
+                known.capture.graph, captured.graph
+            ):
+                same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
+                executable = get_executor(settings.executor)(
+                    same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
+                )
+                return Planned(known.plan, same, executable)
+        if measured:
+            refuse_other_profilers(_device(inputs))
+        same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
+        if measured and (same_sizes or not kin):  # of the same sizes all is measured already
+            captured = captured.costed("measure", self._costs)
+        if settings.loss is not None:
+            told = with_call(settings.loss, *self.call)
+            settings = replace(settings, loss=lambda returned: told(self._rebuilt(returned)))
+        if settings.budget.is_auto:
+            settings = replace(settings, budget=self._auto.fix())
+        planned = make_plan(
+            region.graph,
+            tuple(inputs),
+            {},
+            settings,
+            captured,
+            run=True,
+            missing=region.expected,
+            let_go=region.let_go or frozenset(),
+            granted_bytes=self._granted_bytes,
+            schedules=[
+                known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
+            ],
+            given=None if self._known else settings.given,
+            started=start,
+        )
+        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
+        self._known.append(planned)
+        return planned
+
+    def _rebuilt(self, returned: Any) -> Any:
+        """Give what the function returns, if its only region returns this."""
+        before, self.answer = self.answer, returned
+        try:
+            return self.rebuild(returned)
+        finally:
+            self.answer = before
+
+
+def _is_equal(one: Graph, other: Graph) -> bool:
+    """Whether two graphs are the same but for costs."""
+    return one.values == other.values and _have_same_costs(one, other)
+
+
+def _have_same_costs(one: Graph, other: Graph) -> bool:
+    """Whether the operators of two graphs of as many ops run on the same sizes."""
+    return all(a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True))
+
+
+def _device(inputs: Sequence[Any]) -> torch.device:
+    devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _no_rebuilding(returned: Any) -> Any:
+    return returned

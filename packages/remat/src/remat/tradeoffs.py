@@ -1,0 +1,259 @@
+"""The curve of time against peak of a model or a graph; as a file of JSON, and as a picture.
+
+The curve itself is made by `remat_solvers.tradeoff`. Of a model, budgets are meant as in `plan`:
+they bound all that a step allocates, so that what is set aside for the loss outside the module is
+part of every budget, and each `budget_bytes` can be handed to `rematerialize`. Schedules and their
+`peak_bytes` are those of the graph alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import remat_solvers
+from remat.budgets.budget import Budget, parse_budget
+from remat.budgets.plain import measure_plain
+from remat.errors import BudgetError, RematError
+from remat.planning.cutting import check_method, hierarchy_for
+from remat.planning.planner import SCALAR_BYTES, plan_module
+from remat.planning.settings import Settings, as_args
+from remat_exec import Loss, with_call
+from remat_graph import Graph, encode
+from remat_graph.files import write_atomically
+from remat_graph.torch import Costs
+from remat_partition import Partitioner
+from remat_solvers import Progress, Solver, Tradeoff, TradeoffPoint
+from remat_solvers.queries.tradeoff import check_arguments
+
+__all__ = [
+    "check_picture",
+    "plot_tradeoff",
+    "read_budgets",
+    "save_tradeoff",
+    "tradeoff",
+    "tradeoff_document",
+]
+
+_VERSION = 1
+_UNBOUNDED = 1 << 62  # more than any machine has
+
+
+def tradeoff(
+    model: torch.nn.Module | Graph,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    points: int = 8,
+    budgets: Sequence[int | float | str] | None = None,
+    solver: str | Solver = "auto",
+    costs: Costs = "measure",
+    limit_seconds: float | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    loss: Loss | None = None,
+    partitioner: str | Partitioner | None = None,
+    keep_best: bool = False,
+) -> Tradeoff:
+    """Find the fastest schedules within several budgets, and what no schedule can beat at each.
+
+    Of a model, whose example call is `args` and `kwargs`, or of a graph. `points` budgets are
+    spread from the smallest that is found to work to what storing everything takes; `budgets`, as
+    those of `plan`, are taken in their place. Fractions are of plain autograd's peak (for a graph,
+    or with estimated costs, of the peak of storing everything). `costs`, `loss` and `partitioner`
+    are those of `plan`; the rest is that of `remat_solvers.tradeoff`, also that Ctrl-C keeps what
+    was found with `keep_best`. Arguments are checked before the model is looked at. Nothing of it
+    is changed.
+
+    Raises:
+        BudgetError: if a budget cannot be read, or is `"auto"`.
+        InvalidProblem: if there are fewer than 2 points, no budgets, a negative limit, or what is
+            no executor or progress.
+        CaptureError: if the model cannot be captured as one static graph.
+        SolverError: if the solver is unknown, broken or unsuitable.
+        PartitionError: if the partitioner is, or cannot cut the graph.
+        LossError: if the loss cannot be run or differentiated.
+        RematError: if the model is neither a module nor a graph, `kwargs` no mapping, or a graph is
+            given together with a call, costs or a loss; as `plan` else.
+    """
+    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    check_method(solver, partitioner)
+    wanted = read_budgets(budgets)
+    if not isinstance(model, torch.nn.Module | Graph):
+        raise RematError(
+            f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a Graph"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
+
+    def curve(graph: Graph, sizes: list[int | float] | None) -> Tradeoff:
+        return remat_solvers.tradeoff(
+            graph,
+            points=points,
+            budgets=sizes,
+            solver=solver,
+            hierarchy=hierarchy_for(graph, solver, partitioner),
+            limit_seconds=limit_seconds,
+            executor=executor,
+            progress=progress,
+            keep_best=keep_best,
+        )
+
+    if isinstance(model, Graph):
+        if args is not None or kwargs or costs != "measure" or loss is not None:
+            raise RematError("a graph has its costs; args, kwargs, costs and loss are for a model")
+        return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
+    settings = Settings.read(_UNBOUNDED, "store-all", costs, None, None, loss)
+    planned = plan_module(model, as_args(args), dict(kwargs or {}), settings)
+    device = planned.capture.program.device
+    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    plan = planned.plan
+    stored = plan.solution.peak_bytes + aside
+    sizes: list[int | float] | None = None
+    if wanted is not None:
+        plain = stored
+        if costs == "measure" and any(budget.fraction is not None for budget in wanted):
+            told = None if loss is None else with_call(loss, as_args(args), kwargs or {})
+            peak = measure_plain(
+                model, as_args(args), kwargs or {}, planned.capture, plan.store_all_peak_bytes,
+                device, told,
+            )  # fmt: skip
+            plain = stored if peak is None else peak.peak_bytes + aside
+        sizes = [max(1, budget.resolve(lambda: plain) - aside) for budget in wanted]
+    return _with_aside(curve(plan.graph, sizes), aside)
+
+
+def read_budgets(budgets: Sequence[int | float | str] | None) -> list[Budget] | None:
+    """Read budgets as points of a curve.
+
+    Raises:
+        BudgetError: if one cannot be read, or is `"auto"`.
+    """
+    return None if budgets is None else [_read(budget) for budget in budgets]
+
+
+def _read(budget: int | float | str) -> Budget:
+    parsed = parse_budget(budget)
+    if parsed.is_auto:
+        raise BudgetError(f"budget={budget!r} is no point of a curve; give bytes or a fraction")
+    return parsed
+
+
+def _of_graph(budget: Budget) -> int | float:
+    return budget.size_bytes or budget.fraction or 0
+
+
+def _with_aside(curve: Tradeoff, aside: int) -> Tradeoff:
+    """Say what the budgets of the graph are as budgets of a step."""
+    return dataclasses.replace(
+        curve,
+        points=tuple(
+            dataclasses.replace(point, budget_bytes=point.budget_bytes + aside)
+            for point in curve.points
+        ),
+        store_all_peak_bytes=curve.store_all_peak_bytes + aside,
+        smallest_bytes=curve.smallest_bytes + aside,
+        least_bytes=curve.least_bytes + aside,
+    )
+
+
+def save_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
+    """Write a curve as JSON, atomically: a reader sees the old file or the whole new one.
+
+    Each solution is the body of a document as `remat_graph.save` writes it.
+
+    Raises:
+        OSError: if the folder does not exist or cannot be written.
+    """
+    write_atomically(path, json.dumps(tradeoff_document(curve), separators=(",", ":")) + "\n")
+
+
+def tradeoff_document(curve: Tradeoff) -> dict[str, Any]:
+    """Say a curve as the document that `save_tradeoff` writes."""
+    body = {
+        "store_all_peak_bytes": curve.store_all_peak_bytes,
+        "store_all_time": curve.store_all_time,
+        "smallest_bytes": curve.smallest_bytes,
+        "least_bytes": curve.least_bytes,
+        "solver": curve.solver,
+        "seconds": curve.seconds,
+        "points": [_point_body(point) for point in curve.points],
+    }
+    return {"kind": "tradeoff", "version": _VERSION, "body": body}
+
+
+def _point_body(point: TradeoffPoint) -> dict[str, Any]:
+    solution = point.solution
+    return {
+        "budget_bytes": point.budget_bytes,
+        "status": point.status.value,
+        "lower_bound": point.lower_bound,
+        "proved_infeasible": point.proved_infeasible,
+        "seconds": point.seconds,
+        "solution": None if solution is None else json.loads(encode(solution))["body"],
+    }
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Ask before work whether a picture can be written there.
+
+    Raises:
+        RematError: if matplotlib is missing, or writes no such files.
+        OSError: if the folder does not exist.
+    """
+    target = Path(path)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise RematError(
+            "a picture of the curve needs matplotlib; pip install 'remat[plot]'"
+        ) from None
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if target.suffix[1:].lower() not in known:
+        endings = ", ".join(f".{ending}" for ending in sorted(known))
+        raise RematError(f"cannot draw into {str(target)!r}; its ending must be one of {endings}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(target)!r} does not exist")
+
+
+def plot_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
+    """Draw overhead against budget, with the bound, into a file (`.png`, `.svg`, `.pdf`).
+
+    Raises:
+        RematError: if matplotlib is missing, or writes no such files.
+        OSError: if the folder does not exist or cannot be written.
+    """
+    check_picture(path)
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+
+    def line(times: Mapping[int, float], **style: Any) -> None:
+        shares = [budget / max(1, curve.store_all_peak_bytes) for budget in times]
+        axes.plot(shares, [100 * curve.overhead(time) for time in times.values()], **style)
+
+    found = {p.budget_bytes: p.solution.time for p in curve.points if p.solution is not None}
+    proved = {p.budget_bytes: p.lower_bound for p in curve.points if p.lower_bound is not None}
+    # A schedule serves every larger budget, a bound holds at every smaller one.
+    line(found, color="C0", marker="o", drawstyle="steps-post", label="found")
+    line(proved, color="0.45", marker="v", drawstyle="steps-pre", label="no schedule is below")
+    least = curve.least_bytes / max(1, curve.store_all_peak_bytes)
+    axes.axvspan(0, least, color="0.9", linewidth=0, label="nothing fits, proved")
+    axes.set_xlim(0, None)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("budget, of storing everything")
+    axes.set_ylabel("overhead, %")
+    axes.grid(color="0.92", linewidth=0.6)
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format=Path(path).suffix[1:].lower(), dpi=120)
+    write_atomically(path, picture.getvalue())
