@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -37,8 +36,8 @@ from unittest import mock
 import numpy as np
 
 from graphs import captured
+from provenance import write_results
 from remat_graph import Graph, simulate
-from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.core.wiring import Floats
@@ -130,7 +129,7 @@ def main() -> int:
             for model in given.models:
                 rows.append(plan(model, captured(model), share, variant, given.limit))
                 report = {"limit": given.limit, "rows": [asdict(row) for row in rows]}
-                write_atomically(given.json, json.dumps(report, indent=1) + "\n")
+                write_results(given.json, report)
         for variant in VARIANTS:
             own = [row for row in rows if row.share == share]
             cells = [cell(own, model, variant) for model in given.models]

@@ -1,22 +1,26 @@
 """What it gains that a plan may choose how values are made: the same budget with and without.
 
 Each cell is a process of its own: `remat.rematerialize` at a share of plain's peak, without
-alternatives, with those that give the same bits, and with copies in 16 bits, beside plain. Printed:
+alternatives, with those that give the same bits, with other layouts, and with copies in 16 bits,
+beside plain. Printed:
 peak and time relative to plain (with quartiles), the predicted overhead and its bound, the distance
 of all gradients from plain's, and what was chosen. Exit code 1 if a peak is over its budget, or
-gradients that are to be the same are further from plain's than those of the plan without.
+gradients that are to be the same are further from plain's than those of the plan without. With
+`--predicted` nothing is timed beside plain: one graph of each model is planned several times, on a
+machine that is too busy for more; exit code 1 if a wider choice is slower by a point.
 
     python benchmarks/alternatives.py [--models NAME ...] [--shares SHARE ...] [--rounds N]
-        [--threads N] [--json FILE] [--quick]
+        [--threads N] [--predicted RUNS] [--json FILE] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import sys
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +31,16 @@ import remat
 import zoo
 from comparison import PLAIN, Runner, Variant, compare
 from isolation import Ended, run_alone
-from provenance import provenance
-from remat_graph.files import write_atomically
-from zoo import Example
-from zoo.example import distance_to
+from provenance import write_results
+from remat_graph import Numerics, simulate
+from remat_graph.torch import capture
+from remat_solvers import BudgetTooSmall, solve
+from remat_solvers.baselines.store_all import store_all
+from zoo import Example, vgg
 
 RESULTS = Path(__file__).parent / "results" / "alternatives.json"
 MODELS = ("vgg", "unet", "resnet", "transformer")
-WAYS = ("none", "bitwise", "lossy")
+WAYS = ("none", "bitwise", "rounding", "lossy")
 CELL_SECONDS = 400.0
 SOLVE_SECONDS = 20.0
 ROUNDING = 1e-6  # of the gradients' norm
@@ -59,28 +65,11 @@ class Cell:
     setup_seconds: float
 
 
-def vgg(quick: bool) -> Example:
-    """VGG-16 (Simonyan and Zisserman, 2015) with fewer channels, and dropout before its head."""
-    torch.manual_seed(0)
-    width, size = (4, 32) if quick else (16, 64)
-    layers: list[nn.Module] = []
-    before = 3
-    for count, factor in ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8)):
-        for _ in range(count):
-            layers += [nn.Conv2d(before, factor * width, 3, padding=1), nn.ReLU()]
-            before = factor * width
-        layers.append(nn.MaxPool2d(2))
-    features = before * (size // 32) ** 2
-    head = [nn.Flatten(), nn.Linear(features, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10)]
-    batch = torch.randn(8, 3, size, size)
-    model = nn.Sequential(*layers, *head)
-    return Example("vgg", model, (batch,), {}, distance_to(torch.randn(8, 10)))
-
-
 def example_of(name: str, quick: bool) -> Example:
     """Build a model: tiny, or of the size of the other benchmarks."""
     if name == "vgg":
-        return vgg(quick)
+        torch.manual_seed(0)
+        return vgg.make("vgg", (4, (64,), 8, 32) if quick else (16, (64,), 8, 64))
     return zoo.build(name, "tiny" if quick else "peers" if name in zoo.PEERS else "medium")
 
 
@@ -112,6 +101,59 @@ def measure(name: str, share: float, numerics: str, quick: bool, rounds: int, th
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Overheads over storing everything without alternatives, of several runs, and their bounds."""
+
+    model: str
+    share: float
+    numerics: str
+    overheads: tuple[float, ...]
+    bounds: tuple[float, ...]
+
+
+def predict(name: str, share: float, quick: bool, runs: int, threads: int) -> list[Prediction]:
+    """Plan one graph in all ways; a share is of the predicted peak of storing everything."""
+    torch.set_num_threads(threads)
+    example = example_of(name, quick)
+    captured = capture(example.model, example.args, dict(example.kwargs))
+    alone = captured.graph
+    budget = int(share * simulate(alone, store_all(alone)).peak_bytes)
+    found = []
+    for way in WAYS:
+        asked = alone if way == "none" else captured.with_alternatives(Numerics(way)).graph
+        seconds = 2.0 if quick else SOLVE_SECONDS
+        try:
+            plans = [solve(asked, budget, limit_seconds=seconds) for _ in range(runs)]
+        except BudgetTooSmall:
+            plans = []
+        overheads = tuple(plan.time / alone.time - 1 for plan in plans)
+        bounds = tuple((plan.lower_bound or 0.0) / alone.time - 1 for plan in plans)
+        found.append(Prediction(name, share, way, overheads, bounds))
+        texts = (" ".join(f"{100 * each:.1f}" for each in row) for row in (overheads, bounds))
+        print(f"{name:14}{share:5.2f} {way:9}", "   bounds ".join(texts), flush=True)
+    return found
+
+
+def predict_all(options: argparse.Namespace) -> int:
+    """Plan all models, print and write; return the exit code."""
+    found: list[Prediction] = []
+    for name in options.models:
+        for share in options.shares:
+            arguments = (name, share, options.quick, options.predicted, options.threads)
+            found += run_alone(predict, *arguments, timeout_seconds=10 * CELL_SECONDS)
+    if not options.quick:
+        cells = [asdict(each) for each in found]
+        write_results(options.json, {"threads": options.threads, "timed": False, "cells": cells})
+    return int(
+        any(
+            max(two.overheads, default=math.inf) > min(one.overheads, default=math.inf) + 0.01
+            for one, two in pairwise(found)
+            if (one.model, one.share) == (two.model, two.share)
+        )
+    )
+
+
 def print_cell(cell: Cell) -> None:
     """Print one row."""
     first, third = cell.quartiles
@@ -138,18 +180,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.7], metavar="SHARE")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, metavar="NUMERICS")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="tiny models; nothing is kept")
+    parser.add_argument("--predicted", type=int, default=0, metavar="RUNS")
     options = parser.parse_args()
+    if options.predicted:
+        return predict_all(options)
     cells: list[Cell] = []
     failed: list[str] = []
     print(f"{'model':14}{'at':>5} {'numerics':9}{'peak':>6}{'time (quartiles)':>22}"
           f"{'over %':>8}{'bound':>7}{'error':>10}{'set-up':>7}  chosen")  # fmt: skip
     for name in options.models:
         for share in options.shares:
-            for way in WAYS:
+            for way in options.ways:
                 arguments = (name, share, way, options.quick, options.rounds, options.threads)
                 try:
                     cell = run_alone(measure, *arguments, timeout_seconds=CELL_SECONDS)
@@ -161,13 +207,12 @@ def main() -> int:
                 print_cell(cell)
     if not options.quick:
         report = {
-            "machine": provenance(),
             "threads": options.threads,
             "rounds": options.rounds,
             "cells": [asdict(cell) for cell in cells],
             "failed": failed,
         }
-        write_atomically(options.json, json.dumps(report, indent=1) + "\n")
+        write_results(options.json, report)
     return int(not is_right(cells) or not cells)
 
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from provenance import write_results
 from remat_graph import Graph, Op, Value
-from remat_graph.files import write_atomically
 from remat_solvers.checkmate.bound import bounding_program
 from remat_solvers.checkmate.formulation import Form, formulate
 from remat_solvers.checkmate.stages import Stages
@@ -142,9 +140,8 @@ def main() -> int:
             f"{row['program']:20} {row['solves']:8} {row['wrong_as_declared']:18} "
             f"{row['wrong_if_continuous']:20}"
         )
-    versions = {name: version(name) for name in ("highspy", "gurobipy", "cvxpy")}
-    report = {"graphs": arguments.graphs, "versions": versions, "rows": rows}
-    write_atomically(arguments.json, json.dumps(report, indent=1) + "\n")
+    packages = ("remat-solvers", "highspy", "gurobipy", "cvxpy")
+    write_results(arguments.json, {"graphs": arguments.graphs, "rows": rows}, packages)
     return int(any(row["wrong_as_declared"] for row in rows))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import math
 import statistics
 import time
@@ -22,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from provenance import provenance
+from provenance import write_results
 from remat_exec import measure_peak
-from remat_graph.files import write_atomically
 from zoo import Example
 
 __all__ = ["PLAIN", "Pair", "Runner", "Side", "Variant", "compare", "print_table", "write_json"]
@@ -152,10 +150,5 @@ def print_table(pairs: Mapping[str, Pair]) -> None:
 
 
 def write_json(path: Path, pairs: Mapping[str, Pair], **facts: Any) -> None:
-    """Write pairs and what they were made on; a reader sees the old file or the new."""
-    report = {
-        "machine": provenance(),
-        **facts,
-        "models": {name: asdict(pair) for name, pair in pairs.items()},
-    }
-    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    """Write pairs and what they were made on."""
+    write_results(path, {**facts, "models": {name: asdict(pair) for name, pair in pairs.items()}})

@@ -20,11 +20,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import gc
-import json
 import os
-import platform
 import sys
 import time
 import warnings
@@ -37,8 +34,8 @@ import torch
 from torch import Tensor, nn
 
 import remat
+from provenance import write_results
 from remat_exec import StepProfile, profile_step
-from remat_graph.files import write_atomically
 from zoo import Example, gpt2, resnet, unet
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products need
@@ -170,22 +167,16 @@ def main() -> int:
             print(line(row), flush=True)
     if given.json:
         results = [asdict(row) for row in rows]
-        report = {"machine": facts, "quick": given.quick, "left_out": left_out, "rows": results}
-        write_atomically(given.json, json.dumps(report, indent=1) + "\n")
+        report = {"device": facts, "quick": given.quick, "left_out": left_out, "rows": results}
+        write_results(given.json, report)
     missed = [f"{row.model} at {row.asked}" for row in rows if row.missed]
     print(f"\nleft out: {', '.join(left_out) or 'none'}; missed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Say what this ran on, and when."""
-    facts = {
-        "device": platform.machine(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "remat": remat.__version__,
-        "python": platform.python_version(),
-    }
+    """Say which device this ran on."""
+    facts = {"device": device.type, "torch": torch.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts["device"] = properties.name

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import math
 import multiprocessing
 import sys
@@ -27,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from partition import growth, high_water_bytes, random_layers, transformer, u_net
+from provenance import write_results
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, solve
 from remat_solvers.baselines.store_all import store_all
 
@@ -76,7 +75,7 @@ def main() -> int:
             rows += own
             if given.json:
                 report = {"rows": [asdict(row) for row in rows], "growth": growths}
-                write_atomically(given.json, json.dumps(report, indent=1) + "\n")
+                write_results(given.json, report)
     late = [
         f"{row.shape} {row.ops} at {row.share}"
         for row in rows

@@ -4,18 +4,18 @@ Llamas of one width, in bfloat16 with labels, on the meta device or made under a
 are planned for a `DeviceSpec` at shares of storing everything. Each point is of a fresh process
 that does nothing else: seconds and CPU seconds of `remat.plan`, of which capture and solving, and
 the most memory that the process had, torch and transformers included. Overhead and gap are in
-points, percent of the time of computing everything once. The growth exponent is the slope of a line
-through the logarithms of CPU seconds and ops.
+points, percent of the time of computing everything once. What depth costs is said as CPU seconds
+beside those of the fewest layers, and as the slope of a line through the logarithms of CPU seconds
+and ops.
 
 Bar: 32 layers (7 billion parameters) within 60 s and 2 GiB. Exit code 1 if it is missed.
 
-    python benchmarks/large.py [--quick] [--layers 12 32 96] [--batches 8] [--shares 0.5]
+    python benchmarks/large.py [--quick] [--layers 12 24 32 48 96] [--batches 8] [--shares 0.5]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -30,7 +30,7 @@ from torch._subclasses import FakeTensorMode
 
 import remat
 from partition import growth, high_water_bytes
-from remat_graph.files import write_atomically
+from provenance import write_results
 
 RESULTS = Path(__file__).parent / "results" / "large.json"
 A100 = remat.DeviceSpec("A100", 19.5e12, 312e12, 2.0e12, 4e-6)
@@ -62,7 +62,7 @@ def main() -> int:
     """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="12 layers alone; writes nothing")
-    parser.add_argument("--layers", nargs="+", type=int, default=[12, 32, 96])
+    parser.add_argument("--layers", nargs="+", type=int, default=[12, 24, 32, 48, 96])
     parser.add_argument("--batches", nargs="+", type=int, default=[8])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.5])
     given = parser.parse_args()
@@ -81,9 +81,14 @@ def main() -> int:
         rows.append(measure_apart(*point))
         print(line(rows[-1]), flush=True)
         if not given.quick:
-            write_atomically(RESULTS, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write_results(
+                RESULTS, {"rows": [asdict(row) for row in rows]}, ("remat", "torch", "transformers")
+            )
     depths = [row for row in rows if row.made == "meta"]
     if len({row.layers for row in depths}) > 1:
+        least = depths[0]
+        times = [f"{row.cpu_seconds / least.cpu_seconds:.2f} ({row.layers})" for row in depths[1:]]
+        print(f"CPU seconds of those of {least.layers} layers: {', '.join(times)}")
         print(f"CPU seconds grow as ops to the power of {growth(depths):.2f}")
     missed = [
         line(row)

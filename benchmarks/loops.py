@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import logging
 import statistics
 import sys
@@ -38,9 +37,8 @@ from isolation import Ended, run_alone
 from loop_cases import by_hand, find, names, ranks
 from loop_cases.models import LARGE, SMALL, Size
 from loop_cases.run import Kept, Run
-from provenance import provenance
+from provenance import write_results
 from remat_exec import measure_peak
-from remat_graph.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
 PACKAGES = ("remat", "torch", "transformers", "accelerate", "lightning", "peft")
@@ -255,8 +253,7 @@ def main() -> int:
     print(f"\n{len(rows) - len(bad)} of {len(rows)} right and within budget; not: {bad or 'none'}")
     path = options.json or (None if options.quick or options.only != "*" else RESULTS)
     if path is not None:
-        content = {"machine": provenance(PACKAGES), "loops": [asdict(row) for row in rows]}
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
+        write_results(path, {"loops": [asdict(row) for row in rows]}, PACKAGES)
     return int(bool(bad))
 
 

@@ -24,7 +24,7 @@ the same commit and had not finished or `--resume` is given; `--fresh` starts an
 less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
 
     python benchmarks/matrix.py [--only PATTERN] [--kind transformers|modules|timm] [--jobs N]
-        [--resume] [--fresh] [--eager-only] [--json FILE] [--docs] [--timeout S] [--threads N]
+        [--resume] [--fresh] [--eager-only] [--json FILE] [--timeout S] [--threads N]
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import as_json, provenance
 from remat_graph.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-DOCS = ROOT / "docs" / "matrix.md"
 RIGHT = ("right", "rounding")
 NOT_COUNTED = ("unstable in eager", "not runnable")
 NEVER = ("WRONG", "not bitwise", "OVER", "foreign")
@@ -158,7 +157,7 @@ class Results:
             "cases": [self.records[name] for name in sorted(self.records)],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(content, indent=1) + "\n")
+        write_atomically(self.path, as_json(content))
 
 
 def summary(records: Iterable[Record]) -> dict[str, dict[str, int]]:
@@ -225,36 +224,6 @@ def print_report(records: Sequence[Record]) -> None:
     print(f"\nthe bits of storing everything: {bitwise}; at the least budget named: {least}")
 
 
-def write_docs(results: Results) -> None:
-    """Write the page of documentation."""
-    records = list(results.records.values())
-    versions = ", ".join(f"{k} {v}" for k, v in results.about["versions"].items())
-    counts = Counter(record.get("commit", "unknown") for record in records)
-    ran_at = ", ".join(f"{commit} {count}" for commit, count in counts.most_common())
-    lines = [
-        "# Which architectures train",
-        "",
-        "Made by `python benchmarks/matrix.py --docs`, which says what the categories mean: tiny",
-        "models, three steps beside plain eager at six tenths of its peak.",
-        f"With {versions}; cases by the commit that they ran at: {ran_at}.",
-        "",
-    ]
-    rows = table(records)
-    lines += ["| " + " | ".join(row) + " |" for row in rows[:1]]
-    lines += ["|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(row) + " |" for row in rows[1:]]
-    for title, chosen in (("Not right", False), ("Not counted", True)):
-        lines += ["", f"## {title}", "", "| case | category | reason |", "|---|---|---|"]
-        for record in sorted(records, key=lambda r: (r["category"], r["name"])):
-            category = record["category"]
-            if category not in RIGHT and (category in NOT_COUNTED) is chosen:
-                reason = record.get("reason", "")[:200].replace("|", "\\|")
-                lines.append(f"| {record['name']} | {category} | {reason} |")
-    right = [record["name"] for record in records if record["category"] in RIGHT]
-    lines += ["", "## Right", "", ", ".join(sorted(right)) or "none", ""]
-    write_atomically(DOCS, "\n".join(lines))
-
-
 def read_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -265,7 +234,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="drop what is in the file")
     parser.add_argument("--eager-only", action="store_true", help="build, and train in eager")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
-    parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
     parser.add_argument("--timeout", type=float, default=240.0, metavar="S", help="for each case")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
@@ -322,9 +290,6 @@ def main() -> int:
                 print(f"{finished:4}/{len(chosen)}  {record['name']:44}{shown}", flush=True)
     records = [results.records[name] for name in chosen]
     print_report(records)
-    if options.docs:
-        results.add([])
-        write_docs(results)
     if options.eager_only:
         return 0
     bad = any(record["category"] in NEVER for record in records)

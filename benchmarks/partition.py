@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import multiprocessing
 import random
@@ -30,12 +29,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from provenance import write_results
 from remat_graph import Block, Graph, Op, Value
-from remat_graph.files import write_atomically
 from remat_partition import partition
 
 SIZES = (100, 1_000, 10_000, 100_000)
-QUICK_SIZES = (100, 1_000, 10_000)
+QUICK_SIZES = SIZES[:2]
 MOST_SECONDS = {10_000: 3.0, 100_000: 60.0}
 MOST_GROWTH = 1.2
 
@@ -47,7 +46,7 @@ MOST_RUNS = 20
 def main() -> int:
     """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="leave the largest size out")
+    parser.add_argument("--quick", action="store_true", help="the two smallest sizes alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--partitioner", default="h-partition")
     parser.add_argument("--max-top-ops", type=int)
@@ -263,9 +262,9 @@ SHAPES: dict[str, Callable[[int], Graph]] = {
 def write(
     path: Path, options: dict[str, Any], rows: Sequence[Row], growths: dict[str, dict[str, float]]
 ) -> None:
-    """Write the rows; a reader sees the old file or the new."""
-    content = {"options": options, "growth": growths, "rows": [asdict(row) for row in rows]}
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    """Write the rows."""
+    found = {"options": options, "growth": growths, "rows": [asdict(row) for row in rows]}
+    write_results(path, found)
 
 
 if __name__ == "__main__":

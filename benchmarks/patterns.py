@@ -15,7 +15,7 @@ equal after each step, so that rounding does not add up.
 
 A step in which a graph is captured cannot be measured: it is run once more, with the same seed.
 
-    python benchmarks/patterns.py [--models NAME ...] [--steps 50] [--share 0.6]
+    python benchmarks/patterns.py [--models NAME ...] [--steps 50] [--share 0.6] [--quick]
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ import torch
 
 import remat
 from pattern_models import PATTERNS, Pattern, seed_everything
-from remat.planning import Planned
-from remat.step_planning import StepPlanner
-from remat.stepping import Stepper
-from remat_graph.files import write_atomically
+from provenance import write_results
+from remat.planning.planner import Planned
+from remat.steps.choosing import StepChooser
+from remat.steps.runner import StepRunner
+from remat.steps.stepper import Stepper
 from remat_graph.torch import AllocationRecorder
 
 RESULTS = Path(__file__).parent / "results" / "patterns.json"
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(PATTERNS), choices=list(PATTERNS))
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--quick", action="store_true", help="nothing is kept")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -68,9 +70,10 @@ def main() -> int:
     for name in options.models:
         rows[name] = _in_new_process(name, options)
         print(_line(rows[name]), flush=True)
-        found = {"torch": torch.__version__, "models": [rows[n] for n in PATTERNS if n in rows]}
-        write_atomically(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
-    return int(any("error" in rows[n] or rows[n]["over"] for n in options.models))
+        if not options.quick:
+            found = {"models": [rows[n] for n in PATTERNS if n in rows]}
+            write_results(RESULTS, found, ("remat", "torch", "transformers"))
+    return int(any(rows[n].get("over", True) for n in options.models))
 
 
 def _in_new_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -187,20 +190,20 @@ class Meter:
             self.plans += isinstance(made, Planned)
             return made
 
-        def chosen(planner: StepPlanner, *args: Any) -> Any:
+        def chosen(chooser: StepChooser, *args: Any) -> Any:
             self.plans += 1
-            return choose(planner, *args)
+            return choose(chooser, *args)
 
-        plan, enter, choose = Stepper.plan, StepPlanner.enter, StepPlanner._plan
+        plan, enter, choose = Stepper.plan, StepRunner.enter, StepChooser.plan
         setattr(Stepper, "plan", captured)  # noqa: B010
-        setattr(StepPlanner, "enter", lambda *args: timed(enter, *args))  # noqa: B010
-        setattr(StepPlanner, "_plan", chosen)  # noqa: B010
+        setattr(StepRunner, "enter", lambda *args: timed(enter, *args))  # noqa: B010
+        setattr(StepChooser, "plan", chosen)  # noqa: B010
         try:
             yield
         finally:
             setattr(Stepper, "plan", plan)  # noqa: B010
-            setattr(StepPlanner, "enter", enter)  # noqa: B010
-            setattr(StepPlanner, "_plan", choose)  # noqa: B010
+            setattr(StepRunner, "enter", enter)  # noqa: B010
+            setattr(StepChooser, "plan", choose)  # noqa: B010
 
 
 def _run(model: Any, pattern: Pattern, step: int, meter: Meter) -> tuple[Step, float]:

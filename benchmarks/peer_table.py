@@ -1,4 +1,4 @@
-"""Rows of the side-by-side benchmark: kept in a file, printed, and as the Markdown of README.md."""
+"""Rows of the side-by-side benchmark: kept in a file, printed, and as Markdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Records:
 
     def has(self, key: Mapping[str, Any]) -> bool:
         """Tell whether a row is known and has not failed."""
-        return "error" not in self._rows.get(_key(key), {"error": "unknown"})
+        row = self._rows.get(_key(key))
+        return row is not None and "error" not in row
 
     def get(self, key: Mapping[str, Any]) -> Record:
         """Give a row.
@@ -118,9 +119,8 @@ def print_records(rows: Sequence[Record]) -> None:
     print(f"\nbeside the peers at their peaks: {counts}")
 
 
-def markdown(records: Records) -> str:
-    """Make the tables of README.md, one for each number of threads, and a line on what is lost."""
-    rows = records.all()
+def markdown(rows: Sequence[Record]) -> str:
+    """Make Markdown tables, one for each number of threads, and a line on what is lost."""
     parts = [_table(rows, threads) for threads in sorted({row["threads"] for row in rows})]
     counts, lost = _verdicts(rows)
     parts.append(f"`remat` at the peers' own peaks, or below: {counts}. Not faster: {lost}.")

@@ -23,7 +23,6 @@ machine. Exit code 1 if a row failed for another reason than that remat cannot r
 
     python benchmarks/peers.py [--models NAME ...] [--threads N ...] [--only PATTERN] [--rounds N]
         [--quick] [--resume] [--fresh] [--json FILE]
-    python benchmarks/peers.py --table      the Markdown of README.md, from the file
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ import remat
 import zoo
 from comparison import PLAIN, Runner, Variant, compare
 from isolation import Ended, run_alone
-from peer_table import Record, Records, markdown, print_records, shown
+from peer_table import Record, Records, print_records, shown
 from zoo import Example
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
@@ -184,7 +183,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="15; 3 with --quick")
     parser.add_argument("--resume", action="store_true", help="keep rows of other commits")
     parser.add_argument("--fresh", action="store_true", help="keep no rows")
-    parser.add_argument("--table", action="store_true", help="print README's table, and end")
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 15)
     if min(options.rounds, *options.threads) < 1:
@@ -202,9 +200,6 @@ def main() -> int:
     """Measure what is not known yet, print and write; return the exit code."""
     options = read_options()
     path = options.json or (None if options.quick else RESULTS)
-    if options.table:
-        print(markdown(Records(options.json or RESULTS, keep="all")))
-        return 0
     keep = "none" if options.fresh else "all" if options.resume else "of this commit"
     records = Records(path, keep=keep)
     chosen = [

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "provenance"]
+from remat_graph.files import write_atomically
+
+__all__ = ["as_json", "commit", "provenance", "write_results"]
 
 ROOT = Path(__file__).parents[1]
 NOT_CODE = (":(exclude)benchmarks/results", ":(exclude)docs", ":(exclude)*.md")
@@ -34,9 +38,36 @@ def provenance(packages: Sequence[str] = ("remat", "torch")) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "versions": {package: _version(package) for package in packages},
         "python": platform.python_version(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
     }
+
+
+def write_results(
+    path: Path, found: dict[str, Any], packages: Sequence[str] = ("remat", "torch")
+) -> None:
+    """Write what was found, and what on; a reader sees the old file or the new."""
+    content = {"machine": provenance(packages), **found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_json(content))
+
+
+def as_json(content: dict[str, Any]) -> str:
+    """Write out what was found, with the files that it names as on any machine."""
+    text = json.dumps(content, indent=1) + "\n"
+    for folder in (sysconfig.get_path("purelib"), str(ROOT)):
+        text = text.replace(json.dumps(f"{folder}{os.sep}")[1:-1], "")
+    return text
+
+
+def _processor() -> str:
+    """Name the model, such as that which Linux tells; the architecture where nothing is told."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        told = ""
+    models = [line.partition(":")[2].strip() for line in told.splitlines() if "model name" in line]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

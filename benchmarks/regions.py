@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import resource
 import statistics
 import sys
@@ -25,10 +24,10 @@ import torch
 import transformers
 
 import remat
-from remat.stepping import Region
+from provenance import write_results
+from remat.steps.region import Region
 from remat_exec import measure_peak
-from remat_graph.files import write_atomically
-from zoo import Example, build
+from zoo import Example, Size, build
 
 RESULTS = Path(__file__).parent / "results" / "regions.json"
 BLOCKS = {
@@ -42,6 +41,7 @@ BLOCKS = {
     "inplace": "blocks.*",
 }
 ROUNDS = 7
+LIMIT_SECONDS: dict[Size, float] = {"tiny": 1.0, "medium": 10.0}
 
 
 def main() -> int:
@@ -49,36 +49,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--shares", nargs="*", type=float, default=[0.7, 0.5])
-    parser.add_argument("--quick", action="store_true", help="few lengths, one share")
+    parser.add_argument("--quick", action="store_true", help="tiny models, few lengths; not kept")
     args = parser.parse_args()
     torch.set_num_threads(1)
     shares = args.shares[:1] if args.quick else args.shares
+    size: Size = "tiny" if args.quick else "medium"
     print(f"{'model':<22}{'budget':>9}{'plain':>7}{'whole':>19}{'blocks':>19}{'time':>7} planning")
-    rows = [row for name in args.models for row in _compare(name, shares)]
-    check = _check_of_a_call()
-    print(f"checking a call of a 12-layer GPT-2: {1e3 * check:.3f} ms")
-    lengths = _lengths(10 if args.quick else 50, 100 if args.quick else 2000)
+    rows = [row for name in args.models for row in _compare(name, shares, size)]
+    layers = 2 if args.quick else 12
+    check = _check_of_a_call(layers)
+    print(f"checking a call of a {layers}-layer GPT-2: {1e3 * check:.3f} ms")
+    lengths = _lengths(3 if args.quick else 50, 12 if args.quick else 2000)
     print(
         f"{lengths['steps']} steps of {lengths['lengths']} lengths: {lengths['solved']} solved, "
         f"{lengths['plans']} plans, {lengths['later_plans']} after the first pass; resident memory "
         f"grew by {lengths['grown_mib']:.1f} MiB after it"
     )
-    found = {
-        "regions": rows,
-        "check_seconds": check,
-        "lengths": lengths,
-        "torch": torch.__version__,
-    }
-    write_atomically(RESULTS, json.dumps(found, indent=1).encode())
+    if not args.quick:
+        found = {"regions": rows, "check_seconds": check, "lengths": lengths}
+        write_results(RESULTS, found)
     return 0
 
 
-def _compare(name: str, shares: list[float]) -> list[dict[str, Any]]:
-    example = build(name, "medium")
+def _compare(name: str, shares: list[float], size: Size) -> list[dict[str, Any]]:
+    example = build(name, size)
     plain = _peak(example, copy.deepcopy(example.model))
     kinds = {"whole": None, "blocks": BLOCKS[name]}
     budgets = {f"{share:g}": int(share * plain) for share in shares}
-    budgets["smallest"] = max(_smallest(example, regions) for regions in kinds.values())
+    limit = LIMIT_SECONDS[size]
+    budgets["smallest"] = max(_smallest(example, regions, limit) for regions in kinds.values())
     rows = []
     for shown, budget in budgets.items():
         row: dict[str, Any] = {"model": name, "share": shown, "budget_bytes": budget}
@@ -86,7 +85,7 @@ def _compare(name: str, shares: list[float]) -> list[dict[str, Any]]:
         made = {}
         for kind, regions in kinds.items():
             try:
-                made[kind], row[kind] = _planned(example, budget, regions)
+                made[kind], row[kind] = _planned(example, budget, regions, limit)
             except remat.BudgetTooSmall as error:
                 row[kind] = {"smallest_bytes": error.smallest_bytes}
         if len(made) == len(kinds):
@@ -96,11 +95,13 @@ def _compare(name: str, shares: list[float]) -> list[dict[str, Any]]:
     return rows
 
 
-def _planned(example: Example, budget: int, regions: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _planned(
+    example: Example, budget: int, regions: Any, limit: float
+) -> tuple[torch.nn.Module, dict[str, Any]]:
     """Train until the plan is made; give the model, and what was seen."""
     start = time.perf_counter()
     made = remat.rematerialize(
-        copy.deepcopy(example.model), budget=budget, regions=regions, limit_seconds=10
+        copy.deepcopy(example.model), budget=budget, regions=regions, limit_seconds=limit
     )
     spent = 0.0
     for _ in range(5):
@@ -116,10 +117,10 @@ def _planned(example: Example, budget: int, regions: Any) -> tuple[torch.nn.Modu
     }
 
 
-def _smallest(example: Example, regions: Any) -> int:
+def _smallest(example: Example, regions: Any, limit: float) -> int:
     """Find the smallest budget that an error names."""
     model = remat.rematerialize(
-        copy.deepcopy(example.model), budget=1, regions=regions, limit_seconds=10
+        copy.deepcopy(example.model), budget=1, regions=regions, limit_seconds=limit
     )
     for _ in range(5):
         try:
@@ -164,9 +165,11 @@ def _gpt2(layers: int, **sizes: int) -> Any:
     return model
 
 
-def _check_of_a_call() -> float:
+def _check_of_a_call(layers: int) -> float:
     """Time a forward whose only region gives what it gave before: what is left is the check."""
-    model = remat.rematerialize(_gpt2(12, n_embd=8, n_head=1), budget="1GiB", solver="store-all")
+    model = remat.rematerialize(
+        _gpt2(layers, n_embd=8, n_head=1), budget="1GiB", solver="store-all"
+    )
     tokens = torch.zeros(1, 4, dtype=torch.long)
     for _ in range(3):
         model(tokens, labels=tokens).loss.backward()

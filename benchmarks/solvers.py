@@ -51,8 +51,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from provenance import write_results
 from remat_graph import Hierarchy, encode, load, save, simulate
-from remat_graph.files import write_atomically
 from remat_partition import partition
 from remat_solvers import (
     BudgetTooSmall,
@@ -343,7 +343,7 @@ def write(path: Path, models: dict[str, Row], cells: dict[Key, Row]) -> None:
         "models": {name: models[name] for name in in_order({key[0] for key in cells})},
         "cells": [cells[key] for key in order],
     }
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_results(path, content, ("remat-solvers", "remat-partition", "highspy", "torch"))
 
 
 if __name__ == "__main__":

@@ -15,20 +15,15 @@ are compared, as they are where operations are scheduled. Blocks that group a ch
 up to four classes on each level (the first, the last, and two sizes in between), and bounded blocks
 need as many levels as the logarithm of the layers: their number can grow, slowly, and is printed.
 
-`--svg` draws each hierarchy with one block of each class open, and `--tables` puts both tables into
-a Markdown file, between the comments that name them; docs/partition.md and the pictures in docs/
-are made by the last two of these commands.
+`--svg` draws each hierarchy with one block of each class open, as the pictures in docs/ are.
 
     python benchmarks/structure.py [--json FILE] [--quick] [--models NAME ...] [--svg FOLDER]
-                                   [--tables FILE]
-    python benchmarks/structure.py --tables docs/partition.md
     python benchmarks/structure.py --models gpt-24 unet mlp-mixer --svg docs
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import resource
 import sys
@@ -44,27 +39,13 @@ import torch
 import remat_partition
 import zoo
 from cuts import lowest_groups, measure_cut, metis_groups, top_groups
+from hiremate import STRUCTURE
+from provenance import write_results
 from remat_graph import Block, Graph, Hierarchy, to_svg
-from remat_graph.files import write_atomically
 from remat_graph.torch import capture
 
 PARTITIONERS = ("h-partition", "sequence", "repeats")
 SLOW = ("gpt-96", "transformer-36-36")
-# HiRemate, table 3: nodes before merging, forward, with backward, levels, blocks, unique, largest.
-PUBLISHED = {
-    "gpt-24": (1858, 367, 734, 3, 28, 8, 15),
-    "gpt-96": (7402, 1447, 2894, 4, 61, 21, 10),
-    "unet": (73, 50, 101, 2, 9, 9, 15),
-    "mlp-mixer": (203, 125, 250, 2, 15, 6, 10),
-    "regnet-32": (245, 173, 347, 2, 15, 10, 15),
-    "resnet-101": (346, 211, 423, 2, 19, 10, 15),
-    "transformer-6-6": (1030, 224, 417, 3, 23, 20, 17),
-    "transformer-36-36": (6160, 1334, 2457, 16, 128, 67, 19),
-    "fno-1d": (71, 42, 82, 2, 10, 5, 8),
-    "fno-3d": (317, 64, 121, 2, 12, 12, 10),
-    "u-fno": (567, 118, 221, 2, 11, 9, 17),
-    "uno": (997, 129, 229, 4, 12, 12, 19),
-}
 COLUMNS = ("calls", "forward", "all", "levels", "blocks", "unique", "largest")
 
 
@@ -85,7 +66,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"without {' and '.join(SLOW)}")
     parser.add_argument("--models", nargs="+", choices=zoo.PUBLISHED, metavar="NAME")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="draw the hierarchies here")
-    parser.add_argument("--tables", type=Path, metavar="FILE", help="put the tables into this page")
     parser.add_argument("--max-top-ops", type=int, help="members of the root")
     parser.add_argument("--max-block-ops", type=int, help="members of any other block")
     options = parser.parse_args()
@@ -98,7 +78,7 @@ def main() -> int:
         row = examine(name, bounds, options.svg)
         rows.append(row)
         ours = "".join(f"{row[column]:>9}" for column in COLUMNS)
-        theirs = "".join(f"{count:>9}" for count in PUBLISHED[name])
+        theirs = "".join(f"{count:>9}" for count in STRUCTURE[name])
         print(f"{name:18}{ours}{row['writes']:>9}{row['capture_seconds']:>11.1f}"
               f"{row['peak_rss_bytes'] / 2**30:>6.2f}{row['cut_seconds']:>7.2f}\n"
               f"{'  published':18}{theirs}", flush=True)  # fmt: skip
@@ -106,10 +86,6 @@ def main() -> int:
         print_cuts(level, rows)
     if options.json:
         write(options.json, rows)
-    if options.tables:
-        page = options.tables.read_text(encoding="utf-8")
-        page = put(page, "structure", structure_table(rows))
-        options.tables.write_text(put(page, "cuts", cuts_table(rows)), encoding="utf-8")
     return int(grows(rows))
 
 
@@ -151,7 +127,7 @@ def examine(name: str, bounds: dict[str, int | None], pictures: Path | None) -> 
         "peak_rss_bytes": captured.peak_rss_bytes,
         "cut_seconds": seconds,
         "cuts": cuts(hierarchies),
-        "published": dict(zip(COLUMNS, PUBLISHED[name], strict=True)),
+        "published": dict(zip(COLUMNS, STRUCTURE[name], strict=True)),
     }
 
 
@@ -227,41 +203,6 @@ def print_cuts(level: str, rows: list[dict[str, Any]]) -> None:
         print(line)
 
 
-def structure_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Make a Markdown table of ours and of the published figures, in one cell each."""
-    lines = [f"| | {' | '.join(COLUMNS)} | unique by level |", "|---|" + 8 * "---|"]
-    for row in rows:
-        cells = [f"{row[column]} ({row['published'][column]})" for column in COLUMNS]
-        kinds = ", ".join(map(str, row["unique_by_level"]))
-        lines.append(f"| {row['model']} | {' | '.join(cells)} | {kinds} |")
-    return lines
-
-
-def cuts_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Make a Markdown table of MiB and groups at the lowest level, and MiB at the top."""
-    columns = (*PARTITIONERS, "metis")
-    lines = [f"| | made | {' | '.join(columns)} |", "|---|---|" + len(columns) * "---|"]
-    for row in rows:
-        cells = []
-        for column in columns:
-            lowest, top = row["cuts"]["lowest"][column], row["cuts"]["top"][column]
-            sizes = f"{lowest['size_bytes'] / 2**20:.1f} / {top['size_bytes'] / 2**20:.1f}"
-            cells.append(f"{sizes} in {lowest['groups']}, {lowest['largest']}")
-        made = f"{row['forward_bytes'] / 2**20:.0f}"
-        lines.append(f"| {row['model']} | {made} | {' | '.join(cells)} |")
-    return lines
-
-
-def put(page: str, name: str, lines: list[str]) -> str:
-    """Replace what stands in a page between the comments that name a table."""
-    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(start)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"the page has no comments {start.strip()} and {end}")
-    return before + start + "\n".join(lines) + "\n" + end + after
-
-
 def grows(rows: list[dict[str, Any]]) -> bool:
     """Compare the two depths of GPT-2, if both are there."""
     by_name = {row["model"]: row for row in rows}
@@ -276,9 +217,8 @@ def grows(rows: list[dict[str, Any]]) -> bool:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows; a reader sees the old file or the new."""
-    content = {"torch": torch.__version__, "models": rows}
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    """Write the rows."""
+    write_results(path, {"models": rows})
 
 
 if __name__ == "__main__":

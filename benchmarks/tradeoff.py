@@ -9,25 +9,25 @@ the budgets where both found a schedule, in points: percent of the time of compu
 once.
 
 Bars: the curve takes fewer seconds, and its summed gap is no more than 0.1 point a budget above.
-Exit code 1 if one is missed.
+Exit code 1 if one is missed; with `--quick`, at two budgets, seconds are not asked for.
 
-    python benchmarks/tradeoff.py [--models NAME ...] [--points N] [--json FILE]
+    python benchmarks/tradeoff.py [--models NAME ...] [--points N] [--json FILE] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from certified import PUBLISHED
 from graphs import captured
+from hiremate import PLANS
+from provenance import write_results
 from remat_graph import Graph, simulate
-from remat_graph.files import write_atomically
 from remat_solvers import BudgetTooSmall, smallest_budget, solve, tradeoff
 from remat_solvers.baselines.store_all import store_all
 
@@ -61,26 +61,33 @@ class Row:
         return f"{self.budgets} {'spread' if self.spread else 'tenths'}"
 
     @property
+    def is_worse(self) -> bool:
+        """Whether the gap of the curve is larger."""
+        return self.curve_gap - self.alone_gap > MOST_MORE_GAP * self.alone
+
+    @property
     def missed(self) -> bool:
         """Whether the curve is dearer, or worse."""
-        worse = self.curve_gap - self.alone_gap > MOST_MORE_GAP * self.alone
-        return worse or self.curve_seconds >= self.alone_seconds
+        return self.is_worse or self.curve_seconds >= self.alone_seconds
 
 
 def main() -> int:
     """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=PUBLISHED, default=MODELS, metavar="NAME")
+    parser.add_argument("--models", nargs="+", choices=PLANS, default=MODELS, metavar="NAME")
     parser.add_argument("--points", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument("--quick", action="store_true", help="one model at two budgets")
     given = parser.parse_args()
+    models = MODELS[:1] if given.quick else given.models
+    tenths = TENTHS[4:6] if given.quick else TENTHS
     print(f"{'model':18}{'ops':>6}  {'budgets':12}{'alone':>6}{'curve s':>9}{'alone s':>9}"
           f"{'ratio':>7}{'curve gap':>11}{'alone gap':>11}")  # fmt: skip
     rows: list[Row] = []
-    for name in given.models:
+    for name in models:
         graph = captured(name)
-        for spread in (True, False):
-            row = measure(name, graph, given.points if spread else None)
+        for spread in (False,) if given.quick else (True, False):
+            row = measure(name, graph, given.points if spread else tenths)
             rows.append(row)
             print(f"{row.model:18}{row.ops:>6}  {row.label:12}{row.alone:>6}"
                   f"{row.curve_seconds:>9.1f}{row.alone_seconds:>9.1f}"
@@ -88,20 +95,22 @@ def main() -> int:
                   f"{row.curve_gap:>11.2f}{row.alone_gap:>11.2f}{'  MISSED' * row.missed}",
                   flush=True)  # fmt: skip
     if given.json:
-        write_atomically(given.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    missed = [f"{row.model} {row.label}" for row in rows if row.missed]
+        write_results(given.json, {"rows": [asdict(row) for row in rows]})
+    missed = [f"{row.model} {row.label}" for row in rows
+              if (row.is_worse if given.quick else row.missed)]  # fmt: skip
     print(f"\nmissed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 
 
-def measure(name: str, graph: Graph, points: int | None) -> Row:
-    """Draw the curve of a model, by some points or tenths, then solve its budgets one by one."""
+def measure(name: str, graph: Graph, wanted: int | Sequence[float]) -> Row:
+    """Draw the curve of a model, by so many points or these shares, then solve them one by one."""
     solve(graph, simulate(graph, store_all(graph)).peak_bytes - 1, limit_seconds=1.0)  # imports
-    asked: dict[str, Any] = {"budgets": TENTHS} if points is None else {"points": points}
+    spread = isinstance(wanted, int)
+    asked: dict[str, Any] = {"points" if spread else "budgets": wanted}
     curve = tradeoff(graph, **asked)
     alone, curve_gap, alone_gap = 0, 0.0, 0.0
     started = time.perf_counter()
-    if points is not None:
+    if spread:
         smallest_budget(graph, limit_seconds=SMALLEST_SECONDS)
     for point in curve.points:
         try:
@@ -115,7 +124,7 @@ def measure(name: str, graph: Graph, points: int | None) -> Row:
     return Row(
         model=name,
         ops=len(graph.ops),
-        spread=points is not None,
+        spread=spread,
         budgets=len(curve.points),
         alone=alone,
         curve_seconds=curve.seconds,

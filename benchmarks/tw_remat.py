@@ -7,13 +7,12 @@ greedy heuristic grow linearly with depth; tw-remat grows far less, up to 10 tim
 4 times the length; k trades one for the other. The order of growth is the exponent b of the best
 fit of depth^b to the peaks. Exit code 1 if the shape is not the published one.
 
-    python benchmarks/tw_remat.py [--json FILE] [--plot FILE]
+    python benchmarks/tw_remat.py [--json FILE] [--plot FILE] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -22,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provenance import write_results
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_graph.files import write_atomically
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.baselines.xla_greedy import greedy_sequence
 from remat_solvers.core.wiring import Wiring, expand
@@ -48,12 +47,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a PNG here")
+    parser.add_argument("--quick", action="store_true", help="three of the smaller depths alone")
     options = parser.parse_args()
     started = time.perf_counter()
     points: list[dict[str, Any]] = []
     print(f"{'network':14}{'depth':>6}{'ops':>6}  {'solver':12}{'k':>5}{'width':>7}{'peak':>7}"
           f"{'length':>8}{'seconds':>9}")  # fmt: skip
-    for network, depths in DEPTHS.items():
+    for network, all_depths in DEPTHS.items():
+        depths = all_depths[1:4] if options.quick else all_depths
         for depth in depths:
             for point in measure(network, depth, sweep=depth == depths[-1]):
                 points.append(point)
@@ -75,7 +76,7 @@ def main() -> int:
     if options.plot:
         plot(options.plot, points)
     if options.json:
-        write(options.json, {"points": points, "growth": growths})
+        write_results(options.json, {"points": points, "growth": growths}, ("remat-solvers",))
     return int(bool(failed))
 
 
@@ -285,11 +286,6 @@ def plot(path: Path, points: list[dict[str, Any]]) -> None:
         peak.legend()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write the results; a reader sees the old file or the new."""
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

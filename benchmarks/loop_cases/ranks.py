@@ -151,7 +151,7 @@ class Gathered(nn.Module):
 
 def collectives(run: Run) -> Kept:
     """Communicate within the forward; ranks that were given budgets of their own."""
-    model = run.model(Gathered, budget=0.75 if distributed.get_rank() else 0.85)
+    model = run.model(Gathered, budget=0.85 if distributed.get_rank() else 0.9)
     return _train(run, model, torch.optim.AdamW(model.parameters(), lr=0.01))
 
 

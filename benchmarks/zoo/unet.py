@@ -60,8 +60,9 @@ def build(size: Size) -> Example:
     return make("unet", _SIZES[size])
 
 
-def make(name: str, setting: tuple[int, int, int, int]) -> Example:
-    """Build of this depth, width, batch and side of the image."""
+def make(name: str, setting: tuple[int, int, int, int | tuple[int, int]]) -> Example:
+    """Build of this depth, width, batch and side, or sides, of the image."""
     depth, width, batch, side = setting
-    image, goal = (torch.randn(batch, 3, side, side) for _ in range(2))
+    sides = side if isinstance(side, tuple) else (side, side)
+    image, goal = (torch.randn(batch, 3, *sides) for _ in range(2))
     return Example(name, UNet(depth, width), (image,), {}, distance_to(goal))

@@ -1,0 +1,16 @@
+"""The tables of README and docs, each made of one file of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from page_tables import front, planning, solving, training
+
+__all__ = ["TABLES"]
+
+TABLES: dict[str, Callable[[], str]] = {
+    **front.TABLES,
+    **training.TABLES,
+    **planning.TABLES,
+    **solving.TABLES,
+}

@@ -1,0 +1,183 @@
+"""Tables of what was trained: peaks, times and gradients beside plain autograd and beside peers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import matrix
+import peer_table
+from page_tables.reading import Row, markdown, mib, percent, results, source, spread
+
+__all__ = ["TABLES", "peaks_of_loops", "wrong_or_over"]
+
+LOSSES = {"none": "as they are", "bitwise": "the same bits", "lossy": "copies in 16 bits"}
+
+
+def peers() -> str:
+    """Put remat beside what a user would pick instead."""
+    return f"{peer_table.markdown(results('peers')['rows'])}\n\n{source('peers')}"
+
+
+def loops() -> str:
+    """List the real loops."""
+    rows = [
+        (
+            row["name"],
+            row["steps"],
+            row["plans"],
+            percent(row["peak_bytes"] / row["budget_bytes"]) if row["peak_bytes"] else "",
+            row["error"] or ("bitwise" if not row["difference"] else f"{row['difference']:.0e}"),
+        )
+        for row in results("loops")["loops"]
+    ]
+    heading = ("loop", "steps", "plans", "peak of budget", "difference from plain")
+    return markdown(heading, rows, "loops")
+
+
+def patterns() -> str:
+    """List the models whose steps differ."""
+    rows = [
+        (
+            row["model"],
+            row["about"],
+            row["plans"],
+            f"{row['budget_bytes'] / row['plain_peak_bytes']:.2f}",
+            len(row["over"]),
+            "bitwise" if not row["unequal"] else f"{row['error']:.0e}",
+        )
+        for row in results("patterns")["models"]
+    ]
+    heading = ("model", "what differs", "plans", "budget of plain", "steps over", "difference")
+    return markdown(heading, rows, "patterns")
+
+
+def executor() -> str:
+    """Put generated code that stores everything beside eager."""
+    found = results("executor")
+    rows = [
+        (
+            name,
+            f"{row['one']['peak_bytes'] / row['other']['peak_bytes']:.2f}",
+            f"{row['time_ratio']:.2f}",
+        )
+        for name, row in found["models"].items()
+    ]
+    rows.append(("median", "", f"{found['median_time_ratio']:.2f}"))
+    return markdown(("model", "peak of eager's", "time of eager's"), rows, "executor")
+
+
+def regions() -> str:
+    """Compare models planned whole and by blocks."""
+    rows = []
+    for row in results("regions")["regions"]:
+        cells = [_overhead(row[kind]) for kind in ("whole", "blocks")]
+        rows.append((row["model"], row["share"], f"{row['of_plain']:.2f}", *cells))
+    heading = ("model", "asked", "budget of plain", "whole", "by blocks")
+    return markdown(heading, rows, "regions")
+
+
+def _overhead(found: Row) -> str:
+    if "smallest_bytes" in found:
+        return f"needs {mib(found['smallest_bytes'])}"
+    return f"{100 * found['predicted_overhead']:.1f} ({100 * (found['bound_overhead'] or 0):.1f})"
+
+
+def lengths() -> str:
+    """Say what changing lengths and checks of calls take."""
+    found = results("regions")
+    told = found["lengths"]
+    rows = [
+        (f"{told['steps']} steps of {told['lengths']} lengths: solved", told["solved"]),
+        ("plans after the first pass", told["later_plans"]),
+        ("resident memory grown after it, MiB", f"{told['grown_mib']:.1f}"),
+        ("checking a call of a 12-layer GPT-2, ms", f"{1e3 * found['check_seconds']:.2f}"),
+    ]
+    return markdown(("", ""), rows, "regions")
+
+
+def alternatives() -> str:
+    """Compare plans that may choose how values are made."""
+    rows = [
+        (
+            cell["model"],
+            LOSSES[cell["numerics"]],
+            f"{cell['peak_ratio']:.2f}",
+            f"{cell['time_ratio']:.2f} ({cell['quartiles'][0]:.2f} to {cell['quartiles'][1]:.2f})",
+            f"{100 * cell['predicted_overhead']:.1f} ({100 * cell['bound_overhead']:.1f})",
+            f"{cell['gradient_error']:.0e}" if cell["gradient_error"] else "bitwise",
+        )
+        for cell in results("alternatives")["cells"]
+    ]
+    heading = ("model", "operators", "peak of plain", "time of plain (quartiles)",
+               "predicted overhead (bound), points", "gradients")  # fmt: skip
+    return markdown(heading, rows, "alternatives")
+
+
+def wrong_or_over(counts: Counter[str]) -> int:
+    """Count what may never happen."""
+    return sum(counts[category] for category in matrix.NEVER)
+
+
+def matrix_counts() -> str:
+    """Count right and other cases of the matrix."""
+    cases = results("matrix")["cases"]
+    heading, *rows = matrix.table(cases)
+    ran = Counter(case.get("commit", "unknown") for case in cases).most_common()
+    commits = ", ".join(f"{commit} {count}" for commit, count in ran)
+    return f"{markdown(heading, rows, 'matrix')} Cases by the commit they ran at: {commits}."
+
+
+def matrix_not_right() -> str:
+    """List the cases that count and are not right."""
+    return _cases(lambda category: category not in (*matrix.RIGHT, *matrix.NOT_COUNTED))
+
+
+def matrix_not_counted() -> str:
+    """List the cases that eager cannot do itself."""
+    return _cases(lambda category: category in matrix.NOT_COUNTED)
+
+
+def _cases(chosen: Callable[[str], bool]) -> str:
+    cases = sorted(results("matrix")["cases"], key=lambda case: (case["category"], case["name"]))
+    rows = [
+        (case["name"], case["category"], _quoted(case.get("reason", "")[:200]))
+        for case in cases
+        if chosen(case["category"])
+    ]
+    return markdown(("case", "category", "reason"), rows)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("|", "\\|").replace("[", "\\[").replace("]", "\\]")
+
+
+def matrix_right() -> str:
+    """Name the cases that are right."""
+    return ", ".join(_names(matrix.RIGHT)) or "none"
+
+
+def _names(categories: Iterable[str]) -> list[str]:
+    cases = results("matrix")["cases"]
+    return sorted(case["name"] for case in cases if case["category"] in categories)
+
+
+def peaks_of_loops() -> str:
+    """Give the least and the most share of its budget that a measured step took."""
+    rows = results("loops")["loops"]
+    return spread((r["peak_bytes"] / r["budget_bytes"] for r in rows if r["peak_bytes"]), 2)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "peers": peers,
+    "loops": loops,
+    "patterns": patterns,
+    "executor": executor,
+    "regions": regions,
+    "lengths": lengths,
+    "alternatives": alternatives,
+    "matrix": matrix_counts,
+    "matrix-not-right": matrix_not_right,
+    "matrix-not-counted": matrix_not_counted,
+    "matrix-right": matrix_right,
+}
