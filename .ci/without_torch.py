@@ -1,7 +1,12 @@
-"""Use the installed wheels where there is no torch; the argument says which."""
+"""Use the installed wheels where there is no torch; the argument says which.
+
+Every module is imported, so that a dependency which is used but not declared is missed.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 
 from remat_graph import Block, Graph, Hierarchy, Op, Schedule, Stage, Value, simulate
@@ -21,6 +26,21 @@ def chain() -> Graph:
         reads = (f"a{i}",) if i == LAYERS - 1 else (f"a{i}", f"g{i + 1}")
         ops.append(Op(f"B{i}", reads, (f"g{i}",), 2.0, stage=Stage.BACKWARD, twin=f"F{i}"))
     return Graph(tuple(values), tuple(ops), results=frozenset({"g0"}), boundary=f"B{LAYERS - 1}")
+
+
+def check_imports(name: str) -> None:
+    """Import all modules of a package but those that are for torch."""
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if ".torch" not in module.name:
+            importlib.import_module(module.name)
+
+
+def check_graph(graph: Graph) -> None:
+    """Write a graph and read it again."""
+    import remat_graph
+
+    assert remat_graph.decode(remat_graph.encode(graph)) == graph
 
 
 def check_partition(graph: Graph) -> None:
@@ -54,5 +74,7 @@ def check_solvers(graph: Graph) -> None:
 
 
 if __name__ == "__main__":
-    {"partition": check_partition, "solvers": check_solvers}[sys.argv[1]](chain())
+    checks = {"graph": check_graph, "partition": check_partition, "solvers": check_solvers}
+    check_imports(f"remat_{sys.argv[1]}")
+    checks[sys.argv[1]](chain())
     assert "torch" not in sys.modules
