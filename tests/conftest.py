@@ -1,4 +1,3 @@
-import gc
 import os
 import sys
 from pathlib import Path
@@ -12,12 +11,3 @@ torch.set_num_threads(1)
 
 os.environ["REMAT_CACHE"] = "0"  # neither read nor write what is of the user
 os.environ.pop("REMAT_PLANS", None)
-
-
-def pytest_collection_finish():
-    """Leave what was imported out of each later garbage collection, most of whose time it takes.
-
-    A peak is measured after a collection, four times for each plan.
-    """
-    gc.collect()
-    gc.freeze()

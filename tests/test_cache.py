@@ -10,8 +10,8 @@ from torch import nn
 
 import remat
 import remat_graph.torch.costs as op_costs
-from remat import planning, solving
 from remat.cache import Entry, Store, cached_solution, keep_solution, store
+from remat.planning import planner, solving
 from remat_graph import Graph, Op, Solution, Stage, Status, Value
 from remat_solvers import solve
 
@@ -45,7 +45,7 @@ def work(monkeypatch):
         monkeypatch.setattr(module, name, note)
 
     noted(op_costs, "_measure")
-    noted(planning, "measure_plain")
+    noted(planner, "measure_plain")
     noted(solving, "solve")
     return done
 
@@ -71,7 +71,7 @@ def test_a_second_construction_measures_and_solves_nothing(folder, work):
 
 
 def test_another_budget_is_solved_for_with_the_same_costs(folder, work):
-    first = rematerialized("1MiB")
+    first = rematerialized()
     work.clear()
     second = rematerialized("2MiB")
     assert work == ["solve"]
@@ -124,6 +124,16 @@ def test_a_solution_for_a_larger_budget_serves_where_it_fits(folder):
     assert cached_solution(GRAPH, 46, "auto", None) is None  # a faster one might fit
     assert cached_solution(GRAPH, 45, "auto", 1.0) is None
     assert cached_solution(GRAPH, 45, "refine", None) is None
+
+
+def test_a_solution_for_a_smaller_budget_serves_where_nothing_can_be_much_faster(folder):
+    everything = solve(GRAPH, 1000)
+    keep_solution(GRAPH, 80, "auto", None, everything)
+    found = cached_solution(GRAPH, 90, "auto", None)
+    assert (found.schedule, found.status) == (everything.schedule, Status.OPTIMAL)
+    assert found.solver.endswith(" for 80 bytes")
+    keep_solution(GRAPH, 45, "refine", None, solve(GRAPH, 45))  # which computes again
+    assert cached_solution(GRAPH, 46, "refine", None) is None
 
 
 @pytest.mark.parametrize("name", ["o99", "f0", "o-1", "o0; import os", "o" + "9" * 30])

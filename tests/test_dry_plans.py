@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import transformers
@@ -130,3 +132,20 @@ def test_a_dry_plan_is_made_within_the_mode_of_its_model_or_beside_real_tensors(
         plan_of((model, (), tokens_on_meta)),
     ):
         assert plan.graph == real.graph
+
+
+def test_no_cycles_are_looked_for_while_nothing_holds_data():
+    looked = []
+
+    class Looking(torch.nn.Linear):
+        def forward(self, x):
+            looked.append(gc.isenabled())
+            return super().forward(x).relu().sum()
+
+    with torch.device("meta"):
+        model, x = Looking(4, 4), torch.ones(2, 4)
+    remat.plan(
+        model, x, budget=1.0, costs="estimate", progress=lambda _: looked.append(gc.isenabled())
+    )
+    assert set(looked) == {False}
+    assert gc.isenabled()

@@ -2,9 +2,15 @@
 
 import ast
 import graphlib
+import itertools
+import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 MAY_IMPORT = {
@@ -74,3 +80,27 @@ def test_a_package_imports_only_those_below_it(package):
     for path in modules_of(package).values():
         tops = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
         assert not tops & others, path
+
+
+def declared(package):
+    """Name what a package asks for, extras too, and what its extras of ours ask for."""
+    project = tomllib.loads((PACKAGES / package / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    found = set()
+    for line in itertools.chain(project["dependencies"], *extras):
+        requirement = Requirement(line)
+        found.add(canonicalize_name(requirement.name))
+        if requirement.extras and (PACKAGES / requirement.name).exists():
+            found |= declared(requirement.name)
+    return found
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_it_declares(package):
+    name = package.replace("_", "-")
+    distributions = metadata.packages_distributions()
+    for path in modules_of(package).values():
+        tops = {each.partition(".")[0] for each in imports_of(ast.parse(path.read_text()))}
+        for top in tops - sys.stdlib_module_names - {package}:
+            offered = {canonicalize_name(each) for each in distributions.get(top, [top])}
+            assert offered & declared(name), f"{path} imports {top}"

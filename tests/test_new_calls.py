@@ -6,7 +6,7 @@ from exec_cases.training import assert_bitwise_equal, assert_close, train
 from torch import nn
 
 import remat
-from remat import stepping
+from remat.steps import stepper
 
 LIMIT_SECONDS = 0.5
 SCALE = 1.0
@@ -63,12 +63,41 @@ def test_a_shape_with_the_same_operations_is_planned_without_solving():
         net(), batch(), budget=0.8, limit_seconds=LIMIT_SECONDS, progress=told.append
     )
     assert told
+    for _ in range(2):  # it is found out that the output is let go of
+        loss(model(batch())).backward()
     told.clear()
     for size in (64, 48):
         loss(model(batch(size))).backward()
         assert model.plan.solution.solver == "known schedule"
         assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
     assert not told
+
+
+def test_what_an_output_let_go_of_leaves_free_is_planned_for():
+    class WithLogits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = (
+                nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.GELU(), nn.Linear(32, 8))
+                for _ in range(3)
+            )
+            self.body, self.head = nn.Sequential(*layers), nn.Linear(8, 40)
+
+        def forward(self, x):
+            logits = self.head(self.body(x))
+            return logits.mean(), logits
+
+    model = remat.rematerialize(WithLogits(), budget=0.7, limit_seconds=LIMIT_SECONDS)
+    plans = []
+    for size in (96, 96, 96, 64):
+        model(batch(size))[0].backward()
+        plans.append(model.plan)
+    first, second, third, other_size = plans
+    assert first.recomputations > second.recomputations
+    assert second.let_go
+    assert second.solution.solver != "known schedule"
+    assert third is second
+    assert other_size.solution.solver == "known schedule"
 
 
 def test_every_plan_is_kept():
@@ -114,9 +143,9 @@ def test_a_counter_is_traced_for_twice_at_most_however_far_it_counts(monkeypatch
             return self.body(x), self.calls
 
     captured = []
-    capture = stepping.get_capture("aot")
+    capture = stepper.get_capture("aot")
     counting = lambda *args, **rest: captured.append(1) or capture(*args, **rest)  # noqa: E731
-    monkeypatch.setattr(stepping, "get_capture", lambda _: counting)
+    monkeypatch.setattr(stepper, "get_capture", lambda _: counting)
     handed = {"loss": lambda output: loss(output[0])} if loss_at_once else {}
     model = remat.rematerialize(Counting(), budget=0.8, limit_seconds=LIMIT_SECONDS, **handed)
     eager = Counting()
@@ -317,3 +346,23 @@ def test_hooks_of_all_modules_registered_later_are_noticed():
     finally:
         handle.remove()
     assert_bitwise_equal(run(model, batch()), run(eager, batch()))
+
+
+def test_a_hook_for_which_each_call_is_traced_anew_is_told_of_once(caplog):
+    calls = []
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    plain[0].register_forward_hook(lambda module, args, output: calls.append(0))
+    model = remat.rematerialize(plain, budget="1MB", costs="estimate")
+    for _ in range(10):
+        model(torch.rand(3, 4)).sum().backward()
+    told = [record.message for record in caplog.records if "traced anew" in record.message]
+    assert len(calls) == 10
+    assert len(told) == 1
+    assert "calls.append(0)" in told[0]
+
+
+def test_new_sizes_are_traced_anew_without_a_word(caplog):
+    model = remat.rematerialize(nn.Sequential(nn.Linear(4, 4)), budget="1MB", costs="estimate")
+    for size in range(1, 12):
+        model(torch.rand(size, 4)).sum().backward()
+    assert "traced anew" not in caplog.text

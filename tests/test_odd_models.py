@@ -66,6 +66,27 @@ def test_trains_in_parts_as_eager_does(make, x):
     assert (plan.measured_peak_bytes or plan.predicted_peak_bytes) <= plan.budget_bytes
 
 
+@pytest.fixture
+def compiled_by_others():
+    """Compiles a model by torch alone, which passes its code by from then on."""
+    yield lambda model, x: first_squares(torch.compile(model, backend="eager")(x)).backward()
+    torch.compiler.reset()
+
+
+def test_code_that_another_compilation_passes_by_is_planned(compiled_by_others):
+    make, x = IN_PARTS["loop over data"]
+    compiled_by_others(make().train(), x)
+    torch.manual_seed(0)
+    model = remat.rematerialize(make().train(), budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    for _ in range(2):
+        for _ in range(3):
+            first_squares(model(x)).backward()
+        assert "calls of regions" in str(model.plan)
+        calls = len(model.plan.calls)
+        compiled_by_others(make().train(), x)
+    assert calls == len(model.plan.calls)
+
+
 def first_squares(output):
     return squares(output[0] if isinstance(output, tuple) else output)
 
@@ -214,3 +235,22 @@ def test_a_number_that_is_no_number_is_planned_for_once():
     assert model.plan is plan
     model(rows(), 1.0)
     assert model.plan is not plan
+
+
+def test_a_loss_of_torch_that_looks_at_its_input_is_planned_around_that():
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 8, requires_grad=True), torch.randn(32, 8)
+    variance = torch.rand(32, 8)
+    nn.GaussianNLLLoss()(x, y, variance).backward()
+    expected, x.grad = x.grad, None
+    model = remat.rematerialize(nn.GaussianNLLLoss(), budget=10**6)
+    model(x, y, variance).backward()
+    assert torch.equal(x.grad, expected)
+
+
+def test_what_cannot_be_planned_at_all_says_why():
+    model = remat.rematerialize(nn.CTCLoss(), budget=10**6)
+    scores = torch.randn(12, 2, 5).log_softmax(2).requires_grad_()
+    lengths = torch.full((2,), 12), torch.full((2,), 3)
+    with pytest.raises(remat.RematError, match=r"ctc_loss\.\w+`'s output shape depends"):
+        model(scores, torch.randint(1, 5, (2, 3)), *lengths)

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import remat
-from remat import solving
+from remat.planning import solving
 from remat_graph import Compute, DocumentError, Free, Schedule, encode, save
+from remat_graph.torch import capturing
+from remat_graph.torch.layouts import _able
 
 WIDTH = 64
 
@@ -170,6 +172,7 @@ def encode_names(plan, renamed):
                 outputs=all_of(op.outputs),
                 twin=op.twin and renamed(op.twin),
                 order_after=all_of(op.order_after),
+                overwrites=tuple(map(all_of, op.overwrites)),
             )
             for op in graph.ops
         ),
@@ -284,16 +287,12 @@ class Broken(nn.Module):
         return self.net(x)
 
 
-def test_a_step_of_several_regions_has_no_plan_file(made, tmp_path):
+def test_a_plan_of_one_region_is_none_of_several(made, tmp_path):
     model = remat.rematerialize(Broken(), plan=made, costs="estimate")
     with pytest.raises(remat.PlanMismatch, match="graph_break"):
         model(BATCH)
     model = remat.rematerialize(Broken(), budget="4MiB", costs="estimate")
     with pytest.raises(remat.RematError, match="not made yet"):
-        model.plan.save(tmp_path / "plan.json")
-    for _ in range(3):
-        step(model, BATCH)
-    with pytest.raises(remat.RematError, match="one region"):
         model.plan.save(tmp_path / "plan.json")
     with pytest.raises(remat.RematError, match="leave out regions="):
         remat.rematerialize(Broken(), plan=made, regions="net")
@@ -306,3 +305,76 @@ def test_the_back_end_takes_a_plan(made, no_solving):
     other = torch.compile(mlp(7), backend="remat", options={**options})
     with pytest.raises(remat.PlanMismatch):
         other(BATCH)
+
+
+class Images(nn.Module):
+    """Convolutions with what there are other ways for, and one output more than is used."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.body(x).flatten(1)
+
+
+IMAGES = torch.randn(8, 3, 24, 24)
+
+
+@pytest.fixture
+def layouts(monkeypatch):
+    """Choose the ops that run in channels_last, whatever the measured times; other ones later."""
+
+    def choose(share):
+        chosen = lambda program, _: frozenset(  # noqa: E731
+            op for op in _able(program) if len(op) % share == 0
+        )
+        monkeypatch.setattr(capturing, "choose_layouts", chosen)
+
+    choose(1)
+    return choose
+
+
+@pytest.mark.parametrize("numerics", ["bitwise", "rounding", "lossy"])
+def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
+    numerics, layouts, tmp_path, monkeypatch
+):
+    with pytest.raises(remat.BudgetTooSmall) as refused:  # by what this CPU's convolutions take
+        remat.rematerialize(Images(), IMAGES, budget=1, numerics=numerics)
+    options = {"budget": int(1.05 * refused.value.smallest_bytes), "numerics": numerics}
+    made = remat.rematerialize(Images(), IMAGES, limit_seconds=1.0, **options).plan
+    made.save(tmp_path / "plan.json")
+    read = remat.Plan.load(tmp_path / "plan.json")
+    assert read == replace(made, source="")
+    assert bool(read.laid_out) == (numerics != "bitwise")
+    layouts(2)  # what would be chosen here differs
+    monkeypatch.setattr(solving, "solve", None)
+    for asked in dict.fromkeys((numerics, "lossy")):
+        again = remat.rematerialize(Images(), IMAGES, plan=read, numerics=asked)
+        assert len(again.plan.schedule) == len(made.schedule)
+        assert again.plan.laid_out == made.laid_out
+        if made.numerics == "bitwise":
+            trains_as(again, Images(), IMAGES)
+    for asked in (None, *(["bitwise"] if numerics != "bitwise" else [])):
+        with pytest.raises(remat.PlanMismatch, match="numerics="):
+            remat.rematerialize(Images(), IMAGES, plan=read, numerics=asked)
+
+
+def test_a_plan_without_other_ways_is_used_whatever_is_asked_for(layouts):
+    made = remat.rematerialize(Images(), IMAGES, budget="1MiB", limit_seconds=1.0).plan
+    again = remat.rematerialize(Images(), IMAGES, plan=made, numerics="rounding")
+    assert again.plan.numerics is None
+    trains_as(again, Images(), IMAGES)
+
+
+def test_layouts_that_a_file_makes_up_are_refused(layouts):
+    options = {"budget": 0.8, "numerics": "rounding", "limit_seconds": 1.0}
+    made = remat.rematerialize(Images(), IMAGES, **options).plan
+    for laid_out in ((), (0, 10**9)):
+        bad = replace(made, laid_out=laid_out)
+        with pytest.raises(remat.PlanMismatch, match="in the model"):
+            remat.rematerialize(Images(), IMAGES, plan=bad, numerics="rounding")

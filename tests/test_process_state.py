@@ -160,7 +160,7 @@ def test_a_failed_measurement_leaves_them_as_they_were(monkeypatch, at):
 
     where = {
         "rehearse": "remat_exec.executable.Executable._run_without_autograd",
-        "measure_plain": "remat.plain._with_gradient",
+        "measure_plain": "remat.budgets.plain._with_gradient",
         "measure_costs": "remat_graph.torch.costs._time_once",
         "over budget": "remat_exec.executable.Executable.rehearse",
     }[at]

@@ -11,13 +11,17 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import remat
 from remat import backend
 from remat_graph import Graph, Op, Stage, Value
+from remat_partition.h_partition import HPartition
+from remat_solvers.refine import Refine
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
+ALONE = ("start.md", "first-ten-minutes.md")  # nothing stands in for what these need
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 0.2
 
@@ -82,6 +86,8 @@ def stand_ins():
         "criterion": lambda logits, target: nn.functional.cross_entropy(
             logits.flatten(0, 1), target.flatten()
         ),
+        "dataset": [{"tokens": row, "labels": row} for row in tokens],
+        "loader": DataLoader(TensorDataset(tokens, tokens), batch_size=4),
         "graphs": [region(), region()],
         "budget_bytes": 120,
     }
@@ -108,17 +114,31 @@ def _one_machine(monkeypatch):
     monkeypatch.setattr(distributed, "Client", here)
 
 
-@pytest.mark.usefixtures("_group", "_one_machine")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
+@pytest.fixture
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_group", "_one_machine", "_fresh_compiler")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:distributed",
+    "ignore:.*pin_memory.*no accelerator:UserWarning",
+    "ignore:.*does not have many workers",
+    "ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning",
+    "ignore::DeprecationWarning:lightning",
+    "ignore::FutureWarning:lightning",
+)
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    scope = {"__name__": "__main__"}
+    scope = {"__name__": "__main__", "torch": torch, "remat": remat}
     for block in blocks(page):
-        scope |= stand_ins()
+        scope |= {} if page.name in ALONE else stand_ins()
         exec(compile(block, str(page), "exec"), scope)
 
 
@@ -173,6 +193,9 @@ FORMS = {
     "an example, one tensor": {"args": batch()},
     "an example by name": {"kwargs": {"x": batch()}},
     "a solver": {"solver": "store-all"},
+    "a solver with its settings": {"solver": Refine(back_end="HIGHS")},
+    "a partitioner": {"solver": "h-ilp", "partitioner": "repeats"},
+    "a partitioner with its settings": {"solver": "h-ilp", "partitioner": HPartition(alpha=1.0)},
     "costs that are estimated": {"costs": "estimate"},
     "costs of a device": {"costs": remat.DeviceSpec("mine", 1e11, 5e10, 2e10, 3e-6)},
     "a limit": {"limit_seconds": 0.1},
@@ -210,13 +233,6 @@ def test_a_form_of_an_argument_trains_as_plain_does(form, plain):
 def test_every_argument_has_a_form():
     arguments = set(inspect.signature(remat.rematerialize).parameters) - {"model"}
     assert arguments == {name for form in FORMS.values() for name in form}
-
-
-@pytest.fixture
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 OPTIONS = [form for form, given in FORMS.items() if given.keys() <= backend._DEFAULTS.keys()]

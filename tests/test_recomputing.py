@@ -75,7 +75,7 @@ def test_an_operator_of_another_library_runs_as_often_as_in_eager():
     torch.manual_seed(0)
     model, x = Drifting(), torch.randn(512, 64)
     expected = train(model, x)
-    planned = remat.rematerialize(model, x, budget=0.6, limit_seconds=2)
+    planned = remat.rematerialize(model, x, budget=0.6, limit_seconds=10)
     assert planned.plan.recomputations > 0
     count, gradients = train(planned, x)
     assert count == expected[0] == 12

@@ -209,3 +209,25 @@ def test_a_step_after_one_that_was_interrupted_is_right_and_within_the_budget(wh
     with measure_peak() as peak:
         trained(model)
     assert peak.peak_bytes <= budget
+
+
+class Sized(nn.Module):
+    """After a break, a size depends on data: that part runs as it is, in each shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 5)
+
+    def forward(self, x):
+        hidden, size = torch.relu(self.up(x)), (x > 0).sum() % 5 + 2
+        torch._dynamo.graph_break()
+        return self.down(hidden * (hidden.new_zeros(size).sum() + 1))
+
+
+def test_what_runs_as_it_is_is_warned_of_once(caplog):
+    model = remat.rematerialize(Sized(), budget="1MiB")
+    for size in (64, 96, 64):
+        step(model, torch.randn(size, 32), torch.randint(0, 5, (size,)))
+    assert [record.levelname for record in caplog.records if "as it is" in record.message] == [
+        "WARNING"
+    ]

@@ -46,7 +46,7 @@ def test_a_step_by_any_solver_has_the_bits_of_storing_everything(layers, stored,
             copy.deepcopy(layers), (batch(),), budget=0.8, solver=solver, limit_seconds=5
         )
 
-    if solver == "store-all":
+    if solver in ("store-all", "gist"):  # which compute nothing again
         with pytest.raises(remat.BudgetTooSmall):
             planned()
         return

@@ -103,7 +103,7 @@ def never(*args, **kwargs):
     ids=repr,
 )
 def test_arguments_are_checked_before_the_capture(wrong, message, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("remat.tradeoff"), "plan_module", never)
+    monkeypatch.setattr(importlib.import_module("remat.tradeoffs"), "plan_module", never)
     call = {"model": torch.nn.Linear(2, 2), "args": torch.ones(1, 2), **wrong}
     with pytest.raises((remat.RematError, remat.SolverError), match=re.escape(message)):
         remat.tradeoff(**call)

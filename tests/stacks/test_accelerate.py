@@ -16,8 +16,13 @@ from loop_cases.models import Blocks, batch, made, square
 
 @pytest.fixture(autouse=True)
 def _apart():
-    """What Accelerate keeps for the process is not left to the next test."""
+    """What Accelerate keeps for the process is not there from another test, nor left to one."""
+    _forget()
     yield
+    _forget()
+
+
+def _forget():
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     PartialState._reset_state()
@@ -27,8 +32,9 @@ def trained(model, wrap_last, precision="no"):
     return accelerated(model, [batch(step) for step in range(4)], wrap_last, precision)
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "precision"), [("before", "bf16"), ("after", "no"), ("after", "bf16")]
+)
 def test_weights_are_those_of_the_plain_model(precision, when):
     eager, _ = trained(made(Blocks), lambda model: model, precision)
     if when == "before":

@@ -6,7 +6,6 @@ from stack_cases.processes import assert_same_records, run_cases
 from loop_cases.ranks import ddp
 
 CASES = {
-    "as it is": {},
     "gradients are views of buckets": {"gradient_as_bucket_view": True},
     "static graph": {"static_graph": True},
     "small buckets": {"bucket_cap_mb": 0.001},

@@ -46,14 +46,6 @@ def test_a_whole_module_planned_before_the_training():
     assert_same_state(module, trained(made(Lightning)))
 
 
-def test_a_module_planned_in_part():
-    module = made(Lightning)
-    module.net = rematerialized(module.net)
-    trained(module)
-    assert_planned(module.net)
-    assert_same_state(module, trained(made(Lightning)))
-
-
 @pytest.mark.parametrize("part", [False, True])
 def test_mixed_precision(part):
     module = made(Lightning)

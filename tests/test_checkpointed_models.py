@@ -1,0 +1,159 @@
+"""Models that checkpoint parts of their forward: the plan says what is computed again instead."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+from exec_cases.training import assert_bitwise_equal, train
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import remat
+from loop_cases.frameworks import trainer
+from loop_cases.models import gpt2, tokens
+
+LIMIT_SECONDS = 0.5
+
+
+class Net(nn.Module):
+    """Layers, each checkpointed, and within another checkpoint if it is `nested`."""
+
+    def __init__(self, how="directly"):
+        super().__init__()
+        torch.manual_seed(0)
+        parts = (nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32))
+        self.enter = nn.Linear(32, 32)
+        self.layers = nn.ModuleList(nn.Sequential(*parts) for _ in range(4))
+        self.how = how
+
+    def forward(self, x):
+        x = self.enter(x)
+        for layer in self.layers:
+            x = x + self._run(layer, x)
+        return x
+
+    def _run(self, layer, x):
+        reentrant = self.how == "reentrant"
+        if self.how == "nested":
+            return checkpoint(self._once, layer, x, use_reentrant=False)
+        return layer(x) if self.how == "directly" else checkpoint(layer, x, use_reentrant=reentrant)
+
+    def _once(self, layer, x):
+        return checkpoint(layer, x, use_reentrant=False)
+
+
+def rows():
+    return torch.randn(256, 32, generator=torch.Generator().manual_seed(1))
+
+
+def squares(output):
+    return output.square().mean()
+
+
+def record(model):
+    return train(model, lambda m, _: m(rows()), squares)
+
+
+def own_peak(model):
+    with remat.measure_peak() as peak:
+        squares(model(rows())).backward()
+    return peak.peak_bytes
+
+
+@pytest.mark.parametrize("how", ["without", "reentrant", "nested"])
+def test_a_checkpointed_model_is_planned_as_one_without(how, caplog):
+    caplog.set_level(logging.INFO, logger="remat")
+    original, options = Net(how), {"budget": 0.7, "limit_seconds": LIMIT_SECONDS}
+    model = remat.rematerialize(original, rows(), **options)
+    plain = remat.rematerialize(Net(), rows(), **options)
+    assert len(model.plan.graph.ops) == len(plain.plan.graph.ops)
+    assert model.plan.plain_peak_bytes == pytest.approx(plain.plan.plain_peak_bytes, rel=0.01)
+    assert_bitwise_equal(record(model), record(Net()))
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    count = 8 if how == "nested" else 4
+    assert f"{count} checkpointed calls are planned as any other code" in caplog.text
+    assert own_peak(original) < 0.8 * own_peak(Net()), "the original lost its checkpoints"
+
+
+def test_a_call_that_runs_as_it_is_keeps_its_checkpoints():
+    model = remat.rematerialize(Net("without"), budget=1000, on_misfit="plain", limit_seconds=0.2)
+    with pytest.warns(remat.BudgetWarning):
+        model(rows())
+    assert own_peak(model) < 0.8 * own_peak(Net())
+
+
+@pytest.mark.parametrize("how", ["without", "reentrant"])
+def test_a_dry_plan_knows_of_no_checkpoints_either(how):
+    x = rows().requires_grad_()
+    plans = [remat.plan(Net(each), x, budget=0.8, limit_seconds=0.5) for each in (how, "directly")]
+    assert len(plans[0].graph.ops) == len(plans[1].graph.ops)
+    assert plans[0].plain_peak_bytes == pytest.approx(plans[1].plain_peak_bytes, rel=0.01)
+    assert own_peak(Net(how)) < 0.8 * own_peak(Net()), "torch is not as it was"
+
+
+@pytest.mark.parametrize("regions", [None, GradientCheckpointingLayer])
+def test_gradient_checkpointing_of_transformers_is_planned_instead(regions):
+    records, ids = [], tokens()
+    for planned in (True, False):
+        model = gpt2()
+        model.activation_checkpointing_enable()
+        if planned:
+            model = remat.rematerialize(
+                model, budget="4MiB" if regions else 0.8, regions=regions, limit_seconds=0.2
+            )
+        records.append(train(model, lambda m, _: m(ids, labels=ids), lambda o: o.loss, steps=5))
+        if planned:
+            assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    assert_bitwise_equal(*records)
+
+
+def test_the_switch_of_the_trainer_is_no_obstacle(tmp_path):
+    transformers.utils.logging.set_verbosity_error()
+    options = {"activation_checkpointing": True}
+    eager = trainer(gpt2(), tmp_path, **options).model
+    model = remat.rematerialize(gpt2(), budget=0.8, limit_seconds=0.2)
+    trainer(model, tmp_path, **options)
+    assert model.is_activation_checkpointing
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("how", ["without", "reentrant"])
+def test_a_plan_within_a_checkpoint_is_refused(how):
+    """It would run again in the backward, and no plan was ever made of these regions."""
+    model = remat.rematerialize(Net(how), budget="8MiB", regions="layers.*")
+    with pytest.raises(remat.RematError, match="Sequential runs by a plan, and is called by torch"):
+        model(rows())
+    whole = remat.rematerialize(Net(), rows(), budget="8MiB")
+    with pytest.raises(remat.RematError, match="Net runs by a plan, and is called by torch"):
+        checkpoint(whole, rows(), use_reentrant=False)
+
+
+class Halves(nn.Module):
+    """A checkpointed part whose graph breaks in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def part(self, x):
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+    def forward(self, x):
+        return checkpoint(self.part, x, use_reentrant=False)
+
+
+def test_a_checkpointed_part_that_cannot_be_one_graph_is_named():
+    model = remat.rematerialize(Halves(), budget="1MiB", costs="estimate")
+    with pytest.raises(remat.RematError) as refused:
+        model(torch.ones(4, 8))
+    told = str(refused.value)
+    assert "test_checkpointed_models.py:" in told
+    assert "checkpoint(self.part, x, use_reentrant=False)" in told
+    assert "Call to `torch._dynamo.graph_break()`" in told
+    assert "Leave the checkpoint out" in told
