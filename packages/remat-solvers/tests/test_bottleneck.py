@@ -75,6 +75,18 @@ def test_a_last_run_is_of_use_so_what_is_read_beside_its_output_counts():
     assert bottleneck(Wiring.of(graph)).peak_bytes == 130 == smallest(graph)
 
 
+def test_what_the_last_run_reads_and_must_not_overwrite_counts_beside_what_it_makes():
+    values = (Value("x", 1), Value("small", 1), Value("read", 60), Value("made", 60))
+    ops = (
+        Op("begin", ("x",), ("small",), 1.0),
+        Op("make", ("x",), ("read",), 1.0, workspace_bytes=50),
+        Op("follow", ("read",), ("made",), 1.0, workspace_bytes=50, overwrites=(("read", "made"),)),
+    )
+    graph = Graph(values, ops, frozenset({"x"}), frozenset({"small", "read", "made"}), None)
+    assert least(Wiring.of(graph)).peak_bytes == 121
+    assert bottleneck(Wiring.of(graph)).peak_bytes == 170 == smallest(graph)
+
+
 def test_sizes_beyond_32_bits_are_rounded_down():
     graph = gpt2(layers=2)
     scale = 1 << 24

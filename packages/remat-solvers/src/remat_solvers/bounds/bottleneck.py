@@ -2,11 +2,11 @@
 
 Take any set of ops. In every schedule there is a last time that one of them runs, say op j. Alive
 then are its inputs (but for those that it overwrites) and outputs, its workspace, and besides
-values from which all results follow
-without any of the set: those that are not alive are computed later, by other ops, from what is
-alive. So a cut of the paths from the results back to the set is alive, and the peak is at least,
-for the best j, what j needs plus the least such cut, where what j reads and makes is free. Ops that
-must not run again and come before the last of the set belong to what must not run.
+values from which all results follow without any of the set: those that are not alive are computed
+later, by other ops, from what is alive. So a cut of the paths from the results back to the set is
+alive, and the peak is at least, for the best j, what j needs plus the least such cut, where what j
+makes is free, and what it reads and cannot overwrite. Ops that must not run again and come before
+the last of the set belong to what must not run.
 
 That run is of use, which makes the cut larger. Runs that are not first ones and of which nothing is
 read, nor left as a result, can be taken out of a schedule; so assume there is none. (1) If j ran
@@ -84,12 +84,9 @@ def _thresholds(needs: Ints) -> list[int]:
     return chosen[:_THRESHOLDS]
 
 
-def _own_bytes(wiring: Wiring) -> Ints:
-    """Sum, for each op, what it reads and makes."""
-    own: Ints = np.array(wiring.made_list, dtype=np.int64)
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
-    np.add.at(own, reader, wiring.size[wiring.in_value])
-    return own
+def _own(wiring: Wiring, op: int) -> set[int]:
+    """List what an op needs while it runs: what it makes, and reads and cannot overwrite."""
+    return {*wiring.inputs[op], *wiring.outputs[op]} - set(wiring.overwritten[op])
 
 
 class _Network:
@@ -103,7 +100,6 @@ class _Network:
         self.wiring = wiring
         self._deadline = deadline
         self._needs = while_running(wiring)
-        self._own = _own_bytes(wiring)
         count = wiring.value_count
         self._unit = max(1, -(-int(wiring.size.sum()) // _MOST_CAPACITY))
         self._size: Ints = wiring.size // self._unit
@@ -172,7 +168,7 @@ class _Network:
             if forced is None:
                 rough.append(_NEVER)
                 continue
-            free = {*wiring.inputs[op], *wiring.outputs[op]}
+            free = _own(wiring, op)
             more = {v for reader in forced for v in wiring.inputs[reader] if not follows[v]} - free
             less = sum(int(size[v]) for v in free if kept[v])
             rough.append(int(self._needs[op]) + total - less + sum(int(size[v]) for v in more))
@@ -209,7 +205,7 @@ class _Network:
         """Find the ops of a set and for each a bound without a cut of its own."""
         members = np.flatnonzero(last.chosen)
         needs = self._needs[members]
-        own = self._own[members]
+        own = needs - self.wiring.workspace[members]
         cut = self._cut(self._size, self.wiring.results, last.over)
         return members, needs + np.maximum(0, cut - own)
 
@@ -217,8 +213,7 @@ class _Network:
         """Bound what is alive if an op is the last of a set that runs."""
         wiring = self.wiring
         size = self._size.copy()
-        free = [*wiring.inputs[op], *wiring.outputs[op]]
-        size[free] = 0
+        size[list(_own(wiring, op))] = 0
         bounds = []
         forced = last.forced(op)
         if forced is not None:
