@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
-from remat_graph import simulate
+from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least
 from remat_solvers.core.trace import sequence_time, trace
@@ -22,6 +23,7 @@ perturbations = st.builds(
     PagingPerturbation,
     span=st.sampled_from([0.0, 0.5, 1.0]),
     deep=st.booleans(),
+    hold=st.booleans(),
     noise=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 9),
 )
@@ -134,3 +136,37 @@ def test_several_evictions_at_once_are_about_as_good_as_one_by_one(monkeypatch):
         assert found.peak_bytes <= budget
         extra.append(sequence_time(wiring, found.sequence) - graph.time)
     assert extra[1] <= 1.2 * extra[0]
+
+
+def drawn_once(layers: int) -> Graph:
+    """Of each draw, which cannot be made again, two values are made over it and read later."""
+    values, ops, before = [Value("x", 10), Value("loss", 1)], [], "x"
+    for i in range(layers):
+        values += [Value(f"{kind}{i}", 10) for kind in ("draw", "scaled", "bent", "grad")]
+        draw, scaled, bent = f"draw{i}", f"scaled{i}", f"bent{i}"
+        ops += [
+            Op(draw, (before,), (draw,), 1e-6, replayable=False),
+            Op(scaled, (draw,), (scaled,), 1e-6, overwrites=((draw, scaled),)),
+            Op(bent, (draw,), (bent,), 1e-6, overwrites=((draw, bent),)),
+        ]
+        before = bent
+    ops.append(Op("loss", (before,), ("loss",), 1e-6, stage=Stage.BACKWARD))
+    before = "loss"
+    for i in reversed(range(layers)):
+        read = (before, f"scaled{i}", f"bent{i}")
+        ops.append(Op(f"grad{i}", read, (f"grad{i}",), 1e-6, stage=Stage.BACKWARD))
+        before = f"grad{i}"
+    results = frozenset({"loss", before})
+    return Graph(tuple(values), tuple(ops), frozenset({"x"}), results, "loss")
+
+
+@pytest.mark.parametrize("seconds", [None, 1.0])
+def test_what_cannot_be_made_again_is_held_for_what_is_made_of_it(seconds):
+    wiring = Wiring.of(drawn_once(8))
+    if seconds is not None:  # of each op, as where only the peak counts
+        times = np.full(wiring.op_count, seconds)
+        wiring = replace(wiring, time=times, time_list=tuple(times.tolist()))
+    assert trace(wiring, np.arange(wiring.op_count)).peak_bytes == 171
+    sequence = page(wiring, 120)
+    assert sequence is not None
+    assert trace(wiring, sequence).peak_bytes <= 120

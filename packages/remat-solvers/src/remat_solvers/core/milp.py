@@ -50,6 +50,8 @@ __all__ = [
 HIGHS, _GUROBI = "HIGHS", "GUROBI"  # as CVXPY calls them, and how it says that a solve ended:
 _OPTIMAL = "optimal"
 _INFEASIBLE = ("infeasible", "infeasible_or_unbounded")  # the box bounds every program
+# Else HiGHS spends most of the time on few nodes: on trying their branches, and on beginning anew.
+_MANY_NODES = {"mip_pscost_minreliable": 0, "mip_allow_restart": False}
 _TOLERANCE = 1e-5
 _INTERIOR_COLUMNS = 20_000
 
@@ -138,16 +140,14 @@ def solve_program(
     gap: float = 0.0,
     start: Floats | None = None,
     target: float | None = None,
-    many_nodes: bool = False,
     back_end: str = HIGHS,
     meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
 
-    A point of at most `target` is as good as wanted, whatever the bound. With `many_nodes`,
-    branching looks at no more than estimates: of large programs with few nodes, HiGHS spends most
-    of the time on trying branches. Both are for HiGHS alone. `meanwhile` is called by turns, with
-    the seconds of a turn, while the back end works, if there is a second core.
+    A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone).
+    `meanwhile` is called by turns, with the seconds of a turn, while the back end works, if there
+    is a second core.
     """
     count = len(program.cost)
     if count == 0:
@@ -161,7 +161,7 @@ def solve_program(
     more: dict[str, Any] = {}
     if back_end == HIGHS:
         more |= {} if target is None else {"objective_target": target}
-        more |= {"mip_pscost_minreliable": 0} if many_nodes else {}
+        more |= _MANY_NODES if program.integral.any() else {}
     answer = _run(problem, x, program, seconds, gap, start, back_end, more, meanwhile)
     if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
         return dataclasses.replace(answer, outcome=Outcome.SOLVED)

@@ -174,7 +174,6 @@ class Programs:
             gap=0.0 if exact else GAP,
             start=start,
             target=COST_OF_ONCE * (state.bound * (1 + TOLERANCE) / state.once - 1),
-            many_nodes=begun is not None,
             back_end=state.back_end,
             meanwhile=self._polish,
         )

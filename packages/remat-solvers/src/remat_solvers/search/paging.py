@@ -3,7 +3,8 @@
 When an op needs room, the value that is cheapest to lose is dropped; when it reads what was
 dropped, that is computed again first, and what it needs before it. The price of a value is the time
 to make it again (with all that is gone of its ancestors) per byte, less the longer it stays unread;
-what a `plan` does not keep is cheap. Unlike `evict`, which repairs a schedule at its peak, this
+what a `plan` does not keep is cheap. What cannot be made again is dear, and not overwritten, while
+something made of it may be made again. Unlike `evict`, which repairs a schedule at its peak, this
 never goes over the budget, so that it finds schedules where little fits.
 Guarantee: the sequence is legal and its peak is within the budget; `None` proves nothing. Source:
 the idea of dynamic tensor rematerialization (Kirisame et al. 2021), with the future known.
@@ -33,11 +34,13 @@ class PagingPerturbation:
     """Perturbs the prices of values: several perturbations give several schedules.
 
     `span` is the power of the share of the ops until the next read; `deep` counts the ancestors
-    that are gone, else an op costs its own time; `noise` is the spread of a random factor.
+    that are gone, else an op costs its own time; with `hold` what cannot be made again is held for
+    what is made of it; `noise` is the spread of a random factor.
     """
 
     span: float = 0.5
     deep: bool = True
+    hold: bool = True
     noise: float = 0.0
     seed: int = 0
 
@@ -94,7 +97,7 @@ class _Pager:
         self.pinned = [0] * wiring.value_count
         self.alive = [False] * wiring.value_count
         self._room = budget_bytes
-        self._all = wiring.graph.time
+        self._all = float(wiring.time.sum())
         self._perturbation = perturbation
         self._plan = plan
         self._size: list[int] = wiring.size.tolist()
@@ -107,6 +110,7 @@ class _Pager:
         for op in range(wiring.op_count - 1, -1, -1):
             for v in wiring.inputs[op]:
                 self._reads[v].append(op)  # the next read is the last of the list
+        self._of_use = _of_use(wiring) if perturbation.hold else [-1] * wiring.value_count
         self._wanted = [-1] * wiring.value_count  # the first need to make again what is gone
         self._until = [-1] * wiring.value_count  # the last one
         self._heap: list[tuple[float, int]] = []
@@ -165,7 +169,7 @@ class _Pager:
 
     def _ends(self, value: int, op: int) -> bool:
         """Say whether nothing needs a value after a run of an op that reads it."""
-        if self.pinned[value] > 1 or value in self._results:
+        if self.pinned[value] > 1 or self._of_use[value] > self.now or value in self._results:
             return False
         self._next(value)
         own = int(op == self.now)
@@ -285,8 +289,7 @@ class _Pager:
         until = self._next(value)
         maker = self.wiring.producer_list[value]
         if until > self._count:
-            # Without what cannot be made again, nothing that depends on it can be either.
-            return 0.0 if self.wiring.replayable_list[maker] else self._all / max(size, 1)
+            return self._all / max(size, 1) if self._of_use[value] >= self.now else 0.0
         if size == 0:
             return math.inf
         if deep:
@@ -319,3 +322,21 @@ class _Pager:
                         cost += times[maker]
                         pending.append(maker)
         return cost
+
+
+def _of_use(wiring: Wiring) -> list[int]:
+    """Find until when a value that cannot be made again is of use to make others again; else -1.
+
+    The last first computation that reads something made of it by ops that may run again.
+    """
+    last = [-1] * wiring.value_count
+    for v in wiring.results.tolist():
+        last[v] = wiring.op_count
+    for op in range(wiring.op_count - 1, -1, -1):
+        made = -1
+        if wiring.replayable_list[op]:
+            made = max((last[v] for v in wiring.outputs[op]), default=-1)
+        for v in wiring.inputs[op]:
+            last[v] = max(last[v], made, op)
+    once = [not wiring.replayable_list[op] for op in wiring.producer_list]
+    return [until if alone else -1 for until, alone in zip(last, once, strict=True)]

@@ -44,7 +44,7 @@ _EVICTION_PERTURBATIONS = (
 _PAGING_PERTURBATIONS = (
     PagingPerturbation(),
     PagingPerturbation(span=0.0),
-    PagingPerturbation(span=1.0),
+    PagingPerturbation(span=1.0, hold=False),
 )
 _ATTEMPT_SECONDS = 0.5
 _DEFAULT_SECONDS = 10.0

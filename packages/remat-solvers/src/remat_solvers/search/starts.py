@@ -42,7 +42,7 @@ EVICTION_PERTURBATIONS = (
 PAGING_PERTURBATIONS = (
     PagingPerturbation(),
     PagingPerturbation(span=0.0),
-    PagingPerturbation(span=1.0),
+    PagingPerturbation(span=1.0, hold=False),
 )
 
 
