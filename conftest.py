@@ -2,9 +2,6 @@
 
 import gc
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 
 def pytest_collection_finish() -> None:
@@ -17,16 +14,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Leave what is there already out of the test's garbage collections, four for each plan.
+    """Collect what the last test left in cycles, then leave all that is there out of this test's.
 
-    They look at all that was imported otherwise, which takes most of their time.
+    A test collects garbage four times for each plan, and would look at all that was imported.
     """
-    gc.freeze()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collected_after_each_module() -> Iterator[None]:
-    """Drop what the tests of a module left in cycles."""
-    yield
-    gc.unfreeze()
     gc.collect()
+    gc.freeze()

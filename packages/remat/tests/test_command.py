@@ -145,6 +145,7 @@ def test_a_saved_graph_is_solved_and_checked(graph, tmp_path):
 
 def test_solvers_side_by_side(graph, capsys, monkeypatch):
     words = ("compare", graph, "--solver", "store-all", "--solver", "refine")
+    words += ("--limit-seconds", "0.5")
     told = run_json(*words, "--budget", "85%")
     assert [answer["solver"] for answer in told["answers"]] == ["refine", "store-all"]
     assert "error" in told["answers"][1]
@@ -182,7 +183,7 @@ def test_what_the_command_plans_is_cached(file, tmp_path, monkeypatch):
     monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
     words = "plan", f"{file}:net", "--budget", "170KiB"
     first = run_json(*words)
-    batch = "largest-batch", f"{file}:net", "--budget", "170KiB", "--limit-seconds", "1"
+    batch = "largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1"
     largest = run_json(*batch)["batch_size"]
     solve = solving.solve
 
