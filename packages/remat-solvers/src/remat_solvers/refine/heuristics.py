@@ -39,7 +39,7 @@ _START_SHARE = 0.1  # of the time left, where there are several schedules to beg
 _DESCENT_SHARE = 0.2  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
-_CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.05, 0.1  # the first: of the time left
+_CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.1, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE = 8
 
