@@ -168,6 +168,27 @@ def peaks_of_loops() -> str:
     return spread((r["peak_bytes"] / r["budget_bytes"] for r in rows if r["peak_bytes"]), 2)
 
 
+def exact() -> str:
+    """List the plans that may choose how values are made, and which bits differ from plain's."""
+    rows = [
+        (
+            cell["model"],
+            cell["share"],
+            "" if not (plain := cell["plain_peak_bytes"]) else f"{cell['budget_bytes'] / plain:.2f}",
+            percent(cell["peak_bytes"] / cell["budget_bytes"]),
+            cell["recomputations"],
+            cell["chosen"].partition(" (")[0] or "nothing",
+            "none" if not cell["different"] else len(cell["different"]),
+        )
+        for cell in results("exact")["cells"]
+    ]
+    heading = (
+        "model", "asked", "budget of plain", "peak of budget", "computed again",
+        "made another way", "tensors that differ",
+    )  # fmt: skip
+    return markdown(heading, rows, "exact")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "peers": peers,
     "loops": loops,
@@ -176,6 +197,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "regions": regions,
     "lengths": lengths,
     "alternatives": alternatives,
+    "exact": exact,
     "matrix": matrix_counts,
     "matrix-not-right": matrix_not_right,
     "matrix-not-counted": matrix_not_counted,
