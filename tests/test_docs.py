@@ -13,6 +13,7 @@ from remat_graph import document
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+NAMED = re.compile(r"`((?:docs|examples)/[\w./-]+\.md)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SCREEN = (45, 120)  # lines, columns
 OF_THE_READER = ("net.py",)
@@ -67,6 +68,14 @@ def test_modules_that_pages_name_are_there():
         if name not in OF_THE_READER and not any(path.endswith(f"/{name}") for path in modules)
     ]
     assert not lost
+
+
+def test_what_a_package_index_shows_leads_nowhere_else():
+    """An index shows the README of a package without the repository around it."""
+    for readme in files("packages/*/README.md"):
+        text = FENCE.sub("", readme.read_text())
+        assert not LINK.findall(text), readme
+        assert not [name for name in NAMED.findall(text) if not (ROOT / name).exists()], readme
 
 
 @pytest.mark.parametrize("record", records(), ids=lambda record: record.name)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import remat
@@ -182,7 +183,7 @@ def test_what_the_command_plans_is_cached(file, tmp_path, monkeypatch):
     monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
     words = "plan", f"{file}:net", "--budget", "170KiB"
     first = run_json(*words)
-    batch = "largest-batch", f"{file}:net", "--budget", "170KiB", "--limit-seconds", "1"
+    batch = "largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1"
     largest = run_json(*batch)["batch_size"]
     solve = solving.solve
 
@@ -280,6 +281,15 @@ def test_an_error_that_ctrl_c_caused_is_not_told(capsys, monkeypatch):
     with pytest.raises(KeyError):
         ended(capsys, monkeypatch, "solvers")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_command_speaks_json():
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
+
+    for command in commands(typer.main.get_command(app)):
+        assert any("--json" in option.opts for option in command.params), command.name
 
 
 def test_help_lists_what_is_used_first_first():

@@ -91,7 +91,8 @@ def test_no_name_becomes_code(page):
 def test_the_command_writes_the_same_page(plan, page, tmp_path):
     plan.save(tmp_path / "plan.json")
     words = ["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out.html")]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    told = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(told.stdout) == {"written": str(tmp_path / "out.html")}
     assert "By module and source line" in (tmp_path / "out.html").read_text()
 
 

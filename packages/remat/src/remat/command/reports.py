@@ -184,7 +184,9 @@ def trace(
     """Write what a plan runs and holds, for a viewer of traces or of memory."""
     check_output(output)
     from remat.plans.step import StepPlan
+    from remat.report.traces import check_ending
 
+    check_ending(output)
     made = _plan_of(model, budget, options)
     if isinstance(made, StepPlan):
         raise RematError(f"{model} is of several regions, for which there is no trace")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +97,8 @@ def waiting(
 ) -> Iterator[Callable[[Progress], None]]:
     """Show, after two seconds, what is going on; give what takes a solver's progress.
 
+    What a model prints meanwhile goes to stderr: on stdout it would stand amid JSON.
+
     `time` says the time of the best schedule so far.
     """
     columns = (
@@ -113,7 +116,8 @@ def waiting(
 
     timer.start()
     try:
-        yield report
+        with redirect_stdout(sys.stderr):
+            yield report
     finally:
         timer.cancel()
         timer.join()
