@@ -158,6 +158,7 @@ def test_a_browser_shows_it_small_and_large_light_and_dark(page, tmp_path):
         assert view["overflow"] <= 0
         assert view["drawn"] >= 3
         assert any(EVIL in name for name in view["names"])
+        assert any("kept" in name for name in view["names"]) == (view["width"] > 640)
         assert view["down"] == sorted(view["down"], reverse=True) != view["up"]
         assert view["up"] == sorted(view["up"])
     colours = sorted({colour for view in found for colour in view["colours"]})
