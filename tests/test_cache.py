@@ -198,12 +198,13 @@ def test_a_folder_of_shared_plans(tmp_path, monkeypatch, work, caplog):
     first = rematerialized()
     first.save(tmp_path / "any name; $(x).json")
     (tmp_path / "broken.json").write_text('{"kind":"plan"')
-    monkeypatch.setenv("REMAT_PLANS", str(tmp_path))
+    monkeypatch.setenv("REMAT_PLANS", os.pathsep.join([str(tmp_path / "none"), str(tmp_path)]))
     work.clear()
     shared = rematerialized(budget=first.budget_bytes)
     assert "solve" not in work
     assert shared.recomputations == first.recomputations
     assert "broken.json" in caplog.text
+    assert "none, which is no folder" in caplog.text
     rematerialized(budget=first.budget_bytes + 1)
     assert "solve" in work
 
@@ -220,3 +221,16 @@ def test_a_shared_plan_that_lies_about_its_graph_is_left_out(tmp_path, monkeypat
     rematerialized(budget=first.budget_bytes)
     assert "solve" in work
     assert "plan.json" in caplog.text
+
+
+def test_a_cache_that_cannot_be_read_or_found_is_left_out(folder, monkeypatch, caplog):
+    keep_solution(GRAPH, 45, "auto", None, solve(GRAPH, 45))
+    monkeypatch.setattr("pathlib.Path.glob", denied)
+    assert cached_solution(GRAPH, 45, "auto", None) is None
+    assert "the cache cannot be read" in caplog.text
+    monkeypatch.setenv("REMAT_CACHE", "~nobody of this name/cache")
+    assert Store.here().folder.parts[0].startswith("~")
+
+
+def denied(*_):
+    raise PermissionError(13, "denied")

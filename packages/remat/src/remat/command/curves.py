@@ -45,7 +45,7 @@ _UNBOUNDED = 1 << 61
 def tradeoff(
     model: ModelOrGraph,
     options: ModelOptions,
-    points: Annotated[int, typer.Option(help="How many budgets, evenly spread.")] = 8,
+    points: Annotated[int, typer.Option(max=1000, help="How many budgets, evenly spread.")] = 8,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="Instead: bytes with a unit, or a share ('50%'); may be repeated."),
@@ -64,7 +64,7 @@ def tradeoff(
     """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
     for each in budget or ():
         refuse_auto(each)
-    check_output(save)
+    check_output(save, plot)
     from remat_solvers.queries.tradeoff import check_arguments
 
     check_arguments(points, budget or None, solver, limit_seconds, None, None)

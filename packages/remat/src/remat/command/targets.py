@@ -90,8 +90,8 @@ class Target:
             raise RematError(f"{self.name} is a file; name a function of it: {self.name}:FUNCTION")
         if self.name.endswith(".json"):
             raise RematError(
-                f"{self.name} is no model; saved graphs are for solve, check, tradeoff and "
-                f"compare, plans for explain, report and trace"
+                f"{self.name} is no model; saved graphs and plans are for solve, check, tradeoff "
+                f"and compare, plans for explain, report and trace, too"
             )
         if colon and file.endswith(".py") and not Path(file).is_file():
             raise FileNotFoundError(f"there is no file {file!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat_solvers import Progress
@@ -63,18 +66,24 @@ def print_rows(rows: Mapping[str, object]) -> None:
     out.print(table)
 
 
-def check_output(path: Path | None) -> None:
+def check_output(*paths: Path | None) -> None:
     """Refuse, before any work, what could not be written.
 
     Raises:
-        OSError: if its folder does not exist, or it is a folder.
+        OSError: if its folder does not exist or cannot be written to, or it is a folder.
+        RematError: if two are the same.
     """
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
+        if path.is_dir():
+            raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+        is_special = path.exists() and not path.is_file()
+        if not is_special and not os.access(os.path.realpath(path.parent), os.W_OK):
+            raise PermissionError(f"nothing can be written into the folder of {str(path)!r}")
+    if len({*wanted}) < len(wanted):
+        raise RematError(f"{str(wanted[0])!r} is named for two things to write")
 
 
 class _Left(ProgressColumn):
