@@ -261,6 +261,8 @@ def test_the_doctor_says_what_will_not_work(monkeypatch):
     told = run_json("doctor")
     assert told["versions"]["torch"].startswith(torch.__version__)
     assert told["cache"] is None
+    installed = [said for said in told["versions"].values() if said is not None]
+    assert not [said for said in installed if "not stated" in said]
     assert ("training on CUDA: torch sees no device" in told["will_not_work"]) != (
         torch.cuda.is_available()
     )

@@ -22,7 +22,7 @@ from remat_solvers.baselines.store_all import store_all
 __all__ = ["curve_figure", "memory_figure", "treemap_figure"]
 
 _MOST_POINTS = 3000
-_ROOMY = 0.04  # of the picture, for more than a name; on a phone names stand alone
+_ROOMY = 0.06  # of the picture, for more than a name; on a phone names stand alone
 _PLANNED, _PLAIN, _AGAIN, _BUDGET, _BOUND = "#3b82f6", "#8b93a1", "#f28c28", "#e0433a", "#2aa876"
 _MIB = 2**20
 
