@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import remat
 import remat_solvers
 from remat.command import app, main, models
-from remat.command.terminal import check_output
+from remat.command.terminal import Left, check_output
 from remat.planning import solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution
@@ -191,6 +191,15 @@ def test_a_terminal_of_few_letters_is_no_error(graph, monkeypatch):
         main()
     assert not end.value.code
     assert rb"pl\xe4n \u2603 \udcff.json" in written.buffer.getvalue()
+
+
+def test_the_time_left_is_that_of_the_search():
+    left = Left(30.0)
+    assert not left.render(None).plain
+    left.searching(9.6)
+    left.searching(0.0)  # of the next solver
+    assert left.render(None).plain.startswith("at most 20 s left")
+    assert not Left(None).render(None).plain
 
 
 def test_solvers_side_by_side(graph, capsys, monkeypatch):

@@ -16,6 +16,7 @@ from remat.command.options import (
     ModelOptions,
     ModelOrGraph,
     dry_plan,
+    most_seconds,
     refuse_auto,
     taking,
 )
@@ -76,7 +77,8 @@ def tradeoff(
         check_picture(plot)
     with waiting("making the model", None):
         given = _graph_or_call(source, options)
-    with waiting("looking for the smallest budget", limit_seconds) as report:
+    most = most_seconds(solver, limit_seconds, len(budget or ()) or points)
+    with waiting("looking for the smallest budget", most) as report:
         curve = find_tradeoff(
             **given,
             points=points,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remat.command.main import app
-from remat.command.options import check_solver, refuse_auto
+from remat.command.options import check_solver, most_seconds, refuse_auto
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
@@ -57,7 +57,8 @@ def solve(
     check_solver(solver)
     everything = simulate(loaded, store_all(loaded)).peak_bytes
     size = wanted.resolve(lambda: everything)
-    with waiting("solving", limit_seconds, lambda time: _overhead(loaded, time)) as report:
+    most = most_seconds(solver, limit_seconds)
+    with waiting("solving", most, lambda time: _overhead(loaded, time)) as report:
         solution = find_schedule(
             loaded,
             size,

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -86,41 +87,48 @@ def check_output(*paths: Path | None) -> None:
         raise RematError(f"{str(wanted[0])!r} is named for two things to write")
 
 
-class _Left(ProgressColumn):
-    """The time left of a limit."""
+class Left(ProgressColumn):
+    """The time left of a limit, which begins when the search does."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         super().__init__()
         self._limit = limit_seconds
+        self._end: float | None = None
 
-    def render(self, task: Task) -> Text:
-        if self._limit is None:
+    def searching(self, seconds: float) -> None:
+        """Note that a search has been going on for so long, if none was known of."""
+        if self._limit is not None and self._end is None:
+            self._end = time.monotonic() + self._limit - seconds
+
+    def render(self, task: Task | None) -> Text:
+        """Say it, once there is a search."""
+        if self._end is None:
             return Text("")
-        left = max(0.0, self._limit - (task.elapsed or 0.0))
+        left = max(0.0, self._end - time.monotonic())
         return Text(f"at most {left:.0f} s left; Ctrl-C keeps the best so far")
 
 
 @contextmanager
 def waiting(
-    what: str, limit_seconds: float | None, time: Callable[[float], str] | None = None
+    what: str, limit_seconds: float | None, told: Callable[[float], str] | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """Show, after two seconds, what is going on; give what takes a solver's progress.
 
     What a model prints meanwhile goes to stderr: on stdout it would stand amid JSON.
 
-    `time` says the time of the best schedule so far.
+    `told` says the time of the best schedule so far.
     """
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), _Left(limit_seconds)
-    )  # fmt: skip
+    left = Left(limit_seconds)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), left
     bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
     task = bar.add_task(what)
     timer = threading.Timer(_QUIET_SECONDS, bar.start)
     timer.daemon = True
 
     def report(progress: Progress) -> None:
+        left.searching(progress.seconds)
         best = progress.incumbent_time
-        found = "" if best is None or time is None else f"{time(best)}; "
+        found = "" if best is None or told is None else f"{told(best)}; "
         bar.update(task, description=f"{what}: {found}{progress.message}".replace("[", "\\["))
 
     timer.start()
