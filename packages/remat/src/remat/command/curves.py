@@ -27,6 +27,7 @@ from remat.command.terminal import (
     SolverOption,
     check_output,
     out,
+    print_figures,
     print_json,
     waiting,
 )
@@ -94,7 +95,7 @@ def tradeoff(
     if json:
         print_json(tradeoff_document(curve))
         return
-    out.print(_curve(curve))
+    print_figures(_curve(curve))
     out.print(
         f"smallest peak found {curve.smallest_bytes:,} bytes, nothing is below "
         f"{curve.least_bytes:,}; {curve.seconds:.1f} s in all"
@@ -213,7 +214,7 @@ def _print_answers(
             bound = "-" if answer.lower_bound is None else percent(graph, answer.lower_bound)
             seconds = f"{answer.solve_seconds:.1f}"
             table.add_row(name, percent(graph, answer.time), bound, answer.status.value, seconds)
-        out.print(table)
+        print_figures(table)
     reasons: dict[str, list[str]] = {}
     for name, error in refusals.items():
         reasons.setdefault(_reason(error), []).append(name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -32,6 +33,7 @@ __all__ = [
     "check_output",
     "err",
     "out",
+    "print_figures",
     "print_json",
     "print_rows",
     "waiting",
@@ -51,6 +53,7 @@ LimitOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _QUIET_SECONDS = 2.0
+_WIDEST = 1000  # columns
 
 
 def print_json(document: Any) -> None:
@@ -65,6 +68,12 @@ def print_rows(rows: Mapping[str, object]) -> None:
         for line in text if isinstance(text, Sequence) and not isinstance(text, str) else [text]:
             table.add_row(Text(name), Text(str(line)))
     out.print(table)
+
+
+def print_figures(table: Table) -> None:
+    """Print a table of figures: where the terminal is too narrow it wraps lines, and cuts none."""
+    wide = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    Console(width=wide).print(table)
 
 
 def check_output(*paths: Path | None) -> None:
