@@ -2,7 +2,8 @@
 
 In the repository pages link to each other, and to code, by paths. A link to a README becomes one to
 its page; a link to a file that the site does not have becomes its text. A link to nothing is left
-as it is, and the strict build fails on it.
+as it is, and the strict build fails on it. READMEs of packages are shown by package indexes, too,
+where no such path leads anywhere: they name a page as `docs/start.md`, which is a link in the site.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+NAMED = re.compile(r"`((?:docs|examples)/[\w./-]+\.md)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -45,11 +47,7 @@ def _readmes() -> dict[Path, str]:
 
 
 def _linked(text: str, source: Path, uri: str) -> str:
-    def replace(link: re.Match[str]) -> str:
-        label, target, anchor = link[1], link[2], link[3] or ""
-        path = (source.parent / target).resolve()
-        if not path.exists():
-            return link[0]
+    def link_to(path: Path, label: str, anchor: str = "") -> str:
         page = _readmes().get(path)
         if page is None and path.is_relative_to(DOCS):
             page = path.relative_to(DOCS).as_posix()
@@ -57,4 +55,11 @@ def _linked(text: str, source: Path, uri: str) -> str:
             return label
         return f"[{label}]({os.path.relpath(page, Path(uri).parent)}{anchor})"
 
-    return LINK.sub(replace, text)
+    def linked(link: re.Match[str]) -> str:
+        path = (source.parent / link[2]).resolve()
+        return link_to(path, link[1], link[3] or "") if path.exists() else link[0]
+
+    text = LINK.sub(linked, text)
+    if source in _readmes():
+        text = NAMED.sub(lambda name: link_to(ROOT / name[1], name[0]), text)
+    return text

@@ -3,16 +3,20 @@
 import importlib.metadata
 import math
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
+from remat.command import app
 from remat_graph import document
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+NAMED = re.compile(r"`((?:docs|examples)/[\w./-]+\.md)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SCREEN = (45, 120)  # lines, columns
 OF_THE_READER = ("net.py",)
@@ -67,6 +71,38 @@ def test_modules_that_pages_name_are_there():
         if name not in OF_THE_READER and not any(path.endswith(f"/{name}") for path in modules)
     ]
     assert not lost
+
+
+def test_what_a_package_index_shows_leads_nowhere_else():
+    """An index shows the README of a package without the repository around it."""
+    for readme in files("packages/*/README.md"):
+        text = FENCE.sub("", readme.read_text())
+        assert not LINK.findall(text), readme
+        assert not [name for name in NAMED.findall(text) if not (ROOT / name).exists()], readme
+
+
+def command_lines():
+    """List the calls of the command in blocks of pages, without what is said of them."""
+    for page in pages():
+        for fence in FENCE.findall(page.read_text()):
+            for line in re.sub(r"\\\n *", "", fence).splitlines():
+                call = re.split(r" {2,}| #", re.sub(r"[\[\]]", "", line.strip()))[0]
+                if re.match("remat [a-z]", call) and call != "remat plan":  # that begins a plan
+                    first, *others = call.split(" | ")
+                    yield first
+                    yield from (f"{first.rpartition(' ')[0]} {other}" for other in others)
+
+
+def test_the_command_takes_what_pages_type():
+    whole = typer.main.get_command(app)
+    lines = list(command_lines())
+    assert len(lines) > 20
+    for line in lines:
+        command, words = whole, shlex.split(line)[1:]
+        context = command.make_context("remat", list(words))
+        while hasattr(command, "resolve_command"):
+            name, command, words = command.resolve_command(context, words)
+            context = command.make_context(name, list(words), parent=context)
 
 
 @pytest.mark.parametrize("record", records(), ids=lambda record: record.name)

@@ -1,6 +1,5 @@
 """`remat.tradeoff` on a captured model: its budgets are those of `plan`."""
 
-import importlib
 import re
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import remat
 import zoo
+from remat.planning import model_curves
 from remat_graph import Status, simulate
 from remat_graph.torch import CaptureError
 from remat_solvers import InvalidProblem
@@ -103,7 +103,7 @@ def never(*args, **kwargs):
     ids=repr,
 )
 def test_arguments_are_checked_before_the_capture(wrong, message, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("remat.tradeoffs"), "plan_module", never)
+    monkeypatch.setattr(model_curves, "plan_module", never)
     call = {"model": torch.nn.Linear(2, 2), "args": torch.ones(1, 2), **wrong}
     with pytest.raises((remat.RematError, remat.SolverError), match=re.escape(message)):
         remat.tradeoff(**call)

@@ -63,3 +63,25 @@ def test_a_missing_folder_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "none" / "file", "new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_one_and_what_is_no_file_stays_there(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", "new")
+    assert os.read(reader, 10) == b"new"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    for folder in ("none", "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match="directory") as raised:
+            write_atomically(tmp_path / folder / "plan.json", "new")
+        assert raised.value.filename == str(tmp_path / folder / "plan.json")

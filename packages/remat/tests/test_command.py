@@ -4,14 +4,18 @@ import json
 import os
 import signal
 import sys
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import remat
 import remat_solvers
 from remat.command import app, main, models
+from remat.command.terminal import Left, check_output
 from remat.planning import solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution
@@ -35,6 +39,18 @@ def failing(depth=1):
 
 def heavy():
     return torch.nn.Linear(int(torch.ones(()).item()), 1), torch.zeros(1, 1)
+
+def ends():
+    raise SystemExit(7)
+
+class Loud(torch.nn.Linear):
+    def forward(self, x):
+        print("running")
+        return super().forward(x)
+
+def loud():
+    print("making")
+    return Loud(4, 4), torch.zeros(1, 4)
 """
 
 
@@ -88,6 +104,10 @@ def test_it_is_said_what_is_planned_for(file, capsys, monkeypatch):
     assert "planning for Sequential(64x64 float32)" in said
 
 
+def test_what_a_model_prints_is_not_amid_json(file):
+    assert run_json("plan", f"{file}:loud", "--budget", "1MiB")["operations"] > 0
+
+
 def test_a_model_type_is_planned_for_without_weights():
     sizes = ("--set", "n_layer=1", "--set", "n_embd=32", "--set", "n_head=2")
     words = ("plan", "gpt2", "--seq", "16", "--batch", "2", *sizes, "--set", "vocab_size=50")
@@ -104,6 +124,7 @@ def test_a_model_type_is_planned_for_without_weights():
         (["plan", "FILE:none", "--budget", "50%"], 1, "no function 'none'"),
         (["plan", "FILE:odd", "--budget", "50%"], 1, "must return (model, args)"),
         (["plan", "FILE:heavy", "--budget", "50%"], 1, "--measure"),
+        (["plan", "FILE:ends", "--budget", "50%"], 1, "ends Python (exit code 7)"),
         (["plan", "FILE:failing", "--budget", "50%", "--set", "depth=[]"], 1, "nets.py, line 16)"),
         (["plan", "FILE:net", "--budget", "50%", "--limit-seconds=-1"], 2, "'--limit-seconds'"),
         (["plan", "FILE:net", "--budget", "50%", "--seq", "3"], 1, "does not take"),
@@ -141,6 +162,44 @@ def test_a_saved_graph_is_solved_and_checked(graph, tmp_path):
     checked = run_json("check", graph, out)
     assert (checked["peak_bytes"], checked["time"]) == (told["peak_bytes"], told["time"])
     assert "no schedule is below" in run("solve", graph, "--budget", "85%")
+
+
+def test_a_plan_stands_for_its_graph_and_its_schedule(graph):
+    plan = graph.with_name("all.json")
+    by_graph, by_plan = (run_json("check", named, plan) for named in (graph, plan))
+    assert by_graph == by_plan
+    assert run_json("solve", plan, "--budget", "100%")["peak_bytes"] == by_plan["peak_bytes"]
+
+
+def test_what_cannot_be_written_is_refused_before_work(graph, tmp_path, capsys, monkeypatch):
+    words = "solve", graph, "--budget", "100%", "--output", tmp_path / "s.json"
+    monkeypatch.setattr("remat_solvers.solve", None)
+    _, said = ended(capsys, monkeypatch, *words, "--save", tmp_path / "s.json")
+    assert "named for two things" in said
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert "nothing can be written" in ended(capsys, monkeypatch, *words)[1]
+    check_output(Path(os.devnull), None)
+
+
+def test_a_terminal_of_few_letters_is_no_error(graph, monkeypatch):
+    plan = graph.with_name("plän ☃ \udcff.json")
+    plan.write_bytes(graph.with_name("all.json").read_bytes())
+    written = TextIOWrapper(BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "argv", ["remat", "trace", str(plan), "-o", str(plan)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert rb"pl\xe4n \u2603 \udcff.json" in written.buffer.getvalue()
+
+
+def test_the_time_left_is_that_of_the_search():
+    left = Left(30.0)
+    assert not left.render(None).plain
+    left.searching(9.6)
+    left.searching(0.0)  # of the next solver
+    assert left.render(None).plain.startswith("at most 20 s left")
+    assert not Left(None).render(None).plain
 
 
 def test_solvers_side_by_side(graph, capsys, monkeypatch):
@@ -212,6 +271,8 @@ def test_the_doctor_says_what_will_not_work(monkeypatch):
     told = run_json("doctor")
     assert told["versions"]["torch"].startswith(torch.__version__)
     assert told["cache"] is None
+    installed = [said for said in told["versions"].values() if said is not None]
+    assert not [said for said in installed if "not stated" in said]
     assert ("training on CUDA: torch sees no device" in told["will_not_work"]) != (
         torch.cuda.is_available()
     )
@@ -281,6 +342,15 @@ def test_an_error_that_ctrl_c_caused_is_not_told(capsys, monkeypatch):
     with pytest.raises(KeyError):
         ended(capsys, monkeypatch, "solvers")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_command_speaks_json():
+    def commands(group):
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
+
+    for command in commands(typer.main.get_command(app)):
+        assert any("--json" in option.opts for option in command.params), command.name
 
 
 def test_help_lists_what_is_used_first_first():

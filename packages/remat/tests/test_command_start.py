@@ -40,6 +40,7 @@ def graph(tmp_path):
         (["solvers"], 0),
         (["cache", "list"], 0),
         (["solve", "GRAPH", "--budget", "100%", "--solver", "store-all"], 0),
+        (["tradeoff", "GRAPH", "--points", "2"], 0),
         (["solve", "GRAPH", "--budget", "8GiBs"], 1),
         (["solve", "nowhere.json", "--budget", "50%"], 1),
         (["plan", "nowhere.py:net", "--budget", "50%"], 1),

@@ -91,7 +91,8 @@ def test_no_name_becomes_code(page):
 def test_the_command_writes_the_same_page(plan, page, tmp_path):
     plan.save(tmp_path / "plan.json")
     words = ["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out.html")]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    told = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(told.stdout) == {"written": str(tmp_path / "out.html")}
     assert "By module and source line" in (tmp_path / "out.html").read_text()
 
 
@@ -157,6 +158,7 @@ def test_a_browser_shows_it_small_and_large_light_and_dark(page, tmp_path):
         assert view["overflow"] <= 0
         assert view["drawn"] >= 3
         assert any(EVIL in name for name in view["names"])
+        assert any("kept" in name for name in view["names"]) == (view["width"] > 640)
         assert view["down"] == sorted(view["down"], reverse=True) != view["up"]
         assert view["up"] == sorted(view["up"])
     colours = sorted({colour for view in found for colour in view["colours"]})

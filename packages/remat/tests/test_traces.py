@@ -7,8 +7,10 @@ import pickletools
 import pytest
 import torch
 from torch.cuda import _memory_viz
+from typer.testing import CliRunner
 
 import remat
+from remat.command import app
 from remat_graph import Compute, simulate
 
 # What the viewer's own reader of pickles knows.
@@ -108,6 +110,17 @@ def test_torch_reads_what_a_real_run_held(measured, tmp_path):
     assert _memory_viz.segment_plot(snapshot)
     assert "free completed" in _memory_viz.trace(snapshot)
     assert "allocated" in _memory_viz.segsum(snapshot)
+
+
+def test_the_command_writes_the_same_traces(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    for ending in ("json", "pickle"):
+        plan.save_trace(tmp_path / f"step.{ending}")
+        written = tmp_path / f"by the command.{ending}"
+        words = ["trace", str(tmp_path / "plan.json"), "-o", str(written), "--json"]
+        told = CliRunner().invoke(app, words)
+        assert json.loads(told.stdout) == {"written": str(written)}
+        assert written.read_bytes() == (tmp_path / f"step.{ending}").read_bytes()
 
 
 def test_other_endings_are_refused(plan, tmp_path):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import remat
 from remat.command import app, main
+from remat.command.terminal import out
 from remat_graph import Graph, Op, Schedule, Stage, Value, decode, save, simulate
 from remat_solvers.queries import tradeoff as tradeoff_module
 
@@ -52,8 +53,8 @@ def refused(capsys, monkeypatch, *words, code=1):
 
 
 def test_the_table_and_the_files(path, tmp_path):
-    out, picture = tmp_path / "curve.json", tmp_path / "curve.svg"
-    result = run(path, "--points", 3, "--save", out, "--plot", picture)
+    written, picture = tmp_path / "curve.json", tmp_path / "curve.svg"
+    result = run(path, "--points", 3, "--save", written, "--plot", picture)
     assert result.exit_code == 0, result.output
     curve = remat.tradeoff(GRAPH, points=3)
     rows = [line for line in result.output.splitlines() if "optimal" in line]
@@ -61,16 +62,23 @@ def test_the_table_and_the_files(path, tmp_path):
     for row, point in zip(rows, curve.points, strict=True):
         assert f" {point.budget_bytes} " in row
         assert f"{100 * curve.overhead(point.solution.time):.2f}" in row
-    document = json.loads(out.read_text())
+    document = json.loads(written.read_text())
     assert (document["kind"], document["version"]) == ("tradeoff", 1)
-    for point, written in zip(curve.points, document["body"]["points"], strict=True):
-        assert written["budget_bytes"] == point.budget_bytes
-        body = {"kind": "solution", "version": 1, "body": written["solution"]}
+    for point, told in zip(curve.points, document["body"]["points"], strict=True):
+        assert told["budget_bytes"] == point.budget_bytes
+        body = {"kind": "solution", "version": 1, "body": told["solution"]}
         solution = decode(json.dumps(body).encode())
         assert isinstance(solution.schedule, Schedule)
         assert simulate(GRAPH, solution.schedule).time == point.solution.time == solution.time
     assert picture.read_text().startswith("<?xml")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curve.json", "curve.svg", "graph.json"]
+
+
+def test_a_narrow_terminal_shows_every_figure(path, monkeypatch):
+    monkeypatch.setattr(out, "_width", 40)
+    told = run(path, "--budget", "100%").stdout
+    assert "optimal" in told
+    assert "…" not in told
 
 
 def test_ctrl_c_keeps_what_was_found(path, monkeypatch):
@@ -90,11 +98,11 @@ def test_ctrl_c_keeps_what_was_found(path, monkeypatch):
 
 
 def test_budgets_that_fit_nothing_are_shown(path, tmp_path):
-    out = tmp_path / "curve.json"
-    result = run(path, "--budget", "1B", "--budget", "100%", "--save", out)
+    saved = tmp_path / "curve.json"
+    result = run(path, "--budget", "1B", "--budget", "100%", "--save", saved)
     assert result.exit_code == 0, result.output
     assert "infeasible" in result.output
-    first, last = json.loads(out.read_text())["body"]["points"]
+    first, last = json.loads(saved.read_text())["body"]["points"]
     assert (first["proved_infeasible"], first["solution"], first["lower_bound"]) == (
         True, None, None,
     )  # fmt: skip

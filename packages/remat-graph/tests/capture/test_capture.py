@@ -1,5 +1,6 @@
 """What a captured graph says of a module: roles, sharing, order; and what capture leaves alone."""
 
+import inspect
 import random
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from remat_graph import Stage
-from remat_graph.torch import CaptureError, DeviceSpec, capture, read_call
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, capture, devices, read_call
 
 
 class Block(nn.Module):
@@ -386,6 +387,31 @@ def test_a_faster_device_is_estimated_to_take_less_time():
         return captured(lambda m, x: torch.tanh(m.layer(x)), batch(), costs=spec).graph.time
 
     assert time_on(10) < time_on(1) < time_on(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "half_flops"),
+    [
+        ("h100", 132 * 128 * 2 * 1.98e9, 132 * 4096 * 1.83e9),
+        ("a100", 108 * 64 * 2 * 1.41e9, 108 * 2048 * 1.41e9),
+        ("l4", 7424 * 2 * 2.04e9, 4 * 7424 * 2 * 2.04e9),
+        ("4090", 16384 * 2 * 2.52e9, 2 * 16384 * 2 * 2.52e9),
+        ("mi300x", 304 * 256 * 2.1e9, 304 * 2048 * 2.1e9),
+    ],
+)
+def test_the_rates_of_a_device_are_those_of_its_units_and_clock(name, flops, half_flops):
+    spec = DEVICES[name]
+    assert (spec.flops_per_second, spec.half_flops_per_second) == (
+        pytest.approx(flops, rel=0.003),
+        pytest.approx(half_flops, rel=0.003),
+    )
+
+
+def test_every_device_names_its_source():
+    before, *rest = inspect.getsource(devices).partition("MappingProxyType(\n")[2].split("_spec(")
+    told = [before, *rest[:-1]]
+    assert len(told) == len(DEVICES)
+    assert all("# https://" in text for text in told)
 
 
 def test_halves_are_faster_where_the_device_is():

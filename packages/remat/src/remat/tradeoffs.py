@@ -15,24 +15,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
-from remat.budgets.plain import measure_plain
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
-from remat.planning.planner import SCALAR_BYTES, plan_module
-from remat.planning.settings import Settings, as_args
-from remat_exec import Loss, with_call
 from remat_graph import Graph, encode
 from remat_graph.files import write_atomically
-from remat_graph.torch import Costs
 from remat_partition import Partitioner
 from remat_solvers import Progress, Solver, Tradeoff, TradeoffPoint
 from remat_solvers.queries.tradeoff import check_arguments
+
+if TYPE_CHECKING:
+    import torch
+
+    from remat_exec import Loss
+    from remat_graph.torch import Costs
 
 __all__ = [
     "check_picture",
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 _VERSION = 1
-_UNBOUNDED = 1 << 62  # more than any machine has
 
 
 def tradeoff(
@@ -87,10 +85,6 @@ def tradeoff(
     check_arguments(points, budgets, solver, limit_seconds, executor, progress)
     check_method(solver, partitioner)
     wanted = read_budgets(budgets)
-    if not isinstance(model, torch.nn.Module | Graph):
-        raise RematError(
-            f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a Graph"
-        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
 
@@ -111,24 +105,10 @@ def tradeoff(
         if args is not None or kwargs or costs != "measure" or loss is not None:
             raise RematError("a graph has its costs; args, kwargs, costs and loss are for a model")
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
-    settings = Settings.read(_UNBOUNDED, "store-all", costs, None, None, loss)
-    planned = plan_module(model, as_args(args), dict(kwargs or {}), settings)
-    device = planned.capture.program.device
-    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    plan = planned.plan
-    stored = plan.solution.peak_bytes + aside
-    sizes: list[int | float] | None = None
-    if wanted is not None:
-        plain = stored
-        if costs == "measure" and any(budget.fraction is not None for budget in wanted):
-            told = None if loss is None else with_call(loss, as_args(args), kwargs or {})
-            peak = measure_plain(
-                model, as_args(args), kwargs or {}, planned.capture, plan.store_all_peak_bytes,
-                device, told,
-            )  # fmt: skip
-            plain = stored if peak is None else peak.peak_bytes + aside
-        sizes = [max(1, budget.resolve(lambda: plain) - aside) for budget in wanted]
-    return _with_aside(curve(plan.graph, sizes), aside)
+    from remat.planning.model_curves import graph_and_budgets  # noqa: PLC0415 - torch
+
+    graph, sizes, aside = graph_and_budgets(model, args, kwargs or {}, wanted, costs, loss)
+    return _with_aside(curve(graph, sizes), aside)
 
 
 def read_budgets(budgets: Sequence[int | float | str] | None) -> list[Budget] | None:

@@ -1,11 +1,13 @@
 """Devices to plan for without having one: rates from the vendors' data sheets, not measured.
 
-The source stands at each; the documents could not be opened when the numbers were last compared,
-with other pages that cite them where there were any. Rates are of dense arithmetic, 32-bit floats
-without TF32 and 16-bit floats with 32-bit sums, and of device memory; what follows from the units
-and the clock stands beside each. Memory is in decimal gigabytes, somewhat less than there is. The
-time of a launch is in no data sheet: it is a round figure, and the same for all. Kernels reach a
-share of these rates; what counts for a plan are the ratios between operations.
+The source of its four figures stands at each; these documents could not be opened when the numbers
+were last compared. Pages that cite them have the same figures for H100, A100 and L4, and the same
+memory and rate of memory for MI300X; the rest was compared with units and clocks alone. Rates are
+of dense arithmetic, 32-bit floats without TF32 and 16-bit floats with 32-bit sums, and of device
+memory; what follows from the units and the clock stands beside each. Memory is in decimal
+gigabytes, somewhat less than there is. The time of a launch is in no data sheet: it is a round
+figure, and the same for all. Kernels reach a share of these rates; what counts for a plan are the
+ratios between operations.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ neither names nor anything else of an entry reaches generated code or a path.
 """
 
 from remat.cache.costs import remembered_costs
-from remat.cache.peaks import remembered_peak
+from remat.cache.peaks import remembered_peak, remembered_rehearsal
 from remat.cache.shared import shared_solution
 from remat.cache.solutions import cached_solution, keep_solution
 from remat.cache.store import Entry, Store
@@ -18,5 +18,6 @@ __all__ = [
     "keep_solution",
     "remembered_costs",
     "remembered_peak",
+    "remembered_rehearsal",
     "shared_solution",
 ]

@@ -65,6 +65,9 @@ def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
 def _heads() -> list[tuple[Path, PlanHead]]:
     folders = [Path(name) for name in os.environ.get("REMAT_PLANS", "").split(os.pathsep) if name]
     found = []
+    for folder in folders:
+        if not folder.is_dir():
+            logger.warning("REMAT_PLANS names %s, which is no folder", folder)
     for path in sorted(path for folder in folders for path in folder.glob("*.json")):
         try:
             head = _head(path, path.stat().st_mtime_ns)

@@ -116,7 +116,11 @@ def keep_solution(
 
 
 def _sizes(folder: Path) -> list[int]:
-    stems = (path.stem for path in folder.glob("*.json"))
+    try:
+        stems = [path.stem for path in folder.glob("*.json")]
+    except OSError as error:
+        logger.warning("the cache cannot be read: %s; REMAT_CACHE names another folder", error)
+        return []
     return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdigit())
 
 

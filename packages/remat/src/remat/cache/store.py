@@ -62,7 +62,9 @@ class Store:
         named = os.environ.get("REMAT_CACHE")
         if named is not None and named.strip().lower() in _OFF:
             return None
-        root = Path(named).expanduser() if named else platformdirs.user_cache_path("remat", False)
+        root = Path(named or platformdirs.user_cache_path("remat", False))
+        with contextlib.suppress(RuntimeError):  # "~someone", whom nobody knows
+            root = root.expanduser()
         return cls(root / f"v{_VERSION}")
 
     def read(self, path: Path, key: Mapping[str, str], body: type[Body]) -> Body | None:

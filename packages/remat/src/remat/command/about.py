@@ -106,9 +106,9 @@ def _version(name: str) -> str | None:
         metadata = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    stated = [*(metadata.get_all("License-Expression") or []), *(metadata.get_all("License") or [])]
-    licence = stated[0] if stated else ""
-    if not licence or len(licence) > 60:
+    expression, stated = (metadata.get_all(f"License{kind}") for kind in ("-Expression", ""))
+    licence = (expression or stated or [""])[0]
+    if not licence or (expression is None and len(licence) > 60):  # not a name, but the text of one
         classifiers = metadata.get_all("Classifier") or []
         licences = [c.rsplit(" :: ", 1)[1] for c in classifiers if c.startswith("License")]
         licence = ", ".join(licences) or "licence not stated"

@@ -16,6 +16,7 @@ from remat.command.options import (
     ModelOptions,
     ModelOrGraph,
     dry_plan,
+    most_seconds,
     refuse_auto,
     taking,
 )
@@ -26,6 +27,7 @@ from remat.command.terminal import (
     SolverOption,
     check_output,
     out,
+    print_figures,
     print_json,
     waiting,
 )
@@ -45,7 +47,7 @@ _UNBOUNDED = 1 << 61
 def tradeoff(
     model: ModelOrGraph,
     options: ModelOptions,
-    points: Annotated[int, typer.Option(help="How many budgets, evenly spread.")] = 8,
+    points: Annotated[int, typer.Option(max=1000, help="How many budgets, evenly spread.")] = 8,
     budget: Annotated[
         list[str] | None,
         typer.Option(help="Instead: bytes with a unit, or a share ('50%'); may be repeated."),
@@ -64,7 +66,7 @@ def tradeoff(
     """Find the fastest schedules for several budgets, and what no schedule can beat at each."""
     for each in budget or ():
         refuse_auto(each)
-    check_output(save)
+    check_output(save, plot)
     from remat_solvers.queries.tradeoff import check_arguments
 
     check_arguments(points, budget or None, solver, limit_seconds, None, None)
@@ -76,7 +78,8 @@ def tradeoff(
         check_picture(plot)
     with waiting("making the model", None):
         given = _graph_or_call(source, options)
-    with waiting("looking for the smallest budget", limit_seconds) as report:
+    most = most_seconds(solver, limit_seconds, len(budget or ()) or points)
+    with waiting("looking for the smallest budget", most) as report:
         curve = find_tradeoff(
             **given,
             points=points,
@@ -92,7 +95,7 @@ def tradeoff(
     if json:
         print_json(tradeoff_document(curve))
         return
-    out.print(_curve(curve))
+    print_figures(_curve(curve))
     out.print(
         f"smallest peak found {curve.smallest_bytes:,} bytes, nothing is below "
         f"{curve.least_bytes:,}; {curve.seconds:.1f} s in all"
@@ -211,7 +214,7 @@ def _print_answers(
             bound = "-" if answer.lower_bound is None else percent(graph, answer.lower_bound)
             seconds = f"{answer.solve_seconds:.1f}"
             table.add_row(name, percent(graph, answer.time), bound, answer.status.value, seconds)
-        out.print(table)
+        print_figures(table)
     reasons: dict[str, list[str]] = {}
     for name, error in refusals.items():
         reasons.setdefault(_reason(error), []).append(name)

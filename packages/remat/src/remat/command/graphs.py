@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from remat.command.main import app
-from remat.command.options import check_solver, refuse_auto
+from remat.command.options import check_solver, most_seconds, refuse_auto
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
@@ -20,11 +20,17 @@ from remat.command.terminal import (
     print_rows,
     waiting,
 )
-from remat_graph import Graph, GraphError, Schedule, Solution, load, save, simulate
+from remat.plans.file import PLAN, kind_of
+from remat_graph import Graph, GraphError, Schedule, Solution, decode, save, simulate
+
+if TYPE_CHECKING:
+    from remat.plans.plan import Plan
 
 __all__ = ["load_graph", "percent", "solution_document", "solution_rows"]
 
-GraphFile = Annotated[Path, typer.Argument(help="A graph, as JSON.")]
+GraphFile = Annotated[
+    Path, typer.Argument(readable=False, help="A graph, or a plan of it, as JSON.")
+]
 
 
 @app.command()
@@ -40,8 +46,7 @@ def solve(
     json: JsonOption = False,
 ) -> None:
     """Find a schedule of a saved graph within a budget, and how far from the best it can be."""
-    check_output(output)
-    check_output(save_plan)
+    check_output(output, save_plan)
     wanted = refuse_auto(budget)
     loaded = load_graph(graph)
     from remat.planning.cutting import hierarchy_for
@@ -52,7 +57,8 @@ def solve(
     check_solver(solver)
     everything = simulate(loaded, store_all(loaded)).peak_bytes
     size = wanted.resolve(lambda: everything)
-    with waiting("solving", limit_seconds, lambda time: _overhead(loaded, time)) as report:
+    most = most_seconds(solver, limit_seconds)
+    with waiting("solving", most, lambda time: _overhead(loaded, time)) as report:
         solution = find_schedule(
             loaded,
             size,
@@ -87,13 +93,17 @@ def solve(
 @app.command()
 def check(
     graph: GraphFile,
-    schedule: Annotated[Path, typer.Argument(help="A schedule or a solution, as JSON.")],
+    schedule: Annotated[
+        Path, typer.Argument(readable=False, help="A schedule, a solution or a plan, as JSON.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Simulate a schedule on a graph: whether it is legal, its peak and its time."""
     loaded = load_graph(graph)
-    document = load(schedule)
-    found = document.schedule if isinstance(document, Solution) else document
+    data = schedule.read_bytes()
+    is_plan = kind_of(data) == PLAN
+    given = _plan(data, schedule) if is_plan else decode(data, source=str(schedule))
+    found = getattr(given, "schedule", given)  # of a plan or a solution
     if not isinstance(found, Schedule):
         raise GraphError(f"{schedule} holds no schedule")
     timeline = simulate(loaded, found)
@@ -114,17 +124,26 @@ def check(
 
 
 def load_graph(path: Path) -> Graph:
-    """Read a graph.
+    """Read a graph, or that of a plan.
 
     Raises:
         GraphError: if the file holds something else.
         DocumentError: if it is damaged.
         OSError: if it cannot be read.
     """
-    found = load(path)
+    data = path.read_bytes()
+    if kind_of(data) == PLAN:
+        return _plan(data, path).graph
+    found = decode(data, source=str(path))
     if not isinstance(found, Graph):
         raise GraphError(f"{path} holds a {type(found).__name__.lower()}; a graph is needed")
     return found
+
+
+def _plan(data: bytes, path: Path) -> Plan:
+    from remat.plans.plan import Plan
+
+    return Plan.decode(data, source=str(path))
 
 
 def percent(graph: Graph, time: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -59,6 +61,9 @@ def main() -> None:
         pressed = True
         signal.default_int_handler(signal_number, frame)
 
+    for stream in (sys.stdout, sys.stderr):  # what a terminal has no letter for is told by number
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     before = signal.signal(signal.SIGINT, stop)
     try:
         app()

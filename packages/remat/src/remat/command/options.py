@@ -30,10 +30,14 @@ __all__ = [
     "PlanOptions",
     "check_solver",
     "dry_plan",
+    "most_seconds",
     "read_budget",
     "refuse_auto",
     "taking",
 ]
+
+_REFINE_SECONDS = 30.0  # of `refine` without a limit, in any case (decision 0026)
+_POINT_SECONDS = 15.0  # of each point of a curve without a limit
 
 Model = Annotated[str, typer.Argument(help="FILE.py:factory, or a model type of transformers.")]
 ModelOrGraph = Annotated[
@@ -132,7 +136,9 @@ class PlanOptions(ModelOptions):
         with waiting("making the model", None):
             example = target.build(self.costs)
         err.print(f"planning for {example}", markup=False, highlight=False, soft_wrap=True)
-        with waiting("capturing and solving", self.limit_seconds) as report:
+        with waiting(
+            "capturing and solving", most_seconds(self.solver, self.limit_seconds)
+        ) as report:
             return dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report, keep_best=True
             )
@@ -215,6 +221,17 @@ def check_solver(name: str) -> None:
     from remat.planning.cutting import check_method
 
     check_method(name, None)
+
+
+def most_seconds(
+    solver: str, limit_seconds: float | None, points: int | None = None
+) -> float | None:
+    """Say how long a search may take, also one for the points of a curve; `None` if not known."""
+    if limit_seconds is not None:
+        return limit_seconds
+    if points is not None:
+        return _POINT_SECONDS * points
+    return _REFINE_SECONDS if solver in ("auto", "refine") else None
 
 
 def dry_plan(

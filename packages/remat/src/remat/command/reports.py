@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from remat.command.main import app
-from remat.command.options import Budget, PlanOptions, taking
+from remat.command.options import Budget, PlanOptions, most_seconds, taking
 from remat.command.terminal import (
     JsonOption,
     check_output,
@@ -161,7 +161,7 @@ def report(
     drawn: Tradeoff | None = None
     if curve:
         seconds = options.limit_seconds
-        with waiting("solving for the curve", seconds) as progress:
+        with waiting("solving for the curve", most_seconds("auto", seconds, points=8)) as progress:
             drawn = tradeoff(made.graph, limit_seconds=seconds, progress=progress, keep_best=True)
     made.report(output, curve=drawn or False)
     _print_written(output, json)
@@ -184,7 +184,9 @@ def trace(
     """Write what a plan runs and holds, for a viewer of traces or of memory."""
     check_output(output)
     from remat.plans.step import StepPlan
+    from remat.report.traces import check_ending
 
+    check_ending(output)
     made = _plan_of(model, budget, options)
     if isinstance(made, StepPlan):
         raise RematError(f"{model} is of several regions, for which there is no trace")

@@ -90,8 +90,8 @@ class Target:
             raise RematError(f"{self.name} is a file; name a function of it: {self.name}:FUNCTION")
         if self.name.endswith(".json"):
             raise RematError(
-                f"{self.name} is no model; saved graphs are for solve, check, tradeoff and "
-                f"compare, plans for explain, report and trace"
+                f"{self.name} is no model; saved graphs and plans are for solve, check, tradeoff "
+                f"and compare, plans for explain, report and trace, too"
             )
         if colon and file.endswith(".py") and not Path(file).is_file():
             raise FileNotFoundError(f"there is no file {file!r}")
@@ -112,6 +112,11 @@ class Target:
                 return _from_transformers(self)
             except (RematError, OSError):
                 raise
+            except SystemExit as error:  # a script that does its work when it is imported
+                raise RematError(
+                    f"{self.name} could not be made: its file ends Python (exit code {error.code})"
+                    f'; what it does as a script belongs below if __name__ == "__main__":'
+                ) from error
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}{_line(error, file)}"
                 is_dry = costs != "measure" and isinstance(error, RuntimeError)  # of torch's

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat_solvers import Progress
@@ -27,6 +33,7 @@ __all__ = [
     "check_output",
     "err",
     "out",
+    "print_figures",
     "print_json",
     "print_rows",
     "waiting",
@@ -46,6 +53,7 @@ LimitOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _QUIET_SECONDS = 2.0
+_WIDEST = 1000  # columns
 
 
 def print_json(document: Any) -> None:
@@ -62,58 +70,80 @@ def print_rows(rows: Mapping[str, object]) -> None:
     out.print(table)
 
 
-def check_output(path: Path | None) -> None:
+def print_figures(table: Table) -> None:
+    """Print a table of figures: where the terminal is too narrow it wraps lines, and cuts none."""
+    wide = Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+    Console(width=wide).print(table)
+
+
+def check_output(*paths: Path | None) -> None:
     """Refuse, before any work, what could not be written.
 
     Raises:
-        OSError: if its folder does not exist, or it is a folder.
+        OSError: if its folder does not exist or cannot be written to, or it is a folder.
+        RematError: if two are the same.
     """
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"the folder of {str(path)!r} does not exist")
+        if path.is_dir():
+            raise IsADirectoryError(f"{str(path)!r} is a folder; name a file")
+        is_special = path.exists() and not path.is_file()
+        if not is_special and not os.access(os.path.realpath(path.parent), os.W_OK):
+            raise PermissionError(f"nothing can be written into the folder of {str(path)!r}")
+    if len({*wanted}) < len(wanted):
+        raise RematError(f"{str(wanted[0])!r} is named for two things to write")
 
 
-class _Left(ProgressColumn):
-    """The time left of a limit."""
+class Left(ProgressColumn):
+    """The time left of a limit, which begins when the search does."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         super().__init__()
         self._limit = limit_seconds
+        self._end: float | None = None
 
-    def render(self, task: Task) -> Text:
-        if self._limit is None:
+    def searching(self, seconds: float) -> None:
+        """Note that a search has been going on for so long, if none was known of."""
+        if self._limit is not None and self._end is None:
+            self._end = time.monotonic() + self._limit - seconds
+
+    def render(self, task: Task | None) -> Text:
+        """Say it, once there is a search."""
+        if self._end is None:
             return Text("")
-        left = max(0.0, self._limit - (task.elapsed or 0.0))
+        left = max(0.0, self._end - time.monotonic())
         return Text(f"at most {left:.0f} s left; Ctrl-C keeps the best so far")
 
 
 @contextmanager
 def waiting(
-    what: str, limit_seconds: float | None, time: Callable[[float], str] | None = None
+    what: str, limit_seconds: float | None, told: Callable[[float], str] | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """Show, after two seconds, what is going on; give what takes a solver's progress.
 
-    `time` says the time of the best schedule so far.
+    What a model prints meanwhile goes to stderr: on stdout it would stand amid JSON.
+
+    `told` says the time of the best schedule so far.
     """
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), _Left(limit_seconds)
-    )  # fmt: skip
+    left = Left(limit_seconds)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), left
     bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
     task = bar.add_task(what)
     timer = threading.Timer(_QUIET_SECONDS, bar.start)
     timer.daemon = True
 
     def report(progress: Progress) -> None:
+        left.searching(progress.seconds)
         best = progress.incumbent_time
-        found = "" if best is None or time is None else f"{time(best)}; "
+        found = "" if best is None or told is None else f"{told(best)}; "
         bar.update(task, description=f"{what}: {found}{progress.message}".replace("[", "\\["))
 
     timer.start()
     try:
-        yield report
+        with redirect_stdout(sys.stderr):
+            yield report
     finally:
         timer.cancel()
         timer.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.budgets.plain import measure_outside_loss, measure_plain
-from remat.cache import remembered_costs, remembered_peak
+from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.modules.checkpoints import checkpoints_off
 from remat.planning.given import GivenPlan
@@ -23,7 +24,7 @@ from remat.planning.solving import adapted, solution_for
 from remat.plans.origin import Origin
 from remat.plans.plan import Plan
 from remat.refusals import refuse_wrapped
-from remat_exec import BudgetExceeded, Loss, Peak, Runnable, get_executor, with_call
+from remat_exec import BudgetExceeded, Executable, Loss, Runnable, get_executor, with_call
 from remat_graph import Schedule, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
@@ -249,9 +250,12 @@ def make_plan(
         )
         if not run:
             return Planned(plan, captured, executable)
-        peak = _rehearsed(executable, module, tensors, loss, budget)
-        measured = peak.peak_bytes
-        plan = replace(plan, measured_peak_bytes=measured, measured_curve=peak.curve)
+        rehearse = functools.partial(_rehearsed, executable, module, tensors, loss, budget)
+        if loss is None and type(executable) is Executable:
+            measured, curve = remembered_rehearsal(module, captured, executable.source, rehearse)
+        else:
+            measured, curve = rehearse()
+        plan = replace(plan, measured_peak_bytes=measured, measured_curve=curve)
         if measured <= budget:
             logger.info("planned: %s", str(plan).replace("\n", "; "))
             return Planned(plan, captured, executable)
@@ -299,14 +303,14 @@ def _rehearsed(
     tensors: list[torch.Tensor],
     loss: Loss | None,
     budget: int,
-) -> Peak:
-    """Run a plan once for its peak.
+) -> tuple[int, tuple[tuple[float, int], ...]]:
+    """Run a plan once for its peak and its curve.
 
     Raises:
         BudgetExceeded: if the device has less memory than the plan takes.
     """
     try:
-        return executable.rehearse(module, tensors, loss)
+        peak = executable.rehearse(module, tensors, loss)
     except torch.OutOfMemoryError as error:
         clear_frames(error.__traceback__)  # which hold what the step had allocated
         raise BudgetExceeded(
@@ -316,6 +320,7 @@ def _rehearsed(
             budget,
             executable.peak_bytes,
         ) from error
+    return peak.peak_bytes, peak.curve
 
 
 def refuse_other_profilers(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from remat_solvers.baselines.store_all import store_all
 __all__ = ["curve_figure", "memory_figure", "treemap_figure"]
 
 _MOST_POINTS = 3000
+_ROOMY = 0.06  # of the picture, for more than a name; on a phone names stand alone
 _PLANNED, _PLAIN, _AGAIN, _BUDGET, _BOUND = "#3b82f6", "#8b93a1", "#f28c28", "#e0433a", "#2aa876"
 _MIB = 2**20
 
@@ -80,7 +81,11 @@ def memory_figure(graph: Graph, schedule: Schedule, budget_bytes: int, limit: st
         figure.add_vline(
             x=1000 * begin,
             line={"dash": "dot", "width": 1, "color": _PLAIN},
-            annotation={"text": "backward begins", "font": {"color": _PLAIN}},
+            annotation={
+                "text": "backward begins",
+                "font": {"color": _PLAIN},
+                "yanchor": "bottom",
+            },
             annotation_position="top right",
         )
     return _laid_out(figure, "time, ms", "held, MiB")
@@ -153,20 +158,25 @@ def treemap_figure(parts: Sequence[Part]) -> Any:
             known = sums.setdefault(path[:length], [0, 0, 0])
             sums[path[:length]] = [a + b for a, b in zip(known, figures, strict=True)]
     shown = {path: told for path, told in sums.items() if told[0] + told[1] > 0}
+    whole = sum(shown[()][:2]) if () in shown else 0
     figure = go.Figure(
         go.Treemap(
             ids=["/" + "/".join(path) for path in shown],
             labels=[_safe(path[-1]) if path else "(model)" for path in shown],
             parents=["/" + "/".join(path[:-1]) if path else "" for path in shown],
             values=[kept + again for kept, again, _ in shown.values()],
-            text=[
-                f"{mib(kept)} kept<br>{mib(again)} again, {ms(time)}"
-                for kept, again, time in shown.values()
+            text=[f"{mib(kept)} kept<br>{mib(again)} again" for kept, again, _ in shown.values()],
+            texttemplate=[
+                "%{label}<br>%{text}" if kept + again > _ROOMY * whole else "%{label}"
+                for kept, again, _ in shown.values()
             ],
-            customdata=[_safe(".".join(path)) or "the whole model" for path in shown],
+            customdata=[
+                [_safe(".".join(path)) or "the whole model", ms(time)]
+                for path, (_, _, time) in shown.items()
+            ],
             branchvalues="total",
             maxdepth=4,
-            hovertemplate="%{customdata}<br>%{text}<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{text}, %{customdata[1]}<extra></extra>",
             marker={
                 "colors": [again / (kept + again) for kept, again, _ in shown.values()],
                 "colorscale": [[0, "#cfe0fb"], [0.5, "#fbe3c4"], [1, "#f5a14f"]],
@@ -201,7 +211,7 @@ def _laid_out(figure: Any, x: str | None, y: str | None) -> Any:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 56, "r": 8, "t": 24, "b": 44} if x else {"l": 4, "r": 4, "t": 24, "b": 4},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "y": 1.06, "yanchor": "bottom", "x": 0},
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#808080"},
         hovermode="closest",
         hoverlabel={"align": "left"},
@@ -209,7 +219,7 @@ def _laid_out(figure: Any, x: str | None, y: str | None) -> Any:
     )
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.5)"}
     if x:
-        figure.update_xaxes(title_text=x, tickformat=",", **axis)
+        figure.update_xaxes(title_text=x, tickformat=",", ticklabelstandoff=6, **axis)
         figure.update_yaxes(
             title_text=y, rangemode="tozero", tickformat=",", automargin=True, **axis
         )

@@ -1,4 +1,5 @@
-// Sorts a table by the column whose head is pressed, and gives plotly the colours of the page.
+// Sorts a table by the column whose head is pressed, and gives plotly the colours of the page, and
+// on a phone names alone in the tiles of a treemap, where figures find no room.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const head = button.closest("th"), table = head.closest("table"), body = table.tBodies[0];
@@ -22,5 +23,11 @@ function recolour() {
     Plotly.relayout(figure, change);
   }
 }
+function names() {
+  if (!matchMedia("(max-width: 40rem)").matches) return;
+  for (const figure of document.querySelectorAll(".plotly-graph-div"))
+    if (figure.data[0]?.type === "treemap") Plotly.restyle(figure, { texttemplate: "%{label}" });
+}
 dark.addEventListener("change", recolour);
 addEventListener("load", recolour);
+addEventListener("load", names);

@@ -13,7 +13,7 @@ import json
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from remat.report.measured import Curve, measured_events, measured_memory
 from remat_graph import Compute, Graph, Op, Provenance, Schedule, simulate
 from remat_graph.files import write_atomically
 
-__all__ = ["chrome_trace", "memory_snapshot", "save_trace"]
+__all__ = ["check_ending", "chrome_trace", "memory_snapshot", "save_trace"]
 
 _BASE = 1 << 20  # of the made up addresses
 _ROWS = {"forward": 1, "backward": 2, "again": 3}
@@ -44,17 +44,25 @@ def save_trace(
         RematError: if the file has another ending.
         OSError: if the folder does not exist or cannot be written.
     """
-    ending = Path(path).suffix
-    writers: dict[str, Callable[[], bytes]] = {
-        ".json": lambda: json.dumps(chrome_trace(graph, schedule, facts, measured)).encode(),
-        ".pickle": lambda: pickle.dumps(memory_snapshot(graph, schedule, measured), protocol=4),
-    }
-    if ending not in writers:
+    check_ending(path)
+    if Path(path).suffix == ".json":
+        data = json.dumps(chrome_trace(graph, schedule, facts, measured)).encode()
+    else:
+        data = pickle.dumps(memory_snapshot(graph, schedule, measured), protocol=4)
+    write_atomically(path, data)
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Ask before work whether a trace can be written there.
+
+    Raises:
+        RematError: if the file has an ending of neither.
+    """
+    if Path(path).suffix not in (".json", ".pickle"):
         raise RematError(
             f"cannot write {os.fspath(path)!r}; its ending must be .json, for Perfetto and "
             f"chrome://tracing, or .pickle, for pytorch.org/memory_viz"
         )
-    write_atomically(path, writers[ending]())
 
 
 def chrome_trace(

@@ -1,0 +1,56 @@
+"""The graph of a model for a curve of time against peak, and budgets of a step as those of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remat.budgets.budget import Budget
+from remat.budgets.plain import measure_plain
+from remat.errors import RematError
+from remat.planning.planner import SCALAR_BYTES, plan_module
+from remat.planning.settings import Settings, as_args
+from remat_exec import Loss, with_call
+from remat_graph import Graph
+from remat_graph.torch import Costs
+
+__all__ = ["graph_and_budgets"]
+
+_UNBOUNDED = 1 << 62  # more than any machine has
+
+
+def graph_and_budgets(
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    wanted: Sequence[Budget] | None,
+    costs: Costs,
+    loss: Loss | None,
+) -> tuple[Graph, list[int | float] | None, int]:
+    """Capture a model; give its graph, its budgets in bytes, and what of each is set aside.
+
+    Raises:
+        RematError: if the model is no module; as `remat.plan`.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise RematError(
+            f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a Graph"
+        )
+    call = as_args(args), dict(kwargs)
+    settings = Settings.read(_UNBOUNDED, "store-all", costs, None, None, loss)
+    planned = plan_module(model, *call, settings)
+    captured, plan = planned.capture, planned.plan
+    device = captured.program.device
+    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    if wanted is None:
+        return plan.graph, None, aside
+    plain = plan.solution.peak_bytes
+    if costs == "measure" and any(budget.fraction is not None for budget in wanted):
+        told = None if loss is None else with_call(loss, *call)
+        peak = measure_plain(model, *call, captured, plan.store_all_peak_bytes, device, told)
+        plain = plain if peak is None else peak.peak_bytes
+    stored = plain + aside
+    sizes: list[int | float] = [max(1, b.resolve(lambda: stored) - aside) for b in wanted]
+    return plan.graph, sizes, aside
