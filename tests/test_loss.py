@@ -330,3 +330,22 @@ def test_a_plan_alone_tells_the_loss_the_call():
 
     plan = remat.plan(two(), (batch(),), budget=0.9, loss=of_the_call, limit_seconds=LIMIT_SECONDS)
     assert plan.measured_peak_bytes is None
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "l1_loss"])
+def test_the_buffer_that_a_loss_lies_in_is_counted_while_the_user_holds_it(name):
+    """That of the first two is as large as their input."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 32, 3))
+    x, target = torch.randn(4, 3, 16, 16), torch.randn(4, 32, 12, 12)
+
+    def loss(output):
+        return getattr(nn.functional, name)(output, target)
+
+    planned = remat.rematerialize(model, x, budget=1.0, limit_seconds=LIMIT_SECONDS, loss=loss)
+    for _ in range(2):  # what is let go of is found out in the first
+        loss(planned(x)).backward()
+    planned.zero_grad()
+    with remat.measure_peak() as peak:
+        loss(planned(x)).backward()
+    assert peak.peak_bytes <= planned.plan.budget_bytes
+    assert peak.peak_bytes <= planned.plan.predicted_peak_bytes + 64  # of the loss's own gradient

@@ -174,7 +174,7 @@ def exact() -> str:
         (
             cell["model"],
             cell["share"],
-            "" if not (plain := cell["plain_peak_bytes"]) else f"{cell['budget_bytes'] / plain:.2f}",
+            f"{cell['budget_bytes'] / plain:.2f}" if (plain := cell["plain_peak_bytes"]) else "",
             percent(cell["peak_bytes"] / cell["budget_bytes"]),
             cell["recomputations"],
             cell["chosen"].partition(" (")[0] or "nothing",

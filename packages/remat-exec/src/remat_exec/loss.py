@@ -79,8 +79,9 @@ def loss_gradients(
     """Differentiate a loss of what a module returns by `tensors`, which it was made of.
 
     `None` stands for a tensor that needs no gradient or on which the loss does not depend. The
-    second list has the gradients of whatever else the loss depends on, such as parameters of its
-    own: a backward leaves them in memory.
+    second list is what is in memory while the backward goes on: the gradients of whatever else the
+    loss depends on, such as parameters of its own, and the loss itself, which the user holds and
+    which may lie in a large buffer: that of `mse_loss` is as large as its input.
 
     Raises:
         LossError: if the loss fails, gives no scalar, or depends on none of the tensors.
@@ -115,7 +116,7 @@ def loss_gradients(
             "compute it from its argument, without detach() or no_grad()"
         )
     gradients = iter(found[: len(wanted)])
-    kept = found[len(wanted) :]
+    kept = [*found[len(wanted) :], value.detach()]
     return [next(gradients) if tensor.requires_grad else None for tensor in tensors], kept
 
 
