@@ -146,6 +146,23 @@ def test_what_goes_wrong_is_one_line_and_a_code(file, capsys, monkeypatch, words
     assert said in text
 
 
+def test_an_error_is_a_document_where_json_is_asked_for(file, capsys, monkeypatch):
+    words = ["remat", "plan", f"{file}:net", "--budget", "1KiB"]
+    monkeypatch.setattr(sys, "argv", [*words, "--json"])
+    with pytest.raises(SystemExit, match="3"):
+        main()
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["error"] == "BudgetTooSmall"
+    assert "budget 1 KiB is below" in err
+    assert told["message"] in err
+    assert told["budget_bytes"] == 1024 < told["least_bytes"] <= told["smallest_bytes"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == ""
+
+
 @pytest.fixture
 def graph(file, tmp_path):
     made = run_json("plan", f"{file}:net", "--budget", "1MiB", "--save", tmp_path / "all.json")

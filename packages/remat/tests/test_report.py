@@ -93,7 +93,10 @@ def test_the_command_writes_the_same_page(plan, page, tmp_path):
     words = ["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "out.html")]
     told = CliRunner().invoke(app, [*words, "--json"])
     assert json.loads(told.stdout) == {"written": str(tmp_path / "out.html")}
-    assert "By module and source line" in (tmp_path / "out.html").read_text()
+    text = (tmp_path / "out.html").read_text()
+    assert "By module and source line" in text
+    assert "plan.json</h1>" in text
+    assert f"torch {torch.__version__}" in text
 
 
 def test_what_is_missing_is_said_before_any_work(plan, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from remat.__about__ import __version__
-from remat.command.terminal import err, out
+from remat.command.terminal import AS_JSON, err, out, print_json
 from remat.errors import RematError
 
 __all__ = ["INTERRUPTED", "NOTHING_FITS", "app", "main"]
@@ -53,8 +53,12 @@ def _version(
 
 
 def main() -> None:
-    """Run the command; errors are told on stderr and by the exit code, Ctrl-C by 130 alone."""
+    """Run the command; errors are told on stderr and by the exit code, Ctrl-C by 130 alone.
+
+    With `--json` an error is a document on stdout, too.
+    """
     pressed = False
+    asked: dict[str, bool] = {}
 
     def stop(signal_number: int, frame: Any) -> None:
         nonlocal pressed
@@ -66,10 +70,12 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     before = signal.signal(signal.SIGINT, stop)
     try:
-        app()
+        app(obj=asked)
     except (RematError, OSError) as error:
         if not pressed:  # else its reason: compiled modules make an ImportError of Ctrl-C
             message, code = _told(error)
+            if asked.get(AS_JSON):
+                print_json(_document(error, message))
             err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
             raise SystemExit(code) from None
         raise SystemExit(INTERRUPTED) from None
@@ -85,3 +91,9 @@ def _told(error: RematError | OSError) -> tuple[str, int]:
     from remat_solvers import BudgetTooSmall
 
     return f"remat: {error}", NOTHING_FITS if isinstance(error, BudgetTooSmall) else _WRONG
+
+
+def _document(error: RematError | OSError, message: str) -> dict[str, Any]:
+    """Give an error for other programs: its class, what is told, and the figures that it has."""
+    figures = {name: value for name, value in vars(error).items() if isinstance(value, int | str)}
+    return {"error": type(error).__name__, "message": message.removeprefix("remat: "), **figures}

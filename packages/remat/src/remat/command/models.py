@@ -47,7 +47,7 @@ def plan(
 ) -> None:
     """Plan for a model within a budget, without running the plan; by default without its data."""
     check_output(save)
-    made = options.plan(model, budget)
+    made, _ = options.plan(model, budget)
     if save is not None:
         made.save(save)
     if json:

@@ -122,10 +122,10 @@ class PlanOptions(ModelOptions):
     solver: SolverOption = "auto"
     limit_seconds: LimitOption = None
 
-    def plan(self, model: str, budget: str | None) -> Plan:
+    def plan(self, model: str, budget: str | None) -> tuple[Plan, str]:
         """Plan without running the plan, for what the device has if no budget is given.
 
-        Ctrl-C keeps the best so far.
+        Ctrl-C keeps the best so far. The text says for which class, sizes and costs it is.
 
         Raises:
             RematError: if an option cannot be read; as `Target.build` and `remat.plan`.
@@ -135,13 +135,21 @@ class PlanOptions(ModelOptions):
         check_solver(self.solver)
         with waiting("making the model", None):
             example = target.build(self.costs)
-        err.print(f"planning for {example}", markup=False, highlight=False, soft_wrap=True)
+        told = f"{example}, {self._costs_told}"
+        err.print(f"planning for {told}", markup=False, highlight=False, soft_wrap=True)
         with waiting(
             "capturing and solving", most_seconds(self.solver, self.limit_seconds)
         ) as report:
-            return dry_plan(
+            made = dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report, keep_best=True
             )
+        return made, told
+
+    @property
+    def _costs_told(self) -> str:
+        if self.device is not None:
+            return f"estimated for {self.device.value}"
+        return "measured here" if self.measure else "estimated for this machine"
 
 
 def taking(options: type[MakingOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:

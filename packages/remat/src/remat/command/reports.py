@@ -79,7 +79,7 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Say of each part of a model what a plan keeps or makes again, and why."""
-    made = _plan_of(model, budget, options)
+    made, _ = _plan_of(model, budget, options)
     from remat.plans.plan import Plan
 
     told = made.explain(by=by.value, depth=depth)
@@ -151,11 +151,11 @@ def report(
     from remat_solvers import Tradeoff, tradeoff
 
     check_plotly()
-    made = _plan_of(model, budget, options)
+    made, title = _plan_of(model, budget, options)
     if isinstance(made, StepPlan):
         if curve:
             raise RematError(f"{model} is of several regions, for which there is no --curve")
-        made.report(output)
+        made.report(output, title=title)
         _print_written(output, json)
         return
     drawn: Tradeoff | None = None
@@ -163,7 +163,7 @@ def report(
         seconds = options.limit_seconds
         with waiting("solving for the curve", most_seconds("auto", seconds, points=8)) as progress:
             drawn = tradeoff(made.graph, limit_seconds=seconds, progress=progress, keep_best=True)
-    made.report(output, curve=drawn or False)
+    made.report(output, title=title, curve=drawn or False)
     _print_written(output, json)
 
 
@@ -187,7 +187,7 @@ def trace(
     from remat.report.traces import check_ending
 
     check_ending(output)
-    made = _plan_of(model, budget, options)
+    made, _ = _plan_of(model, budget, options)
     if isinstance(made, StepPlan):
         raise RematError(f"{model} is of several regions, for which there is no trace")
     made.save_trace(output)
@@ -201,8 +201,8 @@ def _print_written(output: Path, json: bool) -> None:
         out.print(f"written to {output}", markup=False, soft_wrap=True)
 
 
-def _plan_of(model: str, budget: str | None, options: PlanOptions) -> Plan | StepPlan:
-    """Read a plan from its file, or make one.
+def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[Plan | StepPlan, str]:
+    """Read a plan from its file, or make one; also say what it is for.
 
     Raises:
         RematError: if there is no budget for a model, or one for a plan, which has its own.
@@ -216,7 +216,7 @@ def _plan_of(model: str, budget: str | None, options: PlanOptions) -> Plan | Ste
 
         data = Path(model).read_bytes()
         kind = StepPlan if kind_of(data) == STEP_PLAN else Plan
-        return kind.decode(data, source=model)
+        return kind.decode(data, source=model), model
     return options.plan(model, budget)
 
 

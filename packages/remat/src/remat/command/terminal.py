@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remat_solvers import Progress
 
 __all__ = [
+    "AS_JSON",
     "BudgetOption",
     "JsonOption",
     "LimitOption",
@@ -42,6 +43,15 @@ __all__ = [
 out = Console()
 err = Console(stderr=True)
 
+AS_JSON = "json"  # under it the object of a context has whether `--json` was given
+
+
+def _note_json(context: typer.Context, is_asked: bool) -> bool:
+    """Let `main` know of it, for errors."""
+    context.ensure_object(dict)[AS_JSON] = is_asked
+    return is_asked
+
+
 BudgetOption = Annotated[
     str,
     typer.Option(help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%')."),
@@ -50,7 +60,12 @@ SolverOption = Annotated[str, typer.Option(help="A name from `remat solvers`.")]
 LimitOption = Annotated[
     float | None, typer.Option(min=0, help="Stop the search after so many seconds.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", callback=_note_json, is_eager=True, help="Print JSON instead of a table."
+    ),
+]
 
 _QUIET_SECONDS = 2.0
 _WIDEST = 1000  # columns

@@ -30,3 +30,7 @@ class Origin:
         if device is not None and device.type == "cuda":
             name = torch.cuda.get_device_name(device)
         return cls(__version__, str(torch.__version__), name)
+
+    def __str__(self) -> str:
+        """Say it readably."""
+        return f"remat {self.remat_version}, torch {self.torch_version}, captured on {self.device}"

@@ -163,13 +163,15 @@ class Plan:
         self,
         path: str | os.PathLike[str],
         *,
+        title: str = "remat plan",
         curve: bool | Tradeoff = False,
         limit_seconds: float | None = None,
     ) -> None:
         """Write what the plan does into one HTML file, which can be read offline.
 
-        With `curve`, the curve of time against memory is drawn: the one that is given, or one of
-        eight budgets that are solved for, all within `limit_seconds` (15 s each, else).
+        `title` is its heading: a plan does not know the name of its model. With `curve`, the curve
+        of time against memory is drawn: the one that is given, or one of eight budgets that are
+        solved for, all within `limit_seconds` (15 s each, else).
 
         Raises:
             RematError: if plotly is missing: it comes with `remat[report]`.
@@ -183,7 +185,8 @@ class Plan:
             "The step", self.graph, self.schedule, self.budget_bytes,
             lower_bound=self.solution.lower_bound, curve=drawn,
         )  # fmt: skip
-        write_atomically(path, report_page("remat plan", self._rows(), [chapter]))
+        facts = [*self._rows(), ("made with", str(self.origin))]
+        write_atomically(path, report_page(title, facts, [chapter]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what runs and what is held, as planned and as measured, for another tool.

@@ -167,10 +167,11 @@ class StepPlan:
             for (name, option), graph in found.items()
         )  # fmt: skip
 
-    def report(self, path: str | os.PathLike[str]) -> None:
+    def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
         """Write what each region does into one HTML file, region by region, as `explain` tells it.
 
-        What is held outside of the regions is not drawn, nor a curve.
+        `title` is its heading: a plan does not know the name of its model. What is held outside of
+        the regions is not drawn, nor a curve.
 
         Raises:
             RematError: if plotly is missing: it comes with `remat[report]`.
@@ -182,7 +183,8 @@ class StepPlan:
             Chapter(name, graph, option.schedule, option.peak_bytes, "what the region may hold")
             for (name, option), graph in found.items()
         ]
-        write_atomically(path, report_page(self._title, self._rows(), chapters))
+        facts = [*self._rows(), ("made with", str(self.origin))]
+        write_atomically(path, report_page(title or self._title, facts, chapters))
 
     def __str__(self) -> str:
         """Say it readably."""
