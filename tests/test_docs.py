@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 NAMED = re.compile(r"`((?:docs|examples)/[\w./-]+\.md)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+WRITTEN = re.compile(r"^<!-- (\S+) -->.*?^<!-- end of \1 -->", re.MULTILINE | re.DOTALL)
 SCREEN = (45, 120)  # lines, columns
 OF_THE_READER = ("net.py",)
 BODIES = {
@@ -110,6 +111,12 @@ def test_a_decision_record_fits_on_a_screen(record):
     lines, columns = SCREEN
     shown = [math.ceil(len(line) / columns) or 1 for line in record.read_text().splitlines()]
     assert sum(shown) <= lines
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_no_wider_than_a_screen(page):
+    lines = WRITTEN.sub("", FENCE.sub("", page.read_text())).splitlines()
+    assert [line for line in lines if len(line) > SCREEN[1] and line[:1] not in ("|", "#")] == []
 
 
 def test_every_decision_is_listed():
