@@ -4,17 +4,19 @@ import json
 import os
 import signal
 import sys
-from io import BytesIO, TextIOWrapper
+import time
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import remat
 import remat_solvers
-from remat.command import app, main, models
+from remat.command import app, main, models, terminal
 from remat.command.terminal import Left, check_output
 from remat.planning import solving
 from remat_graph import load, save
@@ -215,8 +217,20 @@ def test_the_time_left_is_that_of_the_search():
     assert not left.render(None).plain
     left.searching(9.6)
     left.searching(0.0)  # of the next solver
-    assert left.render(None).plain.startswith("at most 20 s left")
+    assert left.render(None).plain.startswith("20 s left")
     assert not Left(None).render(None).plain
+
+
+def test_what_is_done_gives_way_to_the_time_left(monkeypatch):
+    shown = StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr(terminal, "err", console)
+    monkeypatch.setattr(terminal, "_QUIET_SECONDS", 0.0)
+    with terminal.waiting("capturing and solving", 30.0) as report:
+        report(remat_solvers.Progress("refine", 1, None, None, None, 1.0, "checkpoints " * 20))
+        while "Ctrl-C keeps the best" not in shown.getvalue():
+            time.sleep(0.01)
+    assert "capturing and solving: check" in shown.getvalue()
 
 
 def test_solvers_side_by_side(graph, capsys, monkeypatch):

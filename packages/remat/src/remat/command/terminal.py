@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from remat.errors import RematError
@@ -115,7 +115,7 @@ class Left(ProgressColumn):
     """The time left of a limit, which begins when the search does."""
 
     def __init__(self, limit_seconds: float | None) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._limit = limit_seconds
         self._end: float | None = None
 
@@ -129,7 +129,7 @@ class Left(ProgressColumn):
         if self._end is None:
             return Text("")
         left = max(0.0, self._end - time.monotonic())
-        return Text(f"at most {left:.0f} s left; Ctrl-C keeps the best so far")
+        return Text(f"{left:.0f} s left; Ctrl-C keeps the best")
 
 
 @contextmanager
@@ -143,8 +143,9 @@ def waiting(
     `told` says the time of the best schedule so far.
     """
     left = Left(limit_seconds)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), left
-    bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal)
+    doing = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    columns = SpinnerColumn(), doing, TimeElapsedColumn(Column(no_wrap=True)), left
+    bar = Bar(*columns, console=err, transient=True, disable=not err.is_terminal, expand=True)
     task = bar.add_task(what)
     timer = threading.Timer(_QUIET_SECONDS, bar.start)
     timer.daemon = True
