@@ -36,6 +36,7 @@ from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
 __all__ = ["Heuristics"]
 
 _START_SHARE = 0.1  # of the time left, where there are several schedules to begin with
+_SLOW = 1.2  # of computing everything once
 _DESCENT_SHARE = 0.2  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
@@ -70,10 +71,16 @@ class Heuristics:
                 self._repair(stored, EVICTION_PERTURBATIONS[0])
         for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
             for stored in everything:
-                if self._state.best is None:
+                if self._is_slow(until):
                     self._page(stored, paging, None)
-                if self._state.best is None:
+                if self._is_slow(until):
                     self._repair(stored, eviction)
+
+    def _is_slow(self, until: float) -> bool:
+        """Ask for another first schedule: there is none, or a slow one and time until a moment."""
+        state = self._state
+        slow = state.best_time > _SLOW * state.once and time.perf_counter() < until
+        return state.best is None or slow
 
     def descend(self) -> None:
         """Look for a peak within the budget whatever the time, for a share of what is left."""

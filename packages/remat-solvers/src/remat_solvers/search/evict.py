@@ -2,8 +2,9 @@
 
 At the moment of the peak, of the values that are alive but idle, the one is evicted whose
 recomputation just before its next use costs least time per byte freed. The closure of what is no
-longer alive at that use is recomputed with it. Dearer: recomputations that would themselves be over
-budget. Cheaper: lives that cover more moments over budget.
+longer alive at that use is recomputed with it; what is small beside the value, or cannot be made
+again, is held until then. Dearer: recomputations that would themselves be over budget. Cheaper:
+lives that cover more moments over budget.
 Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: a trace per eviction, or
 per handful of them on graphs of more than 500 ops, so that the number of traces does not grow.
 """
@@ -32,11 +33,13 @@ class EvictionPerturbation:
     """Perturbs the prices of values: several perturbations give several schedules.
 
     `cover` is the power of the share of over-budget moments that a life covers, `crowding` the
-    weight of a recomputation that is over budget itself, `noise` the spread of a random factor.
+    weight of a recomputation that is over budget itself, `hold` the share of the bytes evicted up
+    to which a value is held rather than made again with it, `noise` the spread of a random factor.
     """
 
     cover: float = 0.5
     crowding: float = 2.0
+    hold: float = 0.2
     noise: float = 0.0
     seed: int = 0
 
@@ -145,22 +148,23 @@ def _cheapest(
             continue
         if time.perf_counter() > deadline:
             return []
-        found = closures.at(v, q, worst * gain / weight)
-        if found is None:
+        found = closures.at(v, q, worst * gain / weight, perturbation.hold)
+        if found is None or found.held_bytes >= size:
             continue
-        closure, cost, bytes_there = found
-        price = cost / gain * weight * _dearer(perturbation, bytes_there - free, over)
+        freed = size - found.held_bytes
+        price = found.seconds * min(size, over) / (gain * min(freed, over)) * weight
+        price *= _dearer(perturbation, found.made_bytes + found.held_bytes - free, over)
         if price < worst:
-            insort(best, (price, q, closure, size))
+            insort(best, (price, q, found.ops, freed))
             del best[most:]
             worst = best[-1][0] if len(best) == most else math.inf
     chosen: list[tuple[int, list[int]]] = []
     freed = 0
-    for _, q, closure, size in best:
+    for _, q, closure, gained in best:
         if freed >= over:
             break
         chosen.append((q, closure))
-        freed += size
+        freed += gained
     return chosen
 
 
@@ -187,20 +191,30 @@ def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, In
     return copies, last_before[copies], next_after[copies]
 
 
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """Ops to run, their time, their outputs and workspace, and what is held for them until then."""
+
+    ops: list[int]
+    seconds: float
+    made_bytes: int
+    held_bytes: int
+
+
 class Closures:
     """What must be recomputed to have a value at a position of one trace, which runs every op."""
 
-    __slots__ = ("_key", "_latest", "_lost", "_now", "_until", "_wiring")
+    __slots__ = ("_key", "_latest", "_now", "_size", "_until", "_wiring")
 
     def __init__(self, wiring: Wiring, now: Trace) -> None:
         self._wiring = wiring
         self._now = now
         latest = np.searchsorted(now.key, np.arange(1, wiring.op_count + 1) * (now.steps + 1)) - 1
+        self._size: list[int] = wiring.size.tolist()
         self._latest: list[int] = (now.key[latest] % (now.steps + 1)).tolist()
         ends = now.copy_last[now.first_copy[latest][wiring.producer] + wiring.slot]
         self._until: list[int] = ends.tolist()
         self._key: list[int] = []
-        self._lost: list[int] = []
 
     def alive(self, v: int, position: int) -> bool:
         """Say whether a copy of `v` made before `position` is still there."""
@@ -213,16 +227,19 @@ class Closures:
         rank = bisect_left(self._key, op * (now.steps + 1) + position) - 1
         return bool(now.copy_last[now.first_copy[rank] + self._wiring.slot_list[v]] >= position)
 
-    def at(self, v: int, position: int, most: float) -> tuple[list[int], float, int] | None:
-        """List the ops to run before `position`, their time and outputs; `None` above `most`."""
+    def at(self, v: int, position: int, most: float, hold: float) -> Closure | None:
+        """Find what to run before `position` to have a value; `None` above `most` seconds.
+
+        What cannot be made again, or is up to a share `hold` of the value, is held until then.
+        """
         wiring = self._wiring
-        inputs, producer, times = wiring.inputs, wiring.producer_list, wiring.time_list
-        if self._lost and self._lost[producer[v]] <= position:
-            return None
+        inputs, producer, size = wiring.inputs, wiring.producer_list, self._size
         latest, until = self._latest, self._until
+        small = hold * size[v]
         wanted = [producer[v]]
         chosen = {producer[v]}
-        cost = times[producer[v]]
+        held: set[int] = set()
+        cost = wiring.time_list[producer[v]]
         while wanted:
             for u in inputs[wanted.pop()]:
                 op = producer[u]
@@ -230,27 +247,15 @@ class Closures:
                     continue
                 if until[u] >= position if latest[op] < position else self.alive(u, position):
                     continue
-                cost += times[op]
-                if not wiring.replayable_list[op]:
-                    self._lost = self._lost or self._when_lost()
-                    return None
+                if not wiring.replayable_list[op] or size[u] <= small:
+                    held.add(u)
+                    continue
+                cost += wiring.time_list[op]
                 if cost > most:
                     return None
                 chosen.add(op)
                 wanted.append(op)
-        closure = sorted(chosen)
-        made = sum(wiring.made_list[op] for op in closure)
-        return closure, cost, made + max(wiring.workspace_list[op] for op in closure)
-
-    def _when_lost(self) -> list[int]:
-        """Find for each op a position from which on what it needs can no longer be made again."""
-        wiring, until = self._wiring, self._until
-        lost: list[int] = []
-        for row in wiring.inputs:
-            since = _NEVER
-            for u in row:
-                op = wiring.producer_list[u]
-                gone = until[u] + 1
-                since = min(since, max(gone, lost[op]) if wiring.replayable_list[op] else gone)
-            lost.append(since)
-        return lost
+        ops = sorted(chosen)
+        made = sum(wiring.made_list[op] for op in ops)
+        made += max(wiring.workspace_list[op] for op in ops)
+        return Closure(ops, cost, made, sum(size[u] for u in held if producer[u] not in chosen))

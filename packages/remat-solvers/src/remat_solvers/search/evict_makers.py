@@ -24,7 +24,6 @@ from remat_solvers.search.evict import EvictionPerturbation, idle_copies, lowere
 
 __all__ = ["evict_makers"]
 
-_SMALL = 0.05  # of what is evicted: what is kept longer rather than made again
 _INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that gains tell
 
 
@@ -151,7 +150,7 @@ class _Evictor:
     def _ways(self, lives: _Lives, v: int, since: int, q: int, most: float) -> Iterator[_Way]:
         """List the ways to have a value again at `q`, if it ends at `since`: by each maker."""
         known: dict[int, _Way | None] = {v: None}
-        self._small = _SMALL * float(self._wiring.size[v])
+        self._small = self._perturbation.hold * float(self._wiring.size[v])
         for op in self._makes[v]:
             way = self._by(lives, op, since, q, known, most)
             if way is not None:

@@ -54,6 +54,7 @@ def local_search(
         perturbation = EvictionPerturbation(
             cover=float(rng.choice([0.0, 0.5, 1.0])),
             crowding=float(rng.choice([0.5, 2.0, 8.0])),
+            hold=float(rng.choice([0.0, 0.1, 0.2, 0.5])),
             noise=float(rng.choice([0.0, 0.1, 0.3])),
             seed=int(rng.integers(1 << 30)),
         )

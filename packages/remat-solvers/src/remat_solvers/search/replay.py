@@ -85,11 +85,10 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
     size = wiring.size[values].astype(np.float64)
     which = int(rng.choice(len(copies), p=size / size.sum()))
     position = min(int(next_after[which]), now.steps)
-    found = Closures(wiring, now).at(int(values[which]), position, math.inf)
+    found = Closures(wiring, now).at(int(values[which]), position, math.inf, 0.0)
     if found is None:
         return now
-    again, _, _ = found
-    sequence = np.insert(now.sequence, [position] * len(again), again)
+    sequence = np.insert(now.sequence, [position] * len(found.ops), found.ops)
     return drop_unused(wiring, trace(wiring, sequence))
 
 

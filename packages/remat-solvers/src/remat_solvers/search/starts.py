@@ -37,7 +37,7 @@ EVICTION_PERTURBATIONS = (
     EvictionPerturbation(),
     EvictionPerturbation(cover=0.0, crowding=0.5),
     EvictionPerturbation(cover=1.0, crowding=8.0),
-    EvictionPerturbation(noise=0.2, seed=1),
+    EvictionPerturbation(hold=0.5, noise=0.2, seed=1),
 )
 PAGING_PERTURBATIONS = (
     PagingPerturbation(),
