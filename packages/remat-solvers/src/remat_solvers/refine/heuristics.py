@@ -1,19 +1,20 @@
 """Schedules without a proof: found at first, built from points of programs, and improved.
 
 A first schedule comes of repairing the given one and storing everything, where values have several
-makers by each kind of them; while nothing fits, of
-running the ops within the budget in one pass and of repairing in other ways; at last of a descent
-to the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
-little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
-state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
-sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each
-attempt has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
+makers by each kind of them; while nothing fits, or where the gap stays wide, of running the ops
+within the budget in one pass and of repairing in other ways; at last of a descent to the least
+peak. A graph that is a chain of blocks is also planned as one: on long chains of which little fits,
+nothing else here finds what `rotor` does. What is found is pruned and offered to the state, which
+keeps the fastest. With several makers all of this works on the ordinary graph of a sequence
+(`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt has its
+time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
@@ -36,7 +37,7 @@ from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
 __all__ = ["Heuristics"]
 
 _START_SHARE = 0.1  # of the time left, where there are several schedules to begin with
-_SLOW = 1.2  # of computing everything once
+_WIDE_GAP = 0.05  # beyond which all first schedules are tried
 _DESCENT_SHARE = 0.2  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
@@ -53,6 +54,7 @@ class Heuristics:
         self._neighbourhood = Neighbourhood(
             state.wiring, state.budget_bytes, back_end=state.back_end
         )
+        self._others: list[Callable[[], None]] = []  # first schedules that were not tried yet
         self._seed = 0
         self._polish_seconds = 0.0
 
@@ -69,18 +71,19 @@ class Heuristics:
         for stored in everything:
             if stored is everything[0] or time.perf_counter() < until:
                 self._repair(stored, EVICTION_PERTURBATIONS[0])
-        for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
-            for stored in everything:
-                if self._is_slow(until):
-                    self._page(stored, paging, None)
-                if self._is_slow(until):
-                    self._repair(stored, eviction)
-
-    def _is_slow(self, until: float) -> bool:
-        """Ask for another first schedule: there is none, or a slow one and time until a moment."""
-        state = self._state
-        slow = state.best_time > _SLOW * state.once and time.perf_counter() < until
-        return state.best is None or slow
+        self._others = [
+            attempt
+            for eviction, paging in zip(
+                EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True
+            )
+            for stored in everything
+            for attempt in (
+                partial(self._page, stored, paging, None),
+                partial(self._repair, stored, eviction),
+            )
+        ]
+        while self._others and self._state.best is None:
+            self._others.pop(0)()
 
     def descend(self) -> None:
         """Look for a peak within the budget whatever the time, for a share of what is left."""
@@ -148,6 +151,8 @@ class Heuristics:
         soon = until - by_parts * _BY_PARTS * seconds
         if state.wiring.graph.has_alternatives:
             self._search_makers((time.perf_counter() + soon) / 2)
+        while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < soon:
+            self._others.pop(0)()
         unfolded = unfold(state.wiring, state.best)
         found = local_search(
             unfolded.wiring, unfolded.start, state.budget_bytes, seed=self._seed, deadline=soon
