@@ -192,6 +192,42 @@ def test_a_backward_tells_when_it_starts_and_ends():
     assert told == [(frozenset({1}), frozenset({0})), "end"]
 
 
+class Tanhs(nn.Module):
+    """Two outputs that its backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        last = torch.tanh(self.second(hidden))
+        return hidden, last, last.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("keep", "gone"),
+    [
+        (lambda outputs: None, {0, 1}),
+        (lambda outputs: outputs[:2], set()),
+        (lambda outputs: outputs[0], {1}),
+        (lambda outputs: outputs[0].detach(), {1}),
+        (lambda outputs: outputs[1][:2], {0}),
+    ],
+)
+def test_what_the_backward_keeps_of_outputs_is_not_held_by_the_user(keep, gone):
+    case = Case("tanhs", Tanhs, lambda: (torch.randn(4, 5),), lambda out: out[2])
+    model, told = case.remat(), []
+    outputs = model.executable(
+        model.module, list(case.args()), lambda missing, let_go: told.append(let_go)
+    )
+    held, loss = keep(outputs), outputs[2]
+    del outputs
+    loss.backward()
+    del held
+    assert told[0] - {2} == gone
+
+
 def test_what_depends_on_missing_gradients_alone_is_not_computed():
     """Zero times infinity would be no zero."""
 

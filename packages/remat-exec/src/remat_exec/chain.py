@@ -99,8 +99,13 @@ class _Step:
             self._handed = [_weak(tensor.untyped_storage()) for tensor in handed]
 
     def _let_go(self, saved: list[Any]) -> frozenset[int]:
-        """Find the positions of what nobody holds any more, or only the backward itself."""
-        own = Counter(_address(tensor) for tensor in saved)
+        """Find the positions of what nobody holds any more, or only the backward itself.
+
+        What autograd saved of outputs is there twice: as it was saved, and as it is given back.
+        """
+        own: Counter[int] = Counter()
+        for tensor in saved:
+            own[_address(tensor)] += 1 if tensor.grad_fn is None else 2
         return frozenset(
             position
             for position, ref in enumerate(self._handed)
