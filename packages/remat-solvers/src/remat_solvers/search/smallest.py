@@ -37,8 +37,8 @@ from remat_solvers.search.unfolding import unfold
 __all__ = ["SmallestBudget", "descend_to", "least_peak_trace", "smallest_budget", "smallest_trace"]
 
 _EVICTION_PERTURBATIONS = (
-    EvictionPerturbation(),
-    EvictionPerturbation(crowding=8.0),
+    EvictionPerturbation(hold=0.0),
+    EvictionPerturbation(crowding=8.0, hold=0.0),
     EvictionPerturbation(cover=0.0, crowding=0.5),
 )
 _PAGING_PERTURBATIONS = (
