@@ -1,6 +1,8 @@
 """What reaches the MILP back ends, and what comes back."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -159,3 +161,18 @@ def test_no_prices_can_raise_the_bound_above_the_optimum():
         assert milp._dual_bound(program, prices) <= optimum + 1e-9
     assert milp._dual_bound(program, None) == -np.inf
     assert milp._dual_bound(program, np.full(4, np.nan)) == -np.inf
+
+
+def test_nothing_is_printed_by_a_process_that_solves():
+    """Not at its end either, when what C has buffered is written; capfd does not see that."""
+    code = """
+import numpy as np
+from scipy import sparse
+from remat_solvers.core.milp import Program, solve_program
+
+one = np.ones(1)
+program = Program(-one, sparse.csr_array([[2.0]]), one, 0 * one, one, one > 0)
+assert solve_program(program, seconds=5).value == 0
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (out.stdout, out.stderr) == ("", "")
