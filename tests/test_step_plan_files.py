@@ -409,5 +409,20 @@ def test_the_command_reads_such_files(made, tmp_path):
     told = json.loads(run("explain", path, "--json").stdout)
     assert [region["name"] for region in told["regions"]] == [name for name, _ in plan.regions]
     assert plan.regions[0][0] in run("explain", path).stdout
-    assert run("report", path, "-o", tmp_path / "page.html").exit_code == 0
-    assert "several regions" in str(run("trace", path, "-o", tmp_path / "step.json").exception)
+    assert run("report", path, "--curve", "-o", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("<h2>The step</h2>") < page.index(f"<h2>{plan.regions[0][0]}</h2>")
+    assert "no schedule is faster" in page
+    assert run("trace", path, "-o", tmp_path / "step.json").exit_code == 0
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    held = [event["args"]["bytes"] for event in events if event["ph"] == "C"]
+    assert max(held) == plan.predicted_peak_bytes - plan.set_aside_bytes
+    assert sum(event.get("cat") == "again" for event in events) == plan.recomputations
+
+
+def test_a_notebook_shows_the_step_as_a_whole(made):
+    _, plan = made
+    told = plan._repr_html_()
+    assert "peak, measured" in told
+    assert told.count("<svg") == 1
+    assert "Net.forward" in told

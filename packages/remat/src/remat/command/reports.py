@@ -146,24 +146,25 @@ def report(
 ) -> None:
     """Write a plan as one page, to be read in a browser without a network."""
     check_output(output)
-    from remat.plans.step import StepPlan
+    from remat.plans.plan import Plan
     from remat.report.page import check_plotly
     from remat_solvers import Tradeoff, tradeoff
 
     check_plotly()
     made, title = _plan_of(model, budget, options)
-    if isinstance(made, StepPlan):
+    seconds = options.limit_seconds
+    drawn: bool | Tradeoff = False
+    if isinstance(made, Plan):
+        most = most_seconds("auto", seconds, points=8)
         if curve:
-            raise RematError(f"{model} is of several regions, for which there is no --curve")
-        made.report(output, title=title)
-        _print_written(output, json)
-        return
-    drawn: Tradeoff | None = None
-    if curve:
-        seconds = options.limit_seconds
-        with waiting("solving for the curve", most_seconds("auto", seconds, points=8)) as progress:
-            drawn = tradeoff(made.graph, limit_seconds=seconds, progress=progress, keep_best=True)
-    made.report(output, title=title, curve=drawn or False)
+            with waiting("solving for the curve", most) as progress:
+                drawn = tradeoff(
+                    made.graph, limit_seconds=seconds, progress=progress, keep_best=True
+                )
+        made.report(output, title=title, curve=drawn)
+    else:
+        with waiting("choosing for the curve" if curve else "drawing", seconds):
+            made.report(output, title=title, curve=curve, limit_seconds=seconds)
     _print_written(output, json)
 
 
@@ -183,13 +184,10 @@ def trace(
 ) -> None:
     """Write what a plan runs and holds, for a viewer of traces or of memory."""
     check_output(output)
-    from remat.plans.step import StepPlan
     from remat.report.traces import check_ending
 
     check_ending(output)
     made, _ = _plan_of(model, budget, options)
-    if isinstance(made, StepPlan):
-        raise RematError(f"{model} is of several regions, for which there is no trace")
     made.save_trace(output)
     _print_written(output, json)
 

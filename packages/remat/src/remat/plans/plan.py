@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 
 from remat.errors import RematError
 from remat.plans.file import encode_plan, read_plan
 from remat.plans.origin import Origin
+from remat.report.curve import Curve
 from remat.report.explaining import By, Explanation, explain
+from remat.report.notebook import notebook_page
 from remat.report.page import Chapter, check_plotly, report_page
 from remat.report.traces import save_trace
 from remat.report.words import mib, mib_or_dash
@@ -24,7 +25,6 @@ from remat_graph import (
     Solution,
     Stage,
     Status,
-    memory_to_svg,
     simulate,
 )
 from remat_graph.files import write_atomically
@@ -183,7 +183,8 @@ class Plan:
             drawn = tradeoff(self.graph, limit_seconds=limit_seconds)
         chapter = Chapter(
             "The step", self.graph, self.schedule, self.budget_bytes,
-            lower_bound=self.solution.lower_bound, curve=drawn,
+            lower_bound=self.solution.lower_bound,
+            curve=None if drawn is None else Curve.of(drawn),
         )  # fmt: skip
         facts = [*self._rows(), ("made with", str(self.origin))]
         write_atomically(path, report_page(title, facts, [chapter]))
@@ -208,14 +209,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Say it in a notebook: what `print` says, and what is held over the step."""
-        rows = "".join(
-            f'<tr><td style="text-align:left">{escape(name)}</td>'
-            f'<td style="text-align:left">{escape(text)}</td></tr>'
-            for name, text in self._rows()
-        )
         drawn = {"this plan": self.schedule, "storing everything": store_all(self.graph)}
-        picture = memory_to_svg(self.graph, drawn, budget_bytes=self.budget_bytes)
-        return f"<table>{rows}</table>{picture}"
+        return notebook_page(self._rows(), self.graph, drawn, self.budget_bytes)
 
     def __str__(self) -> str:
         """Say it readably."""

@@ -11,10 +11,14 @@ from pathlib import Path
 from remat.plans.origin import Origin
 from remat.plans.plan import recomputed
 from remat.plans.step_file import encode_step, read_step
+from remat.report.curve import curve_of_step
 from remat.report.explaining import By, Explanation, explain
+from remat.report.notebook import notebook_page
 from remat.report.page import Chapter, check_plotly, report_page
+from remat.report.traces import save_trace
+from remat.report.whole_step import WholeStep
 from remat.report.words import mib, mib_or_dash
-from remat_graph import Graph
+from remat_graph import Graph, Schedule
 from remat_graph.drawing.picture import printable
 from remat_graph.files import write_atomically
 from remat_solvers.baselines.store_all import store_all
@@ -33,6 +37,11 @@ class RegionOfStep:
 
     front: RegionFront
     missing: frozenset[int] = frozenset()
+
+    @property
+    def everything(self) -> RegionOption:
+        """What it costs to store everything."""
+        return measure_option(self.front.graph, store_all(self.front.graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +127,7 @@ class StepPlan:
     @property
     def store_all_peak_bytes(self) -> int:
         """The most that the step holds if all of its regions store everything."""
-        everything = [
-            measure_option(kind.front.graph, store_all(kind.front.graph)) for kind in self.kinds
-        ]
+        everything = [kind.everything for kind in self.kinds]
         return peak_of(self.moments, [everything[kind] for _, kind in self.calls])
 
     @property
@@ -167,24 +174,76 @@ class StepPlan:
             for (name, option), graph in found.items()
         )  # fmt: skip
 
-    def report(self, path: str | os.PathLike[str], *, title: str | None = None) -> None:
-        """Write what each region does into one HTML file, region by region, as `explain` tells it.
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str | None = None,
+        curve: bool = False,
+        limit_seconds: float | None = None,
+    ) -> None:
+        """Write what the plan does into one HTML file: the step as a whole, then each region.
 
-        `title` is its heading: a plan does not know the name of its model. What is held outside of
-        the regions is not drawn, nor a curve.
+        `title` is its heading: a plan does not know the name of its model. With `curve`, the curve
+        of time against memory is drawn, of eight budgets, for each of which options of the regions
+        are chosen, all within `limit_seconds` (mostly a second each, else).
 
         Raises:
             RematError: if plotly is missing: it comes with `remat[report]`.
             OSError: if the folder does not exist or cannot be written.
         """
         check_plotly()
+        drawn = None
+        if curve:
+            known = [k.front.with_([k.everything], ()) for k in self.kinds]
+            fronts = [known[kind] for _, kind in self.calls]
+            most = self.store_all_peak_bytes
+            drawn = curve_of_step(fronts, self.moments, most, limit_seconds)
+        graph, planned, plain = self._as_one
+        limit = "the budget, less what is set aside" if self.set_aside_bytes else "the budget"
+        whole = Chapter(
+            "The step", graph, planned, self.budget_bytes - self.set_aside_bytes, limit,
+            lower_bound=self.lower_bound, curve=drawn, plain=plain, step_of_regions=True,
+        )  # fmt: skip
         found = dict(zip(self.regions, self.graphs, strict=True))
         chapters = [
             Chapter(name, graph, option.schedule, option.peak_bytes, "what the region may hold")
             for (name, option), graph in found.items()
         ]
         facts = [*self._rows(), ("made with", str(self.origin))]
-        write_atomically(path, report_page(title or self._title, facts, chapters))
+        write_atomically(path, report_page(title or self._title, facts, [whole, *chapters]))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what runs and what is held, as planned, for another tool.
+
+        A `.json` is for Perfetto and chrome://tracing, a `.pickle` for pytorch.org/memory_viz.
+        Times are the costs of the graphs; what runs between the regions takes none here.
+
+        Raises:
+            RematError: if the file has another ending.
+            OSError: if the folder does not exist or cannot be written.
+        """
+        facts = {
+            "budget_bytes": self.budget_bytes,
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
+        }
+        graph, planned, _ = self._as_one
+        save_trace(graph, planned, path, facts)
+
+    def _repr_html_(self) -> str:
+        """Say it in a notebook: what `print` says, and what is held over the step."""
+        graph, planned, plain = self._as_one
+        drawn = {"this plan": planned, "storing everything": plain}
+        return notebook_page(self._rows(), graph, drawn, self.budget_bytes)
+
+    @property
+    def _as_one(self) -> tuple[Graph, Schedule, Schedule]:
+        """The step as one graph, the schedule that is planned, and one that stores everything."""
+        whole = WholeStep(self.moments, self.graphs)
+        plain = [store_all(graph) for graph in self.graphs]
+        planned = [option.schedule for option in self.options]
+        return whole.graph, whole.schedule(planned), whole.schedule(plain)
 
     def __str__(self) -> str:
         """Say it readably."""

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from remat.report.curve import Curve
 from remat.report.explaining import Part
 from remat.report.lifetimes import compute_steps
 from remat.report.words import mib, ms
 from remat_graph import Graph, Provenance, Schedule, simulate
 from remat_graph.drawing.picture import printable
-from remat_solvers import Tradeoff
-from remat_solvers.baselines.store_all import store_all
 
 __all__ = ["curve_figure", "memory_figure", "treemap_figure"]
 
@@ -40,13 +39,15 @@ class _Point:
     text: str
 
 
-def memory_figure(graph: Graph, schedule: Schedule, budget_bytes: int, limit: str) -> Any:
-    """Draw what is held over the step, as planned and if everything is stored."""
+def memory_figure(
+    graph: Graph, schedule: Schedule, plain: Schedule, budget_bytes: int, limit: str
+) -> Any:
+    """Draw what is held over the step, as planned and by `plain`, which stores everything."""
     import plotly.graph_objects as go  # noqa: PLC0415 - an extra
 
     figure = go.Figure()
     for name, steps, colour in (
-        ("storing everything", store_all(graph), _PLAIN),
+        ("storing everything", plain, _PLAIN),
         ("this plan", schedule, _PLANNED),
     ):
         points = _points(graph, steps)
@@ -102,13 +103,17 @@ def _backward_begins(graph: Graph, schedule: Schedule) -> float | None:
 
 
 def curve_figure(
-    graph: Graph, schedule: Schedule, lower_bound: float | None, curve: Tradeoff | None
+    graph: Graph,
+    schedule: Schedule,
+    plain: Schedule,
+    lower_bound: float | None,
+    curve: Curve | None,
 ) -> Any:
     """Draw time against peak: this plan, storing everything, and what no schedule can beat."""
     import plotly.graph_objects as go  # noqa: PLC0415 - an extra
 
     figure = go.Figure()
-    everything, planned = simulate(graph, store_all(graph)), simulate(graph, schedule)
+    everything, planned = simulate(graph, plain), simulate(graph, schedule)
     least = everything.time
 
     def add(name: str, points: Sequence[tuple[int, float]], **style: Any) -> None:
@@ -122,13 +127,10 @@ def curve_figure(
         )
 
     if curve is not None:
-        found = [(p.budget_bytes, p.solution.time) for p in curve.points if p.solution is not None]
-        bounds = [
-            (p.budget_bytes, p.lower_bound) for p in curve.points if p.lower_bound is not None
-        ]
         # A schedule serves every larger budget, a bound holds at every smaller one.
-        add("found", found, line={"shape": "hv", "color": _PLANNED, "width": 1.5})
-        add("no schedule is faster", bounds, line={"shape": "vh", "color": _BOUND, "width": 1.5})
+        add("found", curve.found, line={"shape": "hv", "color": _PLANNED, "width": 1.5})
+        bound = {"shape": "vh", "color": _BOUND, "width": 1.5}
+        add("no schedule is faster", curve.bounds, line=bound)
     marks = [
         ("storing everything", everything.peak_bytes, everything.time, _PLAIN, "square"),
         ("this plan", planned.peak_bytes, planned.time, _PLANNED, "circle"),

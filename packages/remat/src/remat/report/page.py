@@ -14,17 +14,21 @@ from importlib.resources import files
 from typing import Any
 
 from remat.errors import RematError
+from remat.report.curve import Curve
 from remat.report.explaining import Explanation, Part, explain
 from remat.report.figures import curve_figure, memory_figure, treemap_figure
 from remat_graph import Graph, Schedule
 from remat_graph.drawing.picture import printable
-from remat_solvers import Tradeoff
+from remat_solvers.baselines.store_all import store_all
 
 __all__ = ["Chapter", "check_plotly", "report_page"]
 
 _MOST_ROWS = 1000
 _ALONE = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 _CONFIG = {"responsive": True, "displayModeBar": False}
+_BETWEEN = (
+    " How long the code between the regions runs is not known: it is drawn as if it took none."
+)
 _COLUMNS = {
     "part": "The module, and the source line that is not torch's own.",
     "kept, MiB": "Held while the loss runs, between forward and backward.",
@@ -44,7 +48,9 @@ class Chapter:
     """A graph and its schedule, to be told on a page.
 
     `limit` is what `budget_bytes` is called. `lower_bound` is a time, in seconds, that nothing
-    within the budget beats; `curve` is drawn if there is one.
+    within the budget beats; `curve` is drawn if there is one. `plain` is a schedule that stores
+    everything, if not that of `store_all`. Of a `step_of_regions`, what the code between them holds
+    stands at moments of no length, and parts are left to the chapters of the regions.
     """
 
     title: str
@@ -53,7 +59,9 @@ class Chapter:
     budget_bytes: int
     limit: str = "the budget"
     lower_bound: float | None = None
-    curve: Tradeoff | None = None
+    curve: Curve | None = None
+    plain: Schedule | None = None
+    step_of_regions: bool = False
 
 
 def check_plotly() -> None:
@@ -102,22 +110,25 @@ def report_page(title: str, facts: Sequence[tuple[str, str]], chapters: Sequence
 
 def _chapter(chapter: Chapter, number: int) -> Iterator[str]:
     graph, schedule, budget = chapter.graph, chapter.schedule, chapter.budget_bytes
+    plain = store_all(graph) if chapter.plain is None else chapter.plain
     lines = explain(graph, schedule, budget, limit=chapter.limit)
-    modules = explain(graph, schedule, budget, by="module", limit=chapter.limit)
     yield f"<h2>{_text(chapter.title)}</h2>"
     yield "<h3>Memory over the step</h3>"
     yield (
         "<p>What is held while each operation runs, by the costs of the plan: forward, loss, "
         f"backward. The most is held at {_text(str(lines.peak))}. Orange points are computed "
-        "again. Point at a line to see the operation and where it comes from.</p>"
+        "again. Point at a line to see the operation and where it comes from."
+        f"{_BETWEEN if chapter.step_of_regions else ''}</p>"
     )
-    memory = memory_figure(graph, schedule, budget, chapter.limit)
+    memory = memory_figure(graph, schedule, plain, budget, chapter.limit)
     yield _drawn(memory, f"memory{number}")
     yield "<h3>Time against memory</h3>"
     yield f"<p>{_about_curve(chapter)}</p>"
-    yield _drawn(
-        curve_figure(graph, schedule, chapter.lower_bound, chapter.curve), f"curve{number}"
-    )
+    curve = curve_figure(graph, schedule, plain, chapter.lower_bound, chapter.curve)
+    yield _drawn(curve, f"curve{number}")
+    if chapter.step_of_regions:
+        return
+    modules = explain(graph, schedule, budget, by="module", limit=chapter.limit)
     if any(part.kept_bytes or part.recomputed_bytes for part in modules.parts):
         yield "<h3>What is kept and what is computed again</h3>"
         yield (

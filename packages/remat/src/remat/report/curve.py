@@ -1,0 +1,66 @@
+"""What is drawn of time against memory: the least time found within budgets, and the bounds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_solvers import Tradeoff
+from remat_solvers.step import Moment, RegionFront, StepTooLarge, choose, step_bound
+
+__all__ = ["Curve", "curve_of_step"]
+
+_POINTS = 8
+_SECONDS = 5.0  # for one choice or one bound; most take far less
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Pairs of a budget in bytes and a time in seconds, by rising budget.
+
+    Within the budgets of `found` a schedule takes that time; within those of `bounds` none takes
+    less.
+    """
+
+    found: tuple[tuple[int, float], ...]
+    bounds: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, curve: Tradeoff) -> Curve:
+        """Read the curve of one graph."""
+        points = curve.points
+        return cls(
+            tuple((p.budget_bytes, p.solution.time) for p in points if p.solution is not None),
+            tuple((p.budget_bytes, p.lower_bound) for p in points if p.lower_bound is not None),
+        )
+
+
+def curve_of_step(
+    fronts: Sequence[RegionFront],
+    moments: Sequence[Moment],
+    most_bytes: int,
+    limit_seconds: float | None,
+) -> Curve:
+    """Choose among the known options of each call for eight budgets, with a bound on any others.
+
+    Budgets are spread from the smallest for which there is a choice up to `most_bytes`. All take
+    `limit_seconds` at most, or some seconds each.
+    """
+    calls = [1] * len(fronts)
+    options = [front.options for front in fronts]
+    seconds = _SECONDS if limit_seconds is None else limit_seconds / (2 * _POINTS + 1)
+    try:
+        choose(options, calls, moments, 1, limit_seconds=seconds)
+        smallest = 1
+    except StepTooLarge as error:
+        smallest = error.smallest_bytes
+    found, bounds = [], []
+    for point in range(_POINTS):
+        budget = smallest + max(0, most_bytes - smallest) * point // (_POINTS - 1)
+        with contextlib.suppress(StepTooLarge):  # none was found in time
+            choice = choose(options, calls, moments, budget, limit_seconds=seconds)
+            found.append((budget, choice.time))
+        bound = step_bound(fronts, calls, moments, budget, limit_seconds=seconds)
+        bounds.append((budget, bound))
+    return Curve(tuple(found), tuple(bounds))
