@@ -110,6 +110,7 @@ class _Frames:
         self.found = False
         self._told: set[str] = set()
         self.code: CodeType | None = None
+        self.name = ""
         self.roots = roots
         self.codes: set[CodeType] = set()
 
@@ -119,20 +120,22 @@ class _Frames:
             return _AS_IT_IS
         settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
         with quietly(), compile_lock, config.patch(settings), patched(self._skipped):
-            before = self.code
+            before = self.code, self.name
             breaks = counters["graph_break"].copy()
             self.found = False
-            self.code = code
+            self.code, self.name = code, _name_of(frame)
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
             except (AssertionError, InternalTorchDynamoError) as error:  # a defect of Dynamo's
                 if _UNGUARDED in str(error):
                     raise
                 self._failures[code] += 1
-                self._skipped(f"{_place(code)} runs as it is: {str(error).strip().splitlines()[0]}")
+                self._skipped(
+                    f"{_place(frame)} runs as it is: {str(error).strip().splitlines()[0]}"
+                )
                 return _AS_IT_IS
             finally:
-                self.code = before
+                self.code, self.name = before
                 self.met += 1
             if result.guarded_code is not None:
                 self.codes.add(code)
@@ -146,7 +149,7 @@ class _Frames:
         # error of the user's: we count, for this model.
         self._failures[code] += 1
         if result.skip_reason:
-            self._skipped(f"{_place(code)} runs as it is: {result.skip_reason}")
+            self._skipped(f"{_place(frame)} runs as it is: {result.skip_reason}")
         return _AS_IT_IS
 
     def _tell(self, breaks: Iterable[str]) -> None:
@@ -179,8 +182,17 @@ class _Frames:
         return self._watched is not None and frame.f_locals.get("self") is self._watched()
 
 
-def _place(code: CodeType) -> str:
-    return f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
+def _name_of(frame: Any) -> str:
+    """Name a function; a method of a module by its class, which may not be the one it is of."""
+    owner = frame.f_locals.get("self")
+    if isinstance(owner, torch.nn.Module):
+        return f"{type(owner).__name__}.{frame.f_code.co_name}"
+    name: str = frame.f_code.co_qualname
+    return name
+
+
+def _place(frame: Any) -> str:
+    return f"{_name_of(frame)} at {frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
 
 
 def compile_frames(
@@ -225,11 +237,9 @@ def compile_frames(
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         frames.found = True
-        code = frames.code
-        name = code.co_qualname if code is not None else ""
-        first = frames.met == 0 and code in frames.roots
+        first = frames.met == 0 and frames.code in frames.roots
         _note_provenance(graph, None if whole is None else whole())
-        held = _Held(compile_graph(_read(graph, name, first), inputs))
+        held = _Held(compile_graph(_read(graph, frames.name, first), inputs))
         frames.graphs.add(held)
         return held
 
