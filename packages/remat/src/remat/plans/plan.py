@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from remat.errors import RematError
 from remat.plans.file import encode_plan, read_plan
 from remat.plans.origin import Origin
+from remat.plans.saved import SavedPlan
 from remat.report.curve import Curve
 from remat.report.explaining import By, Explanation, explain
 from remat.report.notebook import notebook_page
@@ -35,7 +35,7 @@ __all__ = ["Plan", "recomputed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(SavedPlan):
     """A schedule for one training graph, and what is known about it.
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
@@ -89,16 +89,6 @@ class Plan:
         )  # fmt: skip
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read what `save` wrote.
-
-        Raises:
-            DocumentError: if the file is damaged, or holds something else.
-            OSError: if it cannot be read.
-        """
-        return cls.decode(Path(path).read_bytes(), source=str(path))
-
-    @classmethod
     def decode(cls, data: bytes, *, source: str = "document") -> Plan:
         """Read the bytes of a plan file; `source` names it in errors.
 
@@ -108,16 +98,8 @@ class Plan:
         return cls(**read_plan(data, source=source))
 
     def encode(self) -> bytes:
-        """Give the bytes of a plan file, without the generated code; equal plans, equal bytes."""
+        """Give the bytes of a plan file, without generated code; equal plans give equal bytes."""
         return encode_plan(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
-
-        Raises:
-            OSError: if the folder does not exist or cannot be written.
-        """
-        write_atomically(path, self.encode())
 
     @property
     def schedule(self) -> Schedule:

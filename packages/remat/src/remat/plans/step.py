@@ -6,10 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from remat.plans.origin import Origin
 from remat.plans.plan import recomputed
+from remat.plans.saved import SavedPlan
 from remat.plans.step_file import encode_step, read_step
 from remat.report.curve import curve_of_step
 from remat.report.explaining import By, Explanation, explain
@@ -45,7 +45,7 @@ class RegionOfStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(SavedPlan):
     """What was planned for a step of several regions; sizes in bytes, times in seconds.
 
     `calls` are pairs of a name and a position in `kinds`, one for each call of a region, in order;
@@ -71,16 +71,6 @@ class StepPlan:
     measured_peak_bytes: int | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> StepPlan:
-        """Read what `save` wrote.
-
-        Raises:
-            DocumentError: if the file is damaged, or holds something else.
-            OSError: if it cannot be read.
-        """
-        return cls.decode(Path(path).read_bytes(), source=str(path))
-
-    @classmethod
     def decode(cls, data: bytes, *, source: str = "document") -> StepPlan:
         """Read the bytes of a plan file; `source` names it in errors.
 
@@ -90,16 +80,8 @@ class StepPlan:
         return cls(**read_step(data, RegionOfStep, source=source))
 
     def encode(self) -> bytes:
-        """Give the bytes of a plan file; equal plans give equal bytes."""
+        """Give the bytes of a plan file, without generated code; equal plans give equal bytes."""
         return encode_step(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
-
-        Raises:
-            OSError: if the folder does not exist or cannot be written.
-        """
-        write_atomically(path, self.encode())
 
     @property
     def regions(self) -> tuple[tuple[str, RegionOption], ...]:
