@@ -157,3 +157,59 @@ def test_a_checkpointed_part_that_cannot_be_one_graph_is_named():
     assert "checkpoint(self.part, x, use_reentrant=False)" in told
     assert "Call to `torch._dynamo.graph_break()`" in told
     assert "Leave the checkpoint out" in told
+
+
+class BesideACheckpoint(nn.Module):
+    """Statements that change tensors in place and whose results nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(32, 32), nn.BatchNorm1d(32)
+        self.drop = nn.Dropout(0.5, inplace=True)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", torch.ones(32))
+
+    def forward(self, x):
+        y = checkpoint(self.linear, x, use_reentrant=False)
+        y = self.norm(y)
+        y.mul_(2)
+        self.calls.add_(1)
+        torch.rand(3)
+        checkpoint(self.drop, self.seen, use_reentrant=False)
+        return y + 1
+
+
+@pytest.mark.parametrize("way", ["example", "later", "compiled"])
+def test_what_changes_in_place_beside_a_checkpoint_changes(way):
+    original = BesideACheckpoint()
+    options = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
+    if way == "compiled":
+        model = torch.compile(original, backend="remat", options=options)
+    else:
+        model = remat.rematerialize(original, rows() if way == "example" else None, **options)
+    plain = BesideACheckpoint()
+    assert_bitwise_equal(record(model), record(plain))
+    for (name, ours), theirs in zip(
+        original.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+class TrainsInEager(nn.Module):
+    """A graph in which nothing is trained, then a break that leaves the rest to eager."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(32, 32), nn.Parameter(torch.ones(32))
+        self.linear.register_full_backward_hook(lambda module, into, out: None)
+
+    def forward(self, x):
+        x = x + (x * self.scale).detach()
+        return checkpoint(self.linear, x, use_reentrant=False)
+
+
+def test_a_step_trained_in_eager_alone_is_no_step_within_the_budget():
+    model = remat.rematerialize(TrainsInEager(), budget="1MiB", costs="estimate")
+    with pytest.raises(remat.RematError, match="ran as it is, without a plan: TorchDynamo made no"):
+        model(rows())

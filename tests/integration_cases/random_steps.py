@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.utils import counters
@@ -24,7 +24,10 @@ class NotTrainable(Exception):
 
 @dataclass
 class Steps:
-    """What the steps of one model left behind, by name, and the peak of those measured."""
+    """What the steps of one model left behind, by name, and the peak of those measured.
+
+    Of steps that `torch.compile` leaves to eager, since no graph of them trains anything, none is.
+    """
 
     tensors: dict[str, torch.Tensor | None]
     peaks: list[int]
@@ -56,9 +59,12 @@ def planned(drawn, budget, way):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if way == "compiled":
-            options = {"budget": budget, "limit_seconds": 0.2}
+            plans = []
+            options = {"budget": budget, "limit_seconds": 0.2, "on_plan": plans.append}
             model = torch.compile(model, backend="remat", options=options)
-        elif way == "aot_eager":
+            steps = _train(model, drawn, WARM_STEPS)
+            return steps if plans else replace(steps, peaks=[])
+        if way == "aot_eager":
             model = torch.compile(model, backend="aot_eager")
         else:
             args = drawn.call() if way == "example" else None

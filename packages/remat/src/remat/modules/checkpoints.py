@@ -38,10 +38,11 @@ def without_checkpoints(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphMod
             called = graph.call_module(body.target, tuple(inputs))
         node.replace_all_uses_with(called)
         graph.erase_node(node)
+        if not body.users:
+            graph.erase_node(body)
         count += 1 + within
     if not count:
         return module, 0
-    graph.eliminate_dead_code()
     copied.recompile()
     return copied, count
 

@@ -73,12 +73,13 @@ class Region:
             raise Prepared
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
             return self._as_it_is(inputs)
-        stepper.met()
         key = self.numbers(inputs)
         if key not in self.plans:
             made = stepper.plan(self, inputs)
             _put(self.plans, key, self.settle(key, made) if isinstance(made, Planned) else made)
         planned = self.plans[key]
+        if planned is not None:
+            stepper.met()
         if isinstance(planned, Planned):
             stepper.used(planned)
         if stepper.preparing:

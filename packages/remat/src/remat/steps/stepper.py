@@ -119,7 +119,8 @@ class Stepper:
         """Run a forward all of whose regions are of this model.
 
         Raises:
-            RematError: if no region was met, and there is something to differentiate.
+            RematError: if there is something to differentiate, but no region with a plan, nor one
+                of which it was told that it has none.
         """
         outermost = not self.together.within_forward
         if outermost and not self._alone:
@@ -133,7 +134,8 @@ class Stepper:
             raise
         finally:
             self.together.within_forward = not outermost
-        if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+        met = self._met or self._unplanned
+        if not met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
             reason = "; ".join(self.together.breaks[-3:]) or (
                 "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
             )
@@ -171,7 +173,7 @@ class Stepper:
             self.preparing = False
 
     def met(self) -> None:
-        """Note that a region was called."""
+        """Note that a region was called that has something to differentiate."""
         self._met = True
 
     def used(self, planned: Planned) -> None:
