@@ -57,7 +57,8 @@ def test_a_random_module_trains_as_in_eager_within_the_budget(way, drawn, share)
     found = differences(got, eager)
     if found and all(is_rounding(difference) for difference in found.values()):
         # torch's tracing adds some gradients up in another order, such as a bias's behind a
-        # transposed input: then the bits are those of the traced module with everything stored
-        found = differences(got, planned(drawn, budget, "aot_eager"))
+        # transposed input: then the bits are those of the traced module with everything stored;
+        # and between regions gradients are contiguous, where eager's may be transposed
+        found = {} if got.breaks else differences(got, planned(drawn, budget, "aot_eager"))
     assert found == {}
     assert all(peak <= budget for peak in got.peaks)

@@ -121,6 +121,13 @@ def assigned(m, x):
     return y
 
 
+def detached_and_changed(m, x):
+    y = m.layer(x)
+    z = y.detach()
+    z.add_(y.tanh())
+    return z
+
+
 def viewed(m, x):
     y = m.layer(x).relu()
     return y[:, :4], y[:, 4:], y.t(), y
@@ -524,6 +531,12 @@ RIGHT = {
     ),
     "scalar output": (
         lambda: Made(lambda m, x: m.layer(x).mean(), layer=linear()),
+        (rows(),),
+        {},
+        squares,
+    ),
+    "detached and changed by what it was detached from": (
+        lambda: Made(detached_and_changed, layer=linear()),
         (rows(),),
         {},
         squares,

@@ -26,12 +26,14 @@ class NotTrainable(Exception):
 class Steps:
     """What the steps of one model left behind, by name, and the peak of those measured.
 
-    Of steps that `torch.compile` leaves to eager, since no graph of them trains anything, none is.
+    `breaks` are those of its plan. Of steps that `torch.compile` leaves to eager where they begin,
+    or altogether since no graph of them trains anything, no peak is measured (docs/limits.md).
     """
 
     tensors: dict[str, torch.Tensor | None]
     peaks: list[int]
     arguments: tuple
+    breaks: tuple[str, ...] = ()
 
 
 def in_eager(drawn):
@@ -63,13 +65,16 @@ def planned(drawn, budget, way):
             options = {"budget": budget, "limit_seconds": 0.2, "on_plan": plans.append}
             model = torch.compile(model, backend="remat", options=options)
             steps = _train(model, drawn, WARM_STEPS)
-            return steps if plans else replace(steps, peaks=[])
+            breaks = getattr(plans[-1], "breaks", ()) if plans else ()
+            seen = plans and not any("runs as it is" in reason for reason in breaks)
+            return replace(steps, peaks=steps.peaks if seen else [], breaks=breaks)
         if way == "aot_eager":
             model = torch.compile(model, backend="aot_eager")
         else:
             args = drawn.call() if way == "example" else None
             model = remat.rematerialize(model, args, budget=budget, limit_seconds=0.2)
-        return _train(model, drawn, WARM_STEPS)
+        steps = _train(model, drawn, WARM_STEPS)
+        return replace(steps, breaks=getattr(getattr(model, "plan", None), "breaks", ()))
 
 
 def _train(model, drawn, warm_steps):

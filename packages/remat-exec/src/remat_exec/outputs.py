@@ -13,6 +13,8 @@ from remat_graph.torch import Program, TensorFacts, Variable
 
 __all__ = ["make_outputs", "tangents_of"]
 
+aten = torch.ops.aten
+
 
 def make_outputs(
     program: Program, handed: tuple[torch.Tensor, ...], inputs: dict[str, torch.Tensor]
@@ -65,7 +67,10 @@ def _view(program: Program, variable: str, base: str, tensor: torch.Tensor) -> t
             (call.args, dict(call.kwargs)),
             is_leaf=lambda item: isinstance(item, Variable),
         )
-        given = call.target(*args, **kwargs)
+        # What was detached from the base and has a gradient got it from being changed in place; the
+        # base has it, too.
+        run = aten.alias.default if call.target is aten.detach.default else call.target
+        given = run(*args, **kwargs)
         parts = list(given) if call.sequence else [given]
         made.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
     result: torch.Tensor = made[variable]

@@ -119,8 +119,7 @@ class Stepper:
         """Run a forward all of whose regions are of this model.
 
         Raises:
-            RematError: if there is something to differentiate, but no region with a plan, nor one
-                of which it was told that it has none.
+            RematError: if there is something to differentiate, but no region with a plan.
         """
         outermost = not self.together.within_forward
         if outermost and not self._alone:
@@ -134,8 +133,7 @@ class Stepper:
             raise
         finally:
             self.together.within_forward = not outermost
-        met = self._met or self._unplanned
-        if not met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+        if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
             reason = "; ".join(self.together.breaks[-3:]) or (
                 "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
             )
