@@ -248,6 +248,14 @@ def test_a_loss_of_torch_that_looks_at_its_input_is_planned_around_that():
     assert torch.equal(x.grad, expected)
 
 
+def test_a_forward_of_views_alone_needs_no_plan():
+    x = torch.ones(4, 2, 3, requires_grad=True)
+    model = remat.rematerialize(nn.Flatten(), x, budget="1MiB")
+    (3 * model(x)).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 3))
+    assert "not made yet" in str(model.plan)
+
+
 def test_what_cannot_be_planned_at_all_says_why():
     model = remat.rematerialize(nn.CTCLoss(), budget=10**6)
     scores = torch.randn(12, 2, 5).log_softmax(2).requires_grad_()

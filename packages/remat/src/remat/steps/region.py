@@ -16,7 +16,7 @@ from remat.planning.planner import Planned
 from remat.steps.counters import Counters
 from remat.steps.region_calls import RegionPlan
 from remat_exec import Runnable
-from remat_graph.torch import Capture, Costs, quietly
+from remat_graph.torch import Capture, Costs, flatten, quietly
 
 if TYPE_CHECKING:
     from remat.steps.stepper import Stepper
@@ -78,16 +78,18 @@ class Region:
             made = stepper.plan(self, inputs)
             _put(self.plans, key, self.settle(key, made) if isinstance(made, Planned) else made)
         planned = self.plans[key]
-        if planned is not None:
-            stepper.met()
         if isinstance(planned, Planned):
             stepper.used(planned)
         if stepper.preparing:
             raise Prepared
+        if planned is None:
+            returned = self._as_it_is(inputs)
+            if any(map(_requires_grad, flatten(returned)[0])):  # views of inputs, say
+                stepper.met_nothing_to_plan(self)
+            return returned
+        stepper.met()
         if isinstance(planned, NotPlanned):
             stepper.used_none(planned)
-            return self._as_it_is(inputs)
-        if planned is None:
             return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):

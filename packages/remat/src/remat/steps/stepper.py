@@ -174,6 +174,10 @@ class Stepper:
         """Note that a region was called that has something to differentiate."""
         self._met = True
 
+    def met_nothing_to_plan(self, region: Region) -> None:
+        """Note it of a region whose gradients take no memory, unless it could not be captured."""
+        self._met = self._met or region.name not in self._unplanned
+
     def used(self, planned: Planned) -> None:
         """Note the plan that a step runs by."""
         if planned.plan is not self._last:
