@@ -26,8 +26,8 @@ class NotTrainable(Exception):
 class Steps:
     """What the steps of one model left behind, by name, and the peak of those measured.
 
-    `breaks` are those of its plan. Of steps that `torch.compile` leaves to eager where they begin,
-    or altogether since no graph of them trains anything, no peak is measured (docs/limits.md).
+    `breaks` are those of its plan. Where `torch.compile` meets any, a step may begin in eager, or be
+    all in eager; then what it takes is not seen (docs/limits.md), and no peak is measured.
     """
 
     tensors: dict[str, torch.Tensor | None]
@@ -66,8 +66,8 @@ def planned(drawn, budget, way):
             model = torch.compile(model, backend="remat", options=options)
             steps = _train(model, drawn, WARM_STEPS)
             breaks = getattr(plans[-1], "breaks", ()) if plans else ()
-            seen = plans and not any("runs as it is" in reason for reason in breaks)
-            return replace(steps, peaks=steps.peaks if seen else [], breaks=breaks)
+            is_seen = plans and not breaks
+            return replace(steps, peaks=steps.peaks if is_seen else [], breaks=breaks)
         if way == "aot_eager":
             model = torch.compile(model, backend="aot_eager")
         else:
