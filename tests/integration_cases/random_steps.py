@@ -26,8 +26,8 @@ class NotTrainable(Exception):
 class Steps:
     """What the steps of one model left behind, by name, and the peak of those measured.
 
-    `breaks` are those of its plan. Where `torch.compile` meets any, a step may begin in eager, or be
-    all in eager; then what it takes is not seen (docs/limits.md), and no peak is measured.
+    `breaks` are those of its plan. Where `torch.compile` meets any, a step may begin in eager, or
+    be all in eager; then what it takes is not seen (docs/limits.md), and no peak is measured.
     """
 
     tensors: dict[str, torch.Tensor | None]
