@@ -172,6 +172,51 @@ def test_an_output_outside_the_loss_does_not_keep_a_step_from_ending(held):
     assert_same(model, plain)
 
 
+class UsedAtTimes(nn.Module):
+    """A second output that reads what is changed in place later, and is not always in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.aside, self.leave = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        y = self.enter(x)
+        torch._dynamo.graph_break()
+        other = self.aside(torch.tanh(2 * y) + 1)
+        torch._dynamo.graph_break()
+        y.mul_(3)
+        return self.leave(torch.tanh(y)), other
+
+
+def test_a_region_without_a_backward_is_planned_for_and_right_once_it_has_one():
+    """What it reads is held twice until it is known whether later code changes it."""
+    torch.manual_seed(0)
+    plain, x = UsedAtTimes(), torch.randn(256, 64)
+    original = copy.deepcopy(plain)
+
+    def trained(model, outputs):
+        model.zero_grad()
+        sum(output.square().mean() for output in model(x)[:outputs]).backward()
+
+    with measure_peak() as peak:
+        trained(plain, 2)
+    budget = int(1.2 * peak.peak_bytes)
+    model = remat.rematerialize(original, budget=budget)
+    for outputs in (1, 1, 1, 1, 2, 2, 2, 1, 2):
+        trained(plain, outputs)
+        trained(model, outputs)
+        assert_same(model, plain)
+    for outputs in (1, 2):
+        with measure_peak() as peak:
+            trained(model, outputs)
+        assert peak.peak_bytes <= budget
+    model = remat.rematerialize(original, budget=budget)
+    for _ in range(6):
+        trained(model, 1)
+    assert isinstance(model.plan, remat.StepPlan)
+    assert model.plan.measured_peak_bytes <= budget
+
+
 def raises(gradient):
     raise KeyboardInterrupt
 

@@ -47,6 +47,7 @@ _NO_LIMIT = 1 << 30
 _IN_A_ROW = 8  # calls that traced the same code anew, for no other sizes
 _TRIES = 3
 _TRACED = "Detected that you are using FX to symbolically trace"
+_NO_TENSORS = "no tensor-related objects found in frame"
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
@@ -148,7 +149,7 @@ class _Frames:
         # Dynamo would leave the code alone from now on, in every model, even if what failed was an
         # error of the user's: we count, for this model.
         self._failures[code] += 1
-        if result.skip_reason:
+        if result.skip_reason and result.skip_reason != _NO_TENSORS:
             self._skipped(f"{_place(frame)} runs as it is: {result.skip_reason}")
         return _AS_IT_IS
 

@@ -28,8 +28,9 @@ Watched = tuple[int, torch.Tensor, int]
 class RegionPlan:
     """A captured region: the number of its kind, and the code of the options that were used.
 
-    `changes` says which of its inputs later code was seen to change in place, or not to; it is
-    shared by the regions of one place in the code, of whatever sizes.
+    `changes` says which of its inputs later code was seen to change in place, or not to, and `None`
+    of one whose calls had no backward so far; it is shared by the regions of one place in the code,
+    of whatever sizes.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class RegionPlan:
         capture: Capture,
         least: RegionOption,
         executor: Executor,
-        changes: dict[int, bool],
+        changes: dict[int, bool | None],
     ) -> None:
         self.kind = kind
         self.executor = executor
@@ -67,7 +68,8 @@ class RegionPlan:
         watched = []
         for position in self._exposed:
             tensor = tensors[position]
-            if isinstance(tensor, torch.nn.Parameter) or not self._changes.get(position, True):
+            changed = self._changes.get(position)
+            if isinstance(tensor, torch.nn.Parameter) or changed is False:
                 continue
             if any(s == 0 < n - 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
                 continue  # expanded: writing to it in place is an error
@@ -75,13 +77,20 @@ class RegionPlan:
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
             tensors[position] = copied.copy_(tensor)
-            if position not in self._changes:
+            if changed is None:
                 watched.append((position, tensor, tensor._version))
         return watched
 
-    def note(self, position: int, *, changed: bool) -> None:
-        """Note whether an input was changed between the forward and the backward of a call."""
-        self._changes[position] = changed or self._changes.get(position, False)
+    def is_new(self, position: int) -> bool:
+        """Whether no call has ended yet whose input at a position was watched."""
+        return position not in self._changes
+
+    def note(self, position: int, *, changed: bool | None) -> None:
+        """Note whether an input was changed between a call and its backward, `None` without one."""
+        if changed is None:
+            self._changes.setdefault(position, None)
+        else:
+            self._changes[position] = changed or bool(self._changes.get(position))
 
 
 def _exposed_inputs(capture: Capture) -> frozenset[int]:
@@ -160,6 +169,11 @@ class RegionCall:
         if self.drop is not None:
             self.drop()
             self.option = self.plan.least
+
+    def __del__(self) -> None:
+        """Note that there was no backward, if there was none."""
+        for position, *_ in self.watched:
+            self.plan.note(position, changed=None)
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""

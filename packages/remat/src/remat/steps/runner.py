@@ -62,7 +62,7 @@ class StepRunner:
         self._told = told
         self._chooser = StepChooser(settings, auto, told)
         self._given = settings.given_step
-        self._changes: dict[str, dict[int, bool]] = {}
+        self._changes: dict[str, dict[int, bool | None]] = {}
         self._device: torch.device | None = None
         self._patterns = KnownPatterns()
         self._calls: list[tuple[RegionPlan, RegionOption]] = []
@@ -196,8 +196,8 @@ class StepRunner:
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
         watched = plan.protect(tensors)
-        if watched:
-            self.stop_recording()  # of a step that holds them twice
+        if any(plan.is_new(position) for position, *_ in watched):
+            self.stop_recording()  # of a step that, most often, is the last to hold them twice
         if self._recording.under_way:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
