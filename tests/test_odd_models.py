@@ -254,6 +254,7 @@ def test_a_forward_of_views_alone_needs_no_plan():
     (3 * model(x)).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 3))
     assert "not made yet" in str(model.plan)
+    assert remat.rematerialize(nn.Identity(), budget="1MiB")(x) is x
 
 
 def test_what_cannot_be_planned_at_all_says_why():

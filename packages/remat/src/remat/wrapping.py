@@ -280,7 +280,7 @@ class RematForward:
         stepper.call = args, kwargs
         stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
         try:
-            return stepper.run(lambda: run(*args, **kwargs))
+            return stepper.run(run, *args, **kwargs)
         finally:
             stepper.call, stepper.rebuild = before  # the batch is not held until the next one
 
@@ -300,7 +300,7 @@ class RematForward:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
         stepper, compiled = self._machine
         run = compiled(type(block).forward, None)
-        return stepper.run(lambda: run(block, *args, **kwargs))
+        return stepper.run(run, block, *args, **kwargs)
 
     @property
     def _machine(self) -> _Machine:

@@ -115,7 +115,7 @@ class Stepper:
         self._regions.add(region)
         return region
 
-    def run(self, forward: Callable[[], Any]) -> Any:
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward all of whose regions are of this model.
 
         Raises:
@@ -127,13 +127,13 @@ class Stepper:
         self.together.within_forward = True
         self._met = self._met and not outermost
         try:
-            returned = self._tried(forward)
+            returned = self._tried(lambda: forward(*args, **kwargs))
         except BaseException:
             self.together.stop_recording()
             raise
         finally:
             self.together.within_forward = not outermost
-        if not self._met and any(tensor.requires_grad for tensor in flatten(returned)[0]):
+        if not self._met and _is_computed(returned, (args, kwargs)):
             reason = "; ".join(self.together.breaks[-3:]) or (
                 "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
             )
@@ -320,6 +320,14 @@ class Stepper:
             return self.rebuild(returned)
         finally:
             self.answer = before
+
+
+def _is_computed(returned: Any, given: Any) -> bool:
+    """Whether a function returned a tensor with a gradient that it was not given as it is."""
+    known = {id(tensor) for tensor in flatten(given)[0]}
+    return any(
+        tensor.grad_fn is not None and id(tensor) not in known for tensor in flatten(returned)[0]
+    )
 
 
 def _is_equal(one: Graph, other: Graph) -> bool:
