@@ -33,8 +33,11 @@ def within(drawn, budget, way):
     return budget, planned(drawn, budget, way)
 
 
-def is_rounding(difference):
-    return isinstance(difference, float) and difference < 1e-5
+def is_of_tracing(difference):
+    """Whether a difference may be one that comes of tracing: of the last bits, or of strides."""
+    if isinstance(difference, float):
+        return difference < 1e-5
+    return difference.startswith("strides")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -55,10 +58,11 @@ def test_a_random_module_trains_as_in_eager_within_the_budget(way, drawn, share)
     except OUR_ERRORS:
         return
     found = differences(got, eager)
-    if found and all(is_rounding(difference) for difference in found.values()):
+    if found and all(is_of_tracing(difference) for difference in found.values()):
         # torch's tracing adds some gradients up in another order, such as a bias's behind a
-        # transposed input: then the bits are those of the traced module with everything stored;
-        # and between regions gradients are contiguous, where eager's may be transposed
+        # transposed input, and lays out anew what masked_fill_ changes: then all is as in the
+        # traced module with everything stored; and between regions gradients are contiguous, where
+        # eager's may be transposed
         found = {} if got.breaks else differences(got, planned(drawn, budget, "aot_eager"))
     assert found == {}
     assert all(peak <= budget for peak in got.peaks)

@@ -164,7 +164,7 @@ def differences(got, expected):
         elif tensor.shape != other.shape or tensor.dtype != other.dtype:
             found[name] = f"{other.dtype} {list(other.shape)}"
         elif name.startswith("output") and tensor.stride() != other.stride():
-            found[name] = f"{other.stride()} where eager has {tensor.stride()}"
+            found[name] = f"strides {other.stride()}, in eager {tensor.stride()}"
         elif not torch.equal(tensor, other):
             found[name] = float((tensor.double() - other.double()).abs().max())
     return found
