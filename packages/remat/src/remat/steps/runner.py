@@ -111,9 +111,10 @@ class StepRunner:
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number == len(kinds):
             if self._settings.costs == "measure":
-                self.stop_recording()
-                refuse_other_profilers(capture.program.device)
                 with remembered_costs(costs, capture.program.device, self._settings.costs):
+                    if not costs.keys() >= set(capture.program.equivalence.values()):
+                        self.stop_recording()
+                        refuse_other_profilers(capture.program.device)
                     capture = capture.costed("measure", costs)
             number, capture = self._of_given(name, capture) or (number, capture)
             if number == len(kinds):
