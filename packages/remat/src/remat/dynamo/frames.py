@@ -7,6 +7,7 @@ torch 2.13.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -26,7 +27,11 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext, cached_backends
-from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    InternalTorchDynamoError,
+    TorchRuntimeError,
+)
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
 from torch._dynamo.types import ConvertFrameReturn
@@ -127,7 +132,8 @@ class _Frames:
             self.code, self.name = code, _name_of(frame)
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
-            except (AssertionError, InternalTorchDynamoError) as error:  # a defect of Dynamo's
+            except (AssertionError, InternalTorchDynamoError, TorchRuntimeError) as error:
+                # A defect of Dynamo's, or an error of the user's, which eager tells in its words.
                 if _UNGUARDED in str(error):
                     raise
                 self._failures[code] += 1
@@ -152,6 +158,16 @@ class _Frames:
         if result.skip_reason and result.skip_reason != _NO_TENSORS:
             self._skipped(f"{_place(frame)} runs as it is: {result.skip_reason}")
         return _AS_IT_IS
+
+    @contextlib.contextmanager
+    def forgiving(self) -> Iterator[None]:
+        """Do not count failures in a call that raises, as one of other sizes than fit together."""
+        before = self._failures.copy()
+        try:
+            yield
+        except BaseException:
+            self._failures = before
+            raise
 
     def _tell(self, breaks: Iterable[str]) -> None:
         """Say why there is no graph before a break; the frames around that one break there, too."""
@@ -268,7 +284,8 @@ def compile_frames(
         frames.met = 0
         frames.calls += 1
         try:
-            return compiled(*args, **kwargs)
+            with frames.forgiving():
+                return compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             raise error.inner_exception from None
         except RuntimeError as error:

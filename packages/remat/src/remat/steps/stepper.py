@@ -126,10 +126,12 @@ class Stepper:
             self.together.enter(None)
         self.together.within_forward = True
         self._met = self._met and not outermost
+        alone = self._alone
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
         except BaseException:
             self.together.stop_recording()
+            self._alone = alone  # parts that ran before it failed were met by themselves
             raise
         finally:
             self.together.within_forward = not outermost
