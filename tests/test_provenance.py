@@ -77,5 +77,5 @@ def test_the_regions_of_a_step_name_them_and_are_told_one_by_one(tmp_path):
     assert "second.0.norm" in labels[1] - labels[0]
     model.plan.report(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<h3>Memory over the step</h3>") == 2
+    assert page.count("<h3>Memory over the step</h3>") == 3
     assert all(f"<h2>{name}</h2>" in page for name in told)

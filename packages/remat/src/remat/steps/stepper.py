@@ -129,9 +129,10 @@ class Stepper:
         alone = self._alone
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
-        except BaseException:
+        except BaseException as error:
             self.together.stop_recording()
-            self._alone = alone  # parts that ran before it failed were met by themselves
+            if isinstance(error, Exception):  # parts that ran before it were met by themselves
+                self._alone = alone
             raise
         finally:
             self.together.within_forward = not outermost
