@@ -148,23 +148,20 @@ def report(
     check_output(output)
     from remat.plans.plan import Plan
     from remat.report.page import check_plotly
-    from remat_solvers import Tradeoff, tradeoff
+    from remat_solvers import tradeoff
 
     check_plotly()
     made, title = _plan_of(model, budget, options)
     seconds = options.limit_seconds
-    drawn: bool | Tradeoff = False
-    if isinstance(made, Plan):
-        most = most_seconds("auto", seconds, points=8)
-        if curve:
-            with waiting("solving for the curve", most) as progress:
-                drawn = tradeoff(
-                    made.graph, limit_seconds=seconds, progress=progress, keep_best=True
-                )
-        made.report(output, title=title, curve=drawn)
-    else:
+    if not isinstance(made, Plan):
         with waiting("choosing for the curve" if curve else "drawing", seconds):
             made.report(output, title=title, curve=curve, limit_seconds=seconds)
+    elif curve:
+        with waiting("solving for the curve", most_seconds("auto", seconds, points=8)) as progress:
+            drawn = tradeoff(made.graph, limit_seconds=seconds, progress=progress, keep_best=True)
+        made.report(output, title=title, curve=drawn)
+    else:
+        made.report(output, title=title)
     _print_written(output, json)
 
 

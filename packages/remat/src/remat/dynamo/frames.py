@@ -27,11 +27,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import config, trace_rules
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext, cached_backends
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    InternalTorchDynamoError,
-    TorchRuntimeError,
-)
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
 from torch._dynamo.types import ConvertFrameReturn
@@ -165,7 +161,7 @@ class _Frames:
         before = self._failures.copy()
         try:
             yield
-        except BaseException:
+        except Exception:  # a call that only prepares ends by no error
             self._failures = before
             raise
 

@@ -70,13 +70,13 @@ class WholeStep:
             steps.append(Compute(_outside(at)))
             if at in self._halves:
                 call, half = self._halves[at]
-                held = alive.setdefault(call, set())
-                for step in _steps_of(self.graphs[call], schedules[call], half):
+                graph, held = self.graphs[call], alive.setdefault(call, set())
+                for step in _steps_of(graph, schedules[call], half):
                     if isinstance(step, Free):
                         held.remove(step.value)
                         steps.append(Free(_of_call(step.value, call)))
                     else:
-                        held.update(self.graphs[call].ops[self._index(call, step)].outputs)
+                        held.update(graph.ops[graph.op_index[step.op]].outputs)
                         steps.append(Compute(_of_call(step.op, call)))
                 if half == "backward":
                     steps += [Free(_of_call(value, call)) for value in sorted(alive.pop(call))]
@@ -122,9 +122,6 @@ class WholeStep:
                     if read not in graph.results  # they are freed here, and are not there
                 ),
             )
-
-    def _index(self, call: int, step: Compute) -> int:
-        return self.graphs[call].op_index[step.op]
 
 
 def _steps_of(

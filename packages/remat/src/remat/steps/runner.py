@@ -198,7 +198,7 @@ class StepRunner:
         self._calls.append((plan, option))
         watched = plan.protect(tensors)
         if any(plan.is_new(position) for position, *_ in watched):
-            self.stop_recording()  # of a step that, most often, is the last to hold them twice
+            self.stop_recording()  # later steps most often do not hold them twice
         if self._recording.under_way:
             self._present.append(gradients_present(tensors))
         executable = plan.executable(option)
