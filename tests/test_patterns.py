@@ -12,6 +12,8 @@ from torch import nn
 import remat
 from pattern_models import PATTERNS, seed_everything
 from remat.steps.choosing import StepChooser
+from remat.steps.recording import is_part
+from remat.steps.region_calls import RegionCall
 from remat.steps.runner import StepRunner
 from remat_exec import measure_peak
 
@@ -163,6 +165,49 @@ def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch
     with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
         run(model)
     assert error.value.peak_bytes > error.value.budget_bytes == budget
+
+
+class Deep(nn.Module):
+    """As many regions as are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh())
+            for _ in range(5)
+        )
+        self.depth = 2
+
+    def forward(self, x):
+        for part in self.parts[: self.depth]:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(monkeypatch):
+    gave, go_lean, records, recorded = [], RegionCall.go_lean, [], StepRunner._recorded
+
+    def noted(self):
+        gave.append(len(records))
+        go_lean(self)
+
+    def kept(self):
+        records.append(recorded(self))
+        return records[-1]
+
+    monkeypatch.setattr(RegionCall, "go_lean", noted)
+    monkeypatch.setattr(StepRunner, "_recorded", kept)
+    torch.manual_seed(0)
+    model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.2)
+    for depth in (2, 2, 2, 2, 5, 5, 5, 5):
+        model.depth = depth
+        run(model)
+    pressed, planned = records[-2:]
+    assert len(pressed.pattern) == len(planned.pattern) == 5
+    assert len(records) - 2 in gave
+    assert len(records) - 1 not in gave
+    assert is_part(planned.moments, pressed.moments)  # which has more: where memory is given back
 
 
 class Broken(nn.Module):

@@ -47,7 +47,7 @@ def in_eager(drawn):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             steps = _train(model, drawn, STEPS - 1)
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise NotTrainable from error
     if not all(t is None or t.isfinite().all() for t in steps.tensors.values()):
         raise NotTrainable
@@ -145,8 +145,9 @@ def _step(model, drawn, arguments):
     outputs = model(*arguments)
     parts = flatten(outputs)[0]
     differentiated = [parts[i] for i in sorted(drawn.used) if parts[i].requires_grad]
-    if not differentiated:
-        raise ValueError("nothing to differentiate")
+    given = {argument.untyped_storage().data_ptr() for argument in arguments}
+    if all(part.untyped_storage().data_ptr() in given for part in differentiated):
+        raise ValueError("nothing that the module makes is differentiated")
     losses = [(i + 1) * (part * part).mean() for i, part in enumerate(differentiated)]
     loss = sum(losses[1:], losses[0])
     loss.backward()

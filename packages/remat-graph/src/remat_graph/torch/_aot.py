@@ -35,6 +35,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from remat_graph.torch.draws import DrawnInPlace, draws_out_of_order
 from remat_graph.torch.errors import CaptureError
 
 __all__ = [
@@ -250,10 +251,26 @@ def _trace(
     *,
     exporting: bool,
 ) -> Joint:
+    joint = _traced(module, tensors, within, exporting=exporting)
+    if draws_out_of_order(joint.graph):
+        mode = DrawnInPlace()  # type: ignore[no-untyped-call]
+        joint = _traced(module, tensors, within, mode, exporting=exporting)
+    return joint
+
+
+def _traced(
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    within: Callable[[], contextlib.AbstractContextManager[None]],
+    mode: contextlib.AbstractContextManager[Any] | None = None,
+    *,
+    exporting: bool,
+) -> Joint:
     with contextlib.ExitStack() as stack:
         if exporting:
             stack.enter_context(_compiling_state_context())
         stack.enter_context(within())
+        stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
         metadata = joint._aot_state.fw_metadata
         return _read_roles(joint.graph_module, metadata)

@@ -76,7 +76,7 @@ class StepChooser:
             BudgetTooSmall: if no plan of the regions is within the budget.
         """
         kinds = [self.kinds[number] for number in record.pattern]
-        budget = self.budget(peak_of(record.moments, [kind.everything for kind in kinds]))
+        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
         room = self.take_room(budget)
         try:
             choice = self._choose(kinds, record, room)
@@ -107,8 +107,8 @@ class StepChooser:
         plan = given.plan
         options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
         self.set_aside = max(self.set_aside, plan.set_aside_bytes)
-        budget = self.budget(peak_of(record.moments, [kind.everything for kind in kinds]))
-        peak = peak_of(record.moments, options)
+        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
+        peak = self._peak(record, options)
         if peak > self.take_room(budget):
             logger.warning(
                 "%s takes %s bytes here, where the code between the regions holds up to %s, and "
@@ -135,7 +135,7 @@ class StepChooser:
     ) -> KnownPattern:
         """Store everything in steps of this pattern, which cannot be within the budget."""
         options = [self.kinds[number].everything for number in record.pattern]
-        budget = self.budget(peak_of(record.moments, options))
+        budget = self.budget(self._peak(record, options))
         made = self.known(record, options, budget, 0.0, origin)
         self.told(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
         return replace(made, fits=False, awaited=0)
@@ -162,7 +162,7 @@ class StepChooser:
                 fronts[number].options.index(option)
                 for number, option in zip(record.pattern, options, strict=True)
             ),
-            record.moments,
+            self._moments(record, options),
             tuple(dict.fromkeys(self.breaks)),
             budget,
             min(bound, sum(option.time for option in options)),
@@ -186,7 +186,7 @@ class StepChooser:
     def _choose(self, kinds: list[RegionKind], record: Recorded, room: int) -> StepChoice:
         """Choose; then solve each kind of region again for what is left over, and choose again."""
         calls = [1] * len(kinds)
-        fronts = [kind.front.options for kind in kinds]
+        fronts = self._options(kinds, record)
         choice = choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
         left = room - choice.peak_bytes
         if left < _WORTH_REFINING * room:
@@ -208,8 +208,37 @@ class StepChooser:
                 )
         for kind in dict.fromkeys(kinds):
             kind.front = better.get(id(kind.front), kind.front)
-        fronts = [kind.front.options for kind in kinds]
+        fronts = self._options(kinds, record)
         return choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
+
+    def _held_anew(self, record: Recorded, call: int, option: RegionOption) -> int:
+        """Give the bytes of inputs that an option holds, and the one that was recorded did not."""
+        if not record.let_go[call]:
+            return 0
+        return record.held_anew(call, self.kinds[record.pattern[call]].held_inputs(option))
+
+    def _options(self, kinds: list[RegionKind], record: Recorded) -> list[tuple[RegionOption, ...]]:
+        """Give the options of each call, with the inputs that they hold anew."""
+
+        def with_inputs(call: int, option: RegionOption) -> RegionOption:
+            more = self._held_anew(record, call, option)
+            if not more:
+                return option
+            kept, backward = option.kept_bytes + more, option.backward_bytes + more
+            return replace(option, kept_bytes=kept, backward_bytes=backward)
+
+        return [
+            tuple(with_inputs(call, option) for option in kind.front.options)
+            for call, kind in enumerate(kinds)
+        ]
+
+    def _moments(self, record: Recorded, options: Sequence[RegionOption]) -> tuple[Moment, ...]:
+        """Give the moments of a recorded step whose calls run by these options."""
+        anew = [self._held_anew(record, call, option) for call, option in enumerate(options)]
+        return record.moments_with(anew) if any(anew) else record.moments
+
+    def _peak(self, record: Recorded, options: Sequence[RegionOption]) -> int:
+        return peak_of(self._moments(record, options), options)
 
 
 def _most_between(moments: Sequence[Moment]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,14 +22,18 @@ __all__ = ["Call", "Recorded", "StepRecording", "gradients_present", "is_part"]
 class Call:
     """A call of a region in a recorded step: its graph, and the option that it ran by.
 
-    `present` are the sizes of gradients that were there before, by parameter: in a step without
-    them they are new, so plans are made as if they were.
+    `lean` is the one by which it went on if it gave memory back before its backward. `present` are
+    the sizes of gradients that were there before, by parameter: in a step without them they are
+    new, so plans are made as if they were. `let_go` are the sizes of inputs that it did not hold
+    between its halves, by value.
     """
 
     kind: int
     graph: Graph
     option: RegionOption
+    lean: RegionOption
     present: dict[int, int]
+    let_go: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +41,41 @@ class Recorded:
     """One step: the numbers of the kinds of its calls, in order, and what a plan is made of.
 
     `moments` are those at which a step like it must be within the budget, with calls by position;
-    `peak_bytes` is the most that was held.
+    `peak_bytes` is the most that was held. `let_go` are, for each call, the sizes of inputs that it
+    did not hold between its halves: by value, what the code between the regions could let go of.
     """
 
     pattern: tuple[int, ...]
     moments: tuple[Moment, ...]
     peak_bytes: int
+    let_go: tuple[dict[str, int], ...]
 
     @classmethod
     def of(cls, calls: Sequence[Call], marks: Sequence[Mark]) -> Recorded:
         """Read a record.
 
         The marks are "start", then "forward i", "kept i", "backward i" and "given i" at the start
-        and end of each half of call i, and "end".
+        and end of each half of call i, "lean i" where it gave memory back, and "end".
         """
         return cls(
             tuple(call.kind for call in calls),
             tuple(_moments_of(calls, marks)),
             max(mark.peak_bytes for mark in marks),
+            tuple(call.let_go for call in calls),
+        )
+
+    def held_anew(self, call: int, inputs: frozenset[str]) -> int:
+        """Sum the bytes of those of a call's inputs that it did not hold."""
+        return sum(size for value, size in self.let_go[call].items() if value in inputs)
+
+    def moments_with(self, held_anew: Sequence[int]) -> tuple[Moment, ...]:
+        """Give the moments if each call holds so much more of its inputs between its halves."""
+        return tuple(
+            replace(
+                moment,
+                fixed_bytes=moment.fixed_bytes + sum(held_anew[c] for c in _holding(moment)),
+            )
+            for moment in self.moments
         )
 
 
@@ -129,6 +150,13 @@ def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:
     return all(number in rest for number in pattern)
 
 
+def _holding(moment: Moment) -> Iterator[int]:
+    """List the calls that hold inputs at a moment: one whose backward runs still does."""
+    yield from (call for call, _ in moment.live)
+    if moment.running is not None and moment.running[1] == "backward":
+        yield moment.running[0]
+
+
 def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment]:
     """Read the moments at which a step must be within the budget off its record.
 
@@ -136,11 +164,11 @@ def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment
     kept by the options that they ran by. Where a half took more than its option says, that much is
     counted as held by others.
     """
-    live: dict[int, None] = {}
+    live: dict[int, RegionOption] = {}
     present: dict[int, int] = {}
 
     def moment(held: int, running: Any = None) -> Moment:
-        fixed = held - sum(calls[call].option.kept_bytes for call in live)
+        fixed = held - sum(option.kept_bytes for option in live.values())
         fixed += sum(present.values())
         return Moment(max(0, fixed), tuple((call, 1) for call in sorted(live)), running)
 
@@ -151,14 +179,15 @@ def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment
             option = calls[call].option
             more = max(0, after.peak_bytes - before.held_bytes - option.forward_bytes)
             yield moment(before.held_bytes + more, (call, "forward"))
-            live[call] = None
+            live[call] = option
         elif kind == "backward" and call in live:
-            del live[call]
-            option = calls[call].option
+            option = live.pop(call)
             held = before.held_bytes - option.kept_bytes - made_elsewhere(calls[call].graph)
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield moment(held + more, (call, "backward"))
         else:
             if kind == "given":
                 present.update(calls[call].present)
+            elif kind == "lean" and call in live:
+                live[call] = calls[call].lean
             yield moment(after.peak_bytes)

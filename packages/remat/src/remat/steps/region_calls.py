@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import torch
 
 from remat.planning.solving import have_same_ops
 from remat_exec import Executor, Runnable, autocast_type
-from remat_graph import Compute, Graph
+from remat_graph import Compute, Graph, Schedule
 from remat_graph.torch import Capture
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
@@ -81,6 +81,18 @@ class RegionPlan:
                 watched.append((position, tensor, tensor._version))
         return watched
 
+    def inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """Give the bytes of the inputs of a call, by value, but for parameters: the model's own."""
+        program, sizes = self.capture.program, self.capture.graph.value_by_name
+        values = (
+            program.storage[item.variable]
+            for item in program.inputs
+            if item.kind == "input"
+            and item.variable in program.storage
+            and not isinstance(tensors[int(item.key)], torch.nn.Parameter)
+        )
+        return {value: sizes[value].size_bytes for value in values}
+
     def is_new(self, position: int) -> bool:
         """Whether no call has ended yet whose input at a position was watched."""
         return position not in self._changes
@@ -99,9 +111,7 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
     Inputs that the region writes to, or gives out views of, are left out: a copy is another tensor.
     """
     graph, program = capture.graph, capture.program
-    computed = [step.op for step in store_all(graph) if isinstance(step, Compute)]
-    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
-    read = {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
+    read = _read_by_backward(graph, store_all(graph))
     given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
     given |= {write.target for write in program.writes.values()}
     read |= {program.storage[name] for name in given if name in program.storage}
@@ -110,6 +120,13 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
         for item in program.inputs
         if item.kind == "input" and program.storage.get(item.variable, "") not in read
     )
+
+
+def _read_by_backward(graph: Graph, schedule: Schedule) -> set[str]:
+    """Find the values that a schedule reads after the op at the boundary."""
+    computed = [step.op for step in schedule if isinstance(step, Compute)]
+    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
+    return {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
 
 
 @dataclass(eq=False)
@@ -124,6 +141,20 @@ class RegionKind:
     front: RegionFront
     missing: frozenset[int] = frozenset()
     met: bool = True
+    _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
+
+    def held_inputs(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
+        """Find the inputs that a call by an option holds between its halves.
+
+        One that is `droppable` also holds what the least option reads, to go on as that.
+        """
+        if option not in self._held:
+            read = _read_by_backward(self.front.graph, option.schedule)
+            self._held[option] = frozenset(read & self.front.graph.resident)
+        held = self._held[option]
+        if droppable and option is not self.least:
+            held |= self.held_inputs(self.least)
+        return held
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind."""
@@ -133,9 +164,9 @@ class RegionKind:
             and have_same_ops(self.front.graph, graph)
         )
 
-    @property
+    @functools.cached_property
     def least(self) -> RegionOption:
-        """The option that keeps the least."""
+        """The option that keeps the least of those that were found first."""
         return min(self.front.options, key=lambda option: option.kept_bytes)
 
     @functools.cached_property
@@ -169,6 +200,7 @@ class RegionCall:
         if self.drop is not None:
             self.drop()
             self.option = self.plan.least
+            self.runner.mark(f"lean {self.position}")
 
     def __del__(self) -> None:
         """Note that there was no backward, if there was none."""
@@ -182,8 +214,8 @@ class RegionCall:
         self.watched.clear()
         if self in self.runner.live:  # else it is left over from an earlier step
             self.runner.see_autocast(autocast_type(self.plan.capture.program.device))
-            self.runner.mark(f"backward {self.position}")
             self.runner.live_backward(self)
+            self.runner.mark(f"backward {self.position}")
             self.runner.await_end()
         self.learn(self.executable, missing, frozenset())
 

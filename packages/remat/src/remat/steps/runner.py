@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,7 @@ class StepRunner:
         self._patterns = KnownPatterns()
         self._calls: list[tuple[RegionPlan, RegionOption]] = []
         self._present: list[dict[int, int]] = []
+        self._let_go: list[dict[str, int]] = []
         self._recording = StepRecording()
         self._backward_began = False
         self._autocast: torch.dtype | None = None
@@ -171,7 +172,7 @@ class StepRunner:
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
         self._backward_began = False
-        self._calls, self._present = [], []
+        self._calls, self._present, self._let_go = [], [], []
         if recorded is not None:
             self._take(recorded, before)
         if self._error is not None:
@@ -199,9 +200,10 @@ class StepRunner:
         watched = plan.protect(tensors)
         if any(plan.is_new(position) for position, *_ in watched):
             self.stop_recording()  # later steps most often do not hold them twice
+        executable = plan.executable(option)
         if self._recording.under_way:
             self._present.append(gradients_present(tensors))
-        executable = plan.executable(option)
+            self._let_go.append(self._let_go_by(plan, option, tensors))
         call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
         if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
@@ -216,6 +218,16 @@ class StepRunner:
         self.live.add(call)
         self.mark(f"kept {position}")
         return outputs
+
+    def _let_go_by(
+        self, plan: RegionPlan, option: RegionOption, tensors: Sequence[torch.Tensor]
+    ) -> dict[str, int]:
+        """Give the inputs that a call does not hold between its halves, and their bytes."""
+        if plan.capture.missing:  # all are held for the gradients that may come
+            return {}
+        droppable = plan.executable(option).leaner is not None
+        held = self._kinds[plan.kind].held_inputs(option, droppable=droppable)
+        return {value: n for value, n in plan.inputs(tensors).items() if value not in held}
 
     def _unplanned(self, plan: RegionPlan) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the live calls."""
@@ -281,8 +293,10 @@ class StepRunner:
 
     def _recorded(self) -> Recorded:
         calls = [
-            Call(plan.kind, self._kinds[plan.kind].front.graph, option, present)
-            for (plan, option), present in zip(self._calls, self._present, strict=True)
+            Call(plan.kind, self._kinds[plan.kind].front.graph, option, plan.least, present, let_go)
+            for (plan, option), present, let_go in zip(
+                self._calls, self._present, self._let_go, strict=True
+            )
         ]
         return Recorded.of(calls, self._recording.marks())
 

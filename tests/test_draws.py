@@ -1,0 +1,50 @@
+"""Numbers drawn in place come in the order of memory, as in eager."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from remat_exec import Executable
+from remat_graph.torch import capture
+from remat_solvers.baselines.store_all import store_all
+
+CALLS = {
+    "dropout": lambda x: F.dropout(x, 0.3, True, True),
+    "dropout of a part": lambda x: F.dropout(x[:2], 0.3, True, True),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, True),
+    "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(0.4),
+    "bernoulli, in order": lambda x: x * torch.bernoulli(x.detach(), 0.4),
+}
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(4, 3, 5, 2),
+    "transposed": lambda: torch.randn(4, 3, 5, 2).transpose(0, 2),
+    "channels last": lambda: torch.randn(4, 3, 5, 2).to(memory_format=torch.channels_last),
+    "with gaps": lambda: torch.randn(8, 3, 5, 2)[::2].transpose(1, 3),
+    "of one row": lambda: torch.randn(4, 1, 5, 1).transpose(0, 3),
+}
+
+
+class Drawing(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.call(x * self.scale).tanh()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_in_every_layout_the_draws_are_those_of_eager(call, layout):
+    torch.manual_seed(0)
+    model, x = Drawing(CALLS[call]), LAYOUTS[layout]()
+    captured = capture(model, (x,), costs="estimate")
+    planned = Executable(captured, store_all(captured.graph))
+    torch.manual_seed(1)
+    (ours,) = planned(model, [x])
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    assert torch.equal(ours, model(x))
+    assert torch.equal(state, torch.get_rng_state())
