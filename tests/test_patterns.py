@@ -89,6 +89,30 @@ def test_an_input_of_a_region_that_later_code_changes_in_place_is_copied():
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
 
 
+class ChangesARow(nn.Module):
+    """Writes to a row of an expanded tensor after a region has read it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(-1, 1, 32))
+
+    def forward(self, x):
+        y = nn.functional.normalize(x, dim=-1) * self.scale
+        torch._dynamo.graph_break()
+        x[0] += y[-1]
+        return y.square().mean()
+
+
+def test_an_expanded_input_that_later_code_changes_in_place_is_copied():
+    plain = ChangesARow()
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    for _ in range(5):
+        for each in (plain, model):
+            each.zero_grad()
+            each(X[:1].clone().expand(256, 32)).backward()
+        assert torch.equal(plain.scale.grad, model.scale.grad)
+
+
 class Between(nn.Module):
     """Two regions, and code after them that takes memory."""
 

@@ -71,12 +71,7 @@ class RegionPlan:
             changed = self._changes.get(position)
             if isinstance(tensor, torch.nn.Parameter) or changed is False:
                 continue
-            if any(s == 0 < n - 1 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-                continue  # expanded: writing to it in place is an error
-            copied = torch.empty_strided(  # in the layout that the plan was made for
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            )
-            tensors[position] = copied.copy_(tensor)
+            tensors[position] = _copied(tensor)
             if changed is None:
                 watched.append((position, tensor, tensor._version))
         return watched
@@ -91,7 +86,7 @@ class RegionPlan:
             and item.variable in program.storage
             and not isinstance(tensors[int(item.key)], torch.nn.Parameter)
         )
-        return {value: sizes[value].size_bytes for value in values}
+        return {value: sizes[value].size_bytes for value in values if value in sizes}
 
     def is_new(self, position: int) -> bool:
         """Whether no call has ended yet whose input at a position was watched."""
@@ -103,6 +98,16 @@ class RegionPlan:
             self._changes.setdefault(position, None)
         else:
             self._changes[position] = changed or bool(self._changes.get(position))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor in its layout, which the plan was made for, with what its elements share."""
+    layout = tensor.shape, tensor.stride()
+    if torch._debug_has_internal_overlap(tensor) != 1:  # 1: some dimension has a stride of 0
+        made = torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
+        return made.copy_(tensor)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(*layout, strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(*layout, 0)
 
 
 def _exposed_inputs(capture: Capture) -> frozenset[int]:
