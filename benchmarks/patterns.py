@@ -146,9 +146,8 @@ class Trained:
 class Meter:
     """Measures whole steps, also those that remat records itself.
 
-    torch has one profiler on the CPU: a step is measured by a recorder of ours or, while it
-    records, by that of remat. Where a graph is captured in a step, costs are measured between, and
-    `interrupted` says that the step must be run once more.
+    Where a graph is captured in a step, costs are measured between, and `interrupted` says that the
+    step must be run once more.
     """
 
     def __init__(self) -> None:
@@ -156,21 +155,15 @@ class Meter:
         self.plans = 0
         self.interrupted = False
         self.peak_bytes = 0
-        self._last: AllocationRecorder | None = None
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Measure a step."""
         self.interrupted = False
         gc.collect()
-        recorder = AllocationRecorder(torch.device("cpu"))
-        with recorder:
-            recorder.give_way()
-            try:
-                yield
-            finally:
-                self._last = AllocationRecorder.end_other() or recorder
-        self.peak_bytes = self._last.peak_bytes
+        with AllocationRecorder(torch.device("cpu"), shared=True) as recorder:
+            yield
+        self.peak_bytes = recorder.peak_bytes
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -185,7 +178,7 @@ class Meter:
 
         def captured(stepper: Stepper, *args: Any) -> Any:
             self.interrupted = True
-            AllocationRecorder.end_other()
+            AllocationRecorder.end_shared()
             made = timed(plan, stepper, *args)
             self.plans += isinstance(made, Planned)
             return made

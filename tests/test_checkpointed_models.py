@@ -1,5 +1,6 @@
 """Models that checkpoint parts of their forward: the plan says what is computed again instead."""
 
+import functools
 import logging
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import remat
@@ -38,10 +39,15 @@ class Net(nn.Module):
         reentrant = self.how == "reentrant"
         if self.how == "nested":
             return checkpoint(self._once, layer, x, use_reentrant=False)
+        if self.how == "selective":
+            return checkpoint(layer, x, use_reentrant=False, context_fn=selected)
         return layer(x) if self.how == "directly" else checkpoint(layer, x, use_reentrant=reentrant)
 
     def _once(self, layer, x):
         return checkpoint(layer, x, use_reentrant=False)
+
+
+selected = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.gelu.default])
 
 
 def rows():
@@ -77,11 +83,22 @@ def test_a_checkpointed_model_is_planned_as_one_without(how, caplog):
     assert own_peak(original) < 0.8 * own_peak(Net()), "the original lost its checkpoints"
 
 
-def test_a_call_that_runs_as_it_is_keeps_its_checkpoints():
-    model = remat.rematerialize(Net("without"), budget=1000, on_misfit="plain", limit_seconds=0.2)
+@pytest.mark.parametrize("way", ["rematerialize", "torch.compile"])
+@pytest.mark.parametrize("how", ["without", "reentrant", "nested", "selective"])
+def test_a_call_that_runs_as_it_is_keeps_its_checkpoints(how, way):
+    """What is computed again draws the same numbers: dropout drops the same."""
+    options = {"budget": 1000, "on_misfit": "plain", "limit_seconds": 0.2}
+    if way == "rematerialize":
+        model = remat.rematerialize(Net(how), **options)
+    else:
+        torch.compiler.reset()
+        model = Net(how)
+        model.compile(backend="remat", options=options)
     with pytest.warns(remat.BudgetWarning):
         model(rows())
-    assert own_peak(model) < 0.8 * own_peak(Net())
+    assert_bitwise_equal(record(model), record(Net(how)))
+    if how != "selective":  # which keeps all but some
+        assert own_peak(model) < 0.8 * own_peak(Net())
 
 
 @pytest.mark.parametrize("how", ["without", "reentrant"])

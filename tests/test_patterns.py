@@ -234,6 +234,27 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
     assert is_part(planned.moments, pressed.moments)  # which has more: where memory is given back
 
 
+def test_two_models_in_one_step_are_both_planned():
+    """Each records its steps, which overlap."""
+    torch.manual_seed(0)
+    plain = [Deep(), Deep()]
+    models = [
+        remat.rematerialize(copy.deepcopy(model), budget="900kB", limit_seconds=0.2)
+        for model in plain
+    ]
+    for _ in range(4):
+        for first, second in (plain, models):
+            first.zero_grad()
+            second.zero_grad()
+            (first(X) * second(X)).backward()
+            second(X).backward()
+        for theirs, ours in zip(plain, models, strict=True):
+            for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+                assert (one.grad is None) == (other.grad is None)
+                assert one.grad is None or torch.equal(one.grad, other.grad)
+    assert all(model.plan.calls for model in models)
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()

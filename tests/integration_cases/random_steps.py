@@ -98,7 +98,8 @@ def _train(model, drawn, warm_steps):
             with measure_peak() as peak:
                 outputs, loss = _step(model, drawn, arguments)
             if _compilations() == before:  # which copy states of generators
-                peaks.append(peak.peak_bytes - _outside(drawn, arguments, flatten(outputs)[0]))
+                outside = _outside(drawn, arguments, flatten(outputs)[0]) + _in_hooks(model)
+                peaks.append(peak.peak_bytes - outside)
         keep("loss", loss)
         keep("random state", torch.get_rng_state())
         for i, output in enumerate(flatten(outputs)[0]):
@@ -139,6 +140,12 @@ def _outside(drawn, arguments, outputs):
             size += 3 * storage.nbytes()
         known.add(storage.data_ptr())
     return size
+
+
+def _in_hooks(model):
+    """Bound what hooks of parameters take, one after the other."""
+    hooked = [parameter for parameter in model.parameters() if parameter._backward_hooks]
+    return max((parameter.untyped_storage().nbytes() for parameter in hooked), default=0)
 
 
 def _step(model, drawn, arguments):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from remat_graph.torch import AllocationRecorder, CaptureError, capture
+from remat_graph.torch import AllocationRecorder, CaptureError, MeasurementError, capture
 
 
 class Refused(nn.Module):
@@ -137,6 +137,66 @@ def test_measuring_inside_a_profiler_is_refused():
         with pytest.raises(RuntimeError, match=r"already running.*example inputs"):
             AllocationRecorder(cpu).__enter__()
     assert recorder.peak_bytes >= kept.nbytes
+
+
+def test_recordings_that_share_the_profiler_each_see_all_of_their_time():
+    cpu = torch.device("cpu")
+    with AllocationRecorder(cpu, shared=True) as outer:
+        first = torch.ones(100)
+        with AllocationRecorder(cpu) as inner:
+            outer.mark("within")
+            second = torch.ones(1000)
+            inner.mark("made")
+            del second
+        third = torch.ones(10)
+    assert [mark.label for mark in outer.marks] == ["within", ""]
+    assert [mark.label for mark in inner.marks] == ["made", ""]
+    assert outer.marks[0].held_bytes == first.nbytes
+    assert (inner.peak_bytes, inner.kept_bytes) == (4000, 0)
+    assert (outer.peak_bytes, outer.kept_bytes) == (4400, first.nbytes + third.nbytes)
+
+
+def test_one_that_shares_may_end_before_another_that_began_later():
+    cpu = torch.device("cpu")
+    first = AllocationRecorder(cpu, shared=True)
+    first.__enter__()
+    kept = torch.ones(10)
+    with AllocationRecorder(cpu, shared=True) as second:
+        kept = kept + kept[:1]
+        first.__exit__(None, None, None)
+        torch.ones(1000)
+    assert (first.peak_bytes, second.peak_bytes) == (80, 4000)
+    assert [each.is_running for each in (first, second)] == [False, False]
+
+
+def test_a_shared_recording_can_be_ended_by_whoever_needs_the_profiler():
+    cpu = torch.device("cpu")
+    with AllocationRecorder(cpu, shared=True) as recorder:
+        _kept = torch.ones(10)
+        AllocationRecorder.end_shared()
+        assert not recorder.is_running
+        with torch.profiler.profile():
+            torch.ones(100)
+        recorder.mark("too late")
+    assert recorder.peak_bytes == 40
+    assert [mark.label for mark in recorder.marks] == [""]
+
+
+def test_in_a_backward_nothing_is_recorded_that_could_not_be_stopped():
+    cpu, raised = torch.device("cpu"), []
+
+    def hook(gradient):
+        with pytest.raises(MeasurementError, match="from its backward on") as error:
+            AllocationRecorder(cpu, shared=True).__enter__()
+        raised.append(error)
+        with AllocationRecorder(cpu) as recorder:
+            torch.ones(10)
+        assert recorder.peak_bytes == 40
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(hook)
+    x.sum().backward()
+    assert raised
 
 
 def test_two_threads_measure_at_the_same_time():

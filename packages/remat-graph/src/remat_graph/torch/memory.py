@@ -1,34 +1,20 @@
 """How many bytes an allocator holds, from outside: the truth that plans are checked against.
 
-On the CPU the profiler's memory events are summed: each is one allocation or release of torch's
-allocator, with its size. It is torch's older profiler, one for each thread; of the newer there is
-one for the process, and two threads that use it crash. On CUDA the caching allocator keeps the
-maxima itself (`cuda_memory.py`).
+On the CPU memory events of torch's profiler are summed (`cpu_memory.py`); on CUDA the caching
+allocator keeps the maxima itself (`cuda_memory.py`).
 """
 
 from __future__ import annotations
 
-import atexit
-import itertools
-import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 
+from remat_graph.torch.cpu_memory import CpuMemory
 from remat_graph.torch.cuda_memory import CudaMemory
-from remat_graph.torch.errors import MeasurementError
 
 __all__ = ["AllocationRecorder", "Mark"]
-
-_MARK = "remat: "
-_profiler: Any = torch._C._profiler
-_MEMORY_ALONE = (False, True, False, False, False)  # no shapes, stacks, operations, modules
-_SETTINGS = _profiler.ProfilerConfig(
-    _profiler.ProfilerState.CPU, *_MEMORY_ALONE, _profiler._ExperimentalConfig(), ""
-)
-_giving_way = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +35,45 @@ class AllocationRecorder:
     the most that tensors asked for, `reserved_bytes` the most that the allocator held of the
     device, that of other tensors included. On the CPU the first is `peak_bytes`, the second 0.
 
-    A recording that was told to `give_way` is ended by the next of this thread that begins: torch's
-    profiler cannot be stopped within a backward pass.
+    While one that is `shared` records, others may, or may end it (`end_shared`); it may never be
+    stopped.
 
     Raises:
-        MeasurementError: if a profiler is already running in this thread (CPU): it has only one.
+        MeasurementError: if a profiler is already running in this thread (CPU), which has only one:
+            another's, or that of a recording that is not shared; within a backward pass, if this
+            or another is shared.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, shared: bool = False) -> None:
         self.device = device
+        self._shared = shared
         self.peak_bytes = 0
         self.kept_bytes = 0
         self.requested_bytes = 0
         self.reserved_bytes = 0
         self.events: list[tuple[int, int]] = []
         self.marks: list[Mark] = []
-        self._thread: threading.Thread | None = None
+        self._cpu: CpuMemory | None = None
         self._cuda: CudaMemory | None = None
 
     def __enter__(self) -> AllocationRecorder:
         if self.device.type == "cuda":
             self._cuda = CudaMemory(self.device)
         else:
-            self.end_other()
-            if torch._C._autograd._profiler_enabled():
-                raise MeasurementError(
-                    "a profiler is already running, and a thread has only one: memory cannot be "
-                    "measured inside a profiled or measured block; make the plan before it, by "
-                    "passing example inputs, or plan with costs='estimate'"
-                )
-            torch._C._autograd._enable_profiler_legacy(_SETTINGS)
-            self._thread = threading.current_thread()
+            self._cpu = CpuMemory(shared=self._shared)
         return self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still records: on the CPU one that shares its profiler may be ended."""
+        return self._cuda is not None or (self._cpu is not None and self._cpu.is_running)
 
     def mark(self, label: str) -> None:
         """Note what is held now, and the most since the last mark; read it after the block."""
         if self._cuda is not None:
             self._note(label, *self._cuda.mark())
-        elif self._thread is not None:
-            with torch.profiler.record_function(_MARK + label):
-                pass
+        elif self._cpu is not None:
+            self._cpu.mark(label)
 
     def _note(self, label: str, held: int, peak: int) -> None:
         self.marks.append(Mark(label, held, peak))
@@ -106,38 +91,16 @@ class AllocationRecorder:
             self.requested_bytes = self._cuda.requested_bytes
             self.reserved_bytes = self._cuda.reserved_bytes
             self._cuda = None
-            return
-        if self._thread is not threading.current_thread():
-            return  # it ended before, or is of another thread, which ends it when it records next
-        self._thread = _giving_way.recorder = None
-        self._read_events(torch._C._autograd._disable_profiler_legacy())
+        elif self._cpu is not None:
+            self._cpu.stop()
+            for label, held, peak in self._cpu.marks:
+                self._note(label, held, peak)
+            self.kept_bytes = self._cpu.held_bytes
+            self.events = self._cpu.events
+            self.requested_bytes = self.peak_bytes
+            self._cpu = None
 
     @staticmethod
-    def end_other() -> AllocationRecorder | None:
-        """End the recording of this thread that was told to give way, and return it, if any."""
-        other: AllocationRecorder | None = getattr(_giving_way, "recorder", None)
-        if other is not None:
-            other.__exit__(None, None, None)
-        return other
-
-    def give_way(self) -> None:
-        """Let this recording be ended by whoever records next, or with the process."""
-        if self.device.type != "cuda":
-            _giving_way.recorder = self
-            atexit.unregister(AllocationRecorder.end_other)
-            atexit.register(AllocationRecorder.end_other)  # torch's profiler crashes there else
-
-    def _read_events(self, recorded: list[list[Any]]) -> None:
-        held = peak = 0
-        for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
-            if event.kind() == "memory_alloc":
-                if event.cpu_memory_usage():
-                    held += event.cpu_memory_usage()
-                    peak = max(peak, held)
-                    self.events.append((event.start_us() * 1000, event.cpu_memory_usage()))
-            elif event.kind() == "push" and event.name().startswith(_MARK):
-                self._note(event.name().removeprefix(_MARK), held, peak)
-                peak = held
-        self._note("", held, peak)
-        self.kept_bytes = held
-        self.requested_bytes = self.peak_bytes
+    def end_shared() -> None:
+        """End the recordings of this thread that share its profiler."""
+        CpuMemory.end_shared()

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as of_torch
 
-__all__ = ["checkpoints_off", "without_checkpoints"]
+__all__ = ["checkpoints_off", "with_checkpoints_of_eager", "without_checkpoints"]
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+_CONTEXTS = "_checkpoint_context_fn"  # what a selective checkpoint was given, on its graph
 
 
 def without_checkpoints(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, int]:
@@ -26,23 +27,57 @@ def without_checkpoints(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphMod
 
     Without any, it is the graph itself. Parameters and buffers are shared with the copy.
     """
+
+    def directly(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+        body, *inputs = node.args
+        return graph.call_module(body.target, tuple(inputs))  # type: ignore[union-attr, arg-type]
+
+    return _replaced(module, directly)
+
+
+def with_checkpoints_of_eager(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy a graph that is to run as it is, with its checkpoints as they are in eager.
+
+    TorchDynamo's are for compilers that see to random numbers themselves: run as they are, they
+    draw others when they compute again.
+    """
+
+    def in_eager(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+        return graph.call_function(_checkpointed, node.args, node.kwargs)
+
+    return _replaced(module, in_eager)[0]
+
+
+def _checkpointed(body: torch.fx.GraphModule, *inputs: Any, **options: Any) -> Any:
+    """Run a graph in a checkpoint."""
+    options["use_reentrant"] = False  # as when it was traced
+    if _CONTEXTS in body.meta:
+        options["context_fn"] = body.meta[_CONTEXTS]
+    return of_torch.checkpoint(body, *inputs, **options)
+
+
+def _replaced(
+    module: torch.fx.GraphModule, call: Callable[[torch.fx.Graph, torch.fx.Node], torch.fx.Node]
+) -> tuple[torch.fx.GraphModule, int]:
+    """Copy a graph with other calls in place of the checkpointed ones; say how many there were."""
+    if not module.graph.find_nodes(op="call_function", target=_CHECKPOINT):
+        return module, 0
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = torch.fx.GraphModule(module, graph)
+    copied.meta.update(module.meta)
     count = 0
     for node in graph.find_nodes(op="call_function", target=_CHECKPOINT):
-        body, *inputs = node.args
-        inner, within = without_checkpoints(getattr(module, body.target))
+        body = node.args[0]
+        inner, within = _replaced(getattr(module, body.target), call)
         setattr(copied, body.target, inner)
         with graph.inserting_before(node):
-            called = graph.call_module(body.target, tuple(inputs))
+            called = call(graph, node)
         node.replace_all_uses_with(called)
         graph.erase_node(node)
         if not body.users:
             graph.erase_node(body)
         count += 1 + within
-    if not count:
-        return module, 0
     copied.recompile()
     return copied, count
 

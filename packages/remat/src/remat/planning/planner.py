@@ -329,7 +329,7 @@ def refuse_other_profilers(device: torch.device) -> None:
     Raises:
         RematError: if a profiler is running, and memory is measured with torch's only one.
     """
-    AllocationRecorder.end_other()
+    AllocationRecorder.end_shared()
     if device.type == "cpu" and torch._C._autograd._profiler_enabled():
         raise RematError(
             "a profiler is already running, and a thread has only one: a plan cannot be measured "

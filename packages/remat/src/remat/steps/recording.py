@@ -84,8 +84,12 @@ class StepRecording:
 
     def __init__(self) -> None:
         self._recorder: AllocationRecorder | None = None
-        self._awaited = False
-        self.ended = False
+        self._awaited = self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step has ended, so far, and was recorded to its end."""
+        return self._ended and self._recorder is not None and self._recorder.is_running
 
     @property
     def under_way(self) -> bool:
@@ -94,10 +98,9 @@ class StepRecording:
 
     def start(self, device: torch.device) -> None:
         """Begin, unless someone else's profiler is running."""
-        recorder = AllocationRecorder(device)
+        recorder = AllocationRecorder(device, shared=True)
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()
-            recorder.give_way()  # whoever else measures may end it
             self._recorder = recorder
             self.mark("start")
 
@@ -114,9 +117,9 @@ class StepRecording:
 
     def _backward_ended(self) -> None:
         self._awaited = False
-        if self._recorder is not None:
+        if self._recorder is not None and self._recorder.is_running:
             self._recorder.mark("end")
-            self.ended = True
+            self._ended = True
 
     def marks(self) -> tuple[Mark, ...]:
         """Stop, and give the marks of a step that has ended, up to the end of its last backward."""
@@ -129,7 +132,7 @@ class StepRecording:
 
     def stop(self) -> None:
         """Drop what was recorded."""
-        self._awaited = self.ended = False
+        self._awaited = self._ended = False
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
             recorder.__exit__(None, None, None)

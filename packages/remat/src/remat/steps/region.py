@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remat.dynamo import Found
-from remat.modules.checkpoints import without_checkpoints
+from remat.modules.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.planning.misfit import NotPlanned
 from remat.planning.planner import Planned
 from remat.steps.counters import Counters
@@ -41,7 +41,7 @@ class Region:
 
     def __init__(self, stepper: Stepper, found: Found) -> None:
         self.stepper = stepper
-        self._found = found.graph
+        self._found = with_checkpoints_of_eager(found.graph)
         self._counters = Counters(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"

@@ -1,0 +1,126 @@
+"""What torch's allocator on the CPU holds, for several who ask at once.
+
+Each memory event of torch's profiler is one allocation or release, with its size; their sum is what
+is held. It is torch's older profiler, one for each thread; of the newer there is one for the
+process, and two threads that use it crash. Where several recordings share it, it is stopped and
+started anew each time that one of them begins or ends, and what it saw is told to all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+from typing import Any
+
+import torch
+
+from remat_graph.torch.errors import MeasurementError
+
+__all__ = ["CpuMemory"]
+
+_MARK = "remat: "
+_profiler: Any = torch._C._profiler
+_MEMORY_ALONE = (False, True, False, False, False)  # no shapes, stacks, operations, modules
+_SETTINGS = _profiler.ProfilerConfig(
+    _profiler.ProfilerState.CPU, *_MEMORY_ALONE, _profiler._ExperimentalConfig(), ""
+)
+
+
+class _Thread(threading.local):
+    """The recordings of a thread that have not ended, and whether its profiler runs for them."""
+
+    def __init__(self) -> None:
+        self.running: list[CpuMemory] = []
+        self.is_profiled = False
+
+
+_thread = _Thread()
+
+
+class CpuMemory:
+    """Records this thread's allocator from now on; sizes in bytes, beyond what was held.
+
+    `marks` are label, what was held then, and the most since the mark before it; `events` are
+    (nanosecond, change in bytes) in order. All are known once it has ended.
+
+    Raises:
+        MeasurementError: if a profiler is running that is not shared; within a backward pass, where
+            torch's profiler cannot be stopped, if this or another recording is shared.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.marks: list[tuple[str, int, int]] = []
+        self.events: list[tuple[int, int]] = []
+        self.held_bytes = 0
+        self.is_running = False
+        self._is_shared = shared
+        self._peak = 0
+        self._tag = f"{_MARK}{id(self)} "
+        self._owner = threading.current_thread()
+        others = [other for other in _thread.running if other.is_running]
+        is_foreign = torch._C._autograd._profiler_enabled() and not _thread.is_profiled
+        if is_foreign or not all(other._is_shared for other in others):
+            raise MeasurementError(
+                "a profiler is already running, and a thread has only one: memory cannot be "
+                "measured inside a profiled or measured block; make the plan before it, by "
+                "passing example inputs, or plan with costs='estimate'"
+            )
+        if (shared or _thread.is_profiled) and torch._C._current_graph_task_id() != -1:
+            raise MeasurementError("the memory of a step cannot be recorded from its backward on")
+        self.is_running = True
+        _go_on_with([*others, self])
+
+    def mark(self, label: str) -> None:
+        """Note a moment."""
+        if self.is_running and self._owner is threading.current_thread():
+            with torch.profiler.record_function(self._tag + label):
+                pass
+
+    def stop(self) -> None:
+        """End, unless it has ended; in another thread, when that one begins or ends another."""
+        if self.is_running and self._owner is threading.current_thread():
+            _go_on_with([other for other in _thread.running if other is not self])
+            self._note("")
+        self.is_running = False
+
+    @staticmethod
+    def end_shared() -> None:
+        """End those of this thread that are shared."""
+        for recording in _thread.running:
+            if recording._is_shared:
+                recording.stop()
+
+    def _note(self, label: str) -> None:
+        self.marks.append((label, self.held_bytes, self._peak))
+        self._peak = self.held_bytes
+
+    def _see(self, event: Any) -> None:
+        if event.kind() == "memory_alloc":
+            if event.cpu_memory_usage():
+                self.held_bytes += event.cpu_memory_usage()
+                self._peak = max(self._peak, self.held_bytes)
+                self.events.append((event.start_us() * 1000, event.cpu_memory_usage()))
+        elif event.kind() == "push" and event.name().startswith(self._tag):
+            self._note(event.name().removeprefix(self._tag))
+
+
+def _go_on_with(recordings: list[CpuMemory]) -> None:
+    """Tell those of this thread what the profiler saw, and go on with these."""
+    before, _thread.running = _thread.running, []
+    if _thread.is_profiled:
+        _thread.is_profiled = False
+        recorded: Any = torch._C._autograd._disable_profiler_legacy()
+        for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
+            for recording in before:
+                recording._see(event)
+    recordings = [recording for recording in recordings if recording.is_running]
+    if recordings:
+        torch._C._autograd._enable_profiler_legacy(_SETTINGS)
+        _thread.running, _thread.is_profiled = recordings, True
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what records: torch's profiler crashes at the exit else."""
+    _go_on_with([])
