@@ -85,7 +85,7 @@ class Region:
         if planned is None:
             returned = self._as_it_is(inputs)
             if any(map(_requires_grad, flatten(returned)[0])):  # views of inputs, say
-                stepper.met_nothing_to_plan(self)
+                stepper.met_nothing_to_plan(self, inputs)
             return returned
         stepper.met()
         if isinstance(planned, NotPlanned):

@@ -177,9 +177,13 @@ class Stepper:
         """Note that a region was called that has something to differentiate."""
         self._met = True
 
-    def met_nothing_to_plan(self, region: Region) -> None:
-        """Note it of a region whose gradients take no memory, unless it could not be captured."""
-        self._met = self._met or region.name not in self._unplanned
+    def met_nothing_to_plan(self, region: Region, inputs: Sequence[Any]) -> None:
+        """Note it of a region whose gradients take no memory.
+
+        Not of one that could not be captured, or that goes on from what eager code computed.
+        """
+        if region.name not in self._unplanned and not _is_computed(inputs, self.call):
+            self._met = True
 
     def used(self, planned: Planned) -> None:
         """Note the plan that a step runs by."""
@@ -325,12 +329,20 @@ class Stepper:
             self.answer = before
 
 
-def _is_computed(returned: Any, given: Any) -> bool:
-    """Whether a function returned a tensor with a gradient that it was not given as it is."""
-    known = {id(tensor) for tensor in flatten(given)[0]}
+def _is_computed(tensors: Any, given: Any) -> bool:
+    """Whether any of these has a gradient, is no leaf, and is no view of what was given."""
+    known = set(map(_storage, flatten(given)[0]))
     return any(
-        tensor.grad_fn is not None and id(tensor) not in known for tensor in flatten(returned)[0]
+        tensor.grad_fn is not None and _storage(tensor) not in known
+        for tensor in flatten(tensors)[0]
     )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
 
 
 def _is_equal(one: Graph, other: Graph) -> bool:
