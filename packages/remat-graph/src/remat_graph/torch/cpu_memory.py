@@ -123,4 +123,5 @@ def _go_on_with(recordings: list[CpuMemory]) -> None:
 @atexit.register
 def _end_all() -> None:
     """End what records: torch's profiler crashes at the exit else."""
-    _go_on_with([])
+    for recording in _thread.running:
+        recording.stop()

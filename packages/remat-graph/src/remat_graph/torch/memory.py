@@ -100,6 +100,12 @@ class AllocationRecorder:
             self.requested_bytes = self.peak_bytes
             self._cpu = None
 
+    def drop(self) -> None:
+        """End the recording, and read nothing."""
+        if self._cpu is not None:
+            self._cpu.stop()
+        self._cpu = self._cuda = None
+
     @staticmethod
     def end_shared() -> None:
         """End the recordings of this thread that share its profiler."""

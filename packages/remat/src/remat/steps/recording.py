@@ -124,8 +124,9 @@ class StepRecording:
     def marks(self) -> tuple[Mark, ...]:
         """Stop, and give the marks of a step that has ended, up to the end of its last backward."""
         assert self._recorder is not None
-        recorder = self._recorder
-        self.stop()
+        recorder, self._recorder = self._recorder, None
+        self._awaited = self._ended = False
+        recorder.__exit__(None, None, None)
         marks = tuple(recorder.marks)
         last = max(position for position, mark in enumerate(marks) if mark.label == "end")
         return marks[: 1 + last]
@@ -135,7 +136,7 @@ class StepRecording:
         self._awaited = self._ended = False
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
-            recorder.__exit__(None, None, None)
+            recorder.drop()
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
