@@ -57,6 +57,26 @@ def test_batches_of_several_shapes_have_their_plans():
     assert_close(run(model := planned(), *sizes), run(net(), *sizes))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_torch_compile_leaves_open_have_their_plans(dynamic):
+    """TorchDynamo gives one graph for all sizes from the second on; a plan is for one size."""
+    torch.compiler.reset()
+    plans = []
+    budget = 14_000
+    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS, "on_plan": plans.append}
+    original, plain = (nn.Sequential(net()[0], *net()[2:3], *net()[4:]) for _ in range(2))
+    model = torch.compile(original, backend="remat", options=options, dynamic=dynamic)
+    calls = [batch(size) for size in (8, 16, 24, 12, 16, 24)]
+    assert_close(run(model, *calls), run(plain, *calls))
+    assert len({id(plan) for plan in plans}) == 4
+    for call in calls:
+        with remat.measure_peak() as peak:
+            loss(model(call)).backward()
+        assert peak.peak_bytes <= budget
+    with pytest.raises(remat.BudgetTooSmall):
+        model(batch(512))
+
+
 def test_a_shape_with_the_same_operations_is_planned_without_solving():
     told = []
     model = remat.rematerialize(

@@ -24,7 +24,8 @@ _OF_NUMBERS = frozenset(
 class Counters:
     """The outputs of a graph that are numbers made of numbers; taken out of the graph.
 
-    `matter` are the positions of the inputs that are no tensors and that the rest of it reads.
+    `matter` are the positions of the inputs that are no tensors and that the rest of it reads,
+    `sized` those of tensors of which the graph leaves some size open.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
@@ -51,6 +52,7 @@ class Counters:
         self.matter = tuple(
             at for at, node in enumerate(placeholders) if node.users and _may_be_number(node)
         )
+        self.sized = tuple(at for at, node in enumerate(placeholders) if _is_sized(node))
 
     def put_back(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         """Give the outputs of the graph with the numbers among them."""
@@ -80,6 +82,13 @@ def _is_number(node: fx.Node) -> bool:
 
 def _may_be_number(node: fx.Node) -> bool:
     return not isinstance(_example(node), torch.Tensor)
+
+
+def _is_sized(node: fx.Node) -> bool:
+    example = _example(node)
+    return isinstance(example, torch.Tensor) and any(
+        isinstance(number, torch.SymInt) for number in (*example.shape, *example.stride())
+    )
 
 
 def _example(node: fx.Node) -> Any:

@@ -106,9 +106,13 @@ class Region:
             return self._counters.put_back(self._found(*inputs), inputs)
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Give what the graph reads among its inputs that is no tensor."""
+        """Give what a call is planned for: numbers that the graph reads, and sizes left open."""
         found = (inputs[position] for position in self._counters.matter)
-        return tuple(item for item in found if not isinstance(item, torch.Tensor))
+        sized = (inputs[position] for position in self._counters.sized)
+        return (
+            *(item for item in found if not isinstance(item, torch.Tensor)),
+            *((tuple(tensor.shape), tensor.stride()) for tensor in sized),
+        )
 
     def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
         """Give the graph of a call: traced once, whatever is planned for."""
