@@ -113,6 +113,36 @@ def test_an_expanded_input_that_later_code_changes_in_place_is_copied():
         assert torch.equal(plain.scale.grad, model.scale.grad)
 
 
+class ChangesAnOutput(nn.Module):
+    """Changes in place what a region returned, and computed more from, and eager would not keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = self.enter(x).roll(1, 0)
+        y = x.cumsum(1).tanh().sin()
+        self.change(x)
+        return (self.leave(y) + x).square().mean()
+
+    @torch.compiler.disable
+    def change(self, x):
+        x.masked_fill_(x > 1, 0.5)
+
+
+def test_an_output_of_a_region_that_later_code_changes_in_place_is_copied():
+    torch.manual_seed(0)
+    plain = ChangesAnOutput()
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    for _ in range(5):
+        run(plain)
+        run(model)
+        for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(theirs.grad, ours.grad)
+    assert model.plan.calls
+
+
 class Between(nn.Module):
     """Two regions, and code after them that takes memory."""
 

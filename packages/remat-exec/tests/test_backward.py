@@ -327,7 +327,7 @@ def test_a_parameter_changed_between_forward_and_backward_is_an_error():
     loss = MLP.loss(model(*MLP.args()))
     with torch.no_grad():
         model.module[2].weight.mul_(2)
-    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
+    with pytest.raises(BackwardError, match="changed in place"):
         loss.backward()
 
 
@@ -336,7 +336,7 @@ def test_a_parameter_changed_before_an_unplanned_backward_is_an_error():
     output = model(*HEADS.args())
     with torch.no_grad():
         model.module.trunk[2].weight.mul_(2)
-    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
+    with pytest.raises(BackwardError, match="changed in place"):
         output["left"].sum().backward()
 
 
@@ -345,7 +345,7 @@ def test_an_input_changed_between_forward_and_backward_is_an_error():
     (x,) = MLP.args()
     loss = MLP.loss(model(x))
     x.zero_()
-    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|changed in place"):
+    with pytest.raises(BackwardError, match="changed in place"):
         loss.backward()
 
 

@@ -244,7 +244,16 @@ class _ForwardFunction(torch.autograd.Function):
                 "backward runs a second time over the same forward, but its memory is given back "
                 "as it goes; run forward again, or add the losses up and run backward once"
             )
-        saved = list(ctx.saved_tensors)
+        try:
+            saved = list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise BackwardError(
+                "an input, a parameter or an output of the model was changed in place between "
+                "forward and backward, and the plan reads it again; run backward before changing "
+                "it, or change a copy (tensor.clone())"
+            ) from error
         step.start(saved, list(gradients))
         return None, ctx.token
 

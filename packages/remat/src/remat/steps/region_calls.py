@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["RegionCall", "RegionKind", "RegionPlan"]
 
 Watched = tuple[int, torch.Tensor, int]
-"""The position of an input, the input, and its version when it was copied."""
+"""The position of an input, the input, and its version when it was copied; or `~` that of an output
+and its copy."""
 
 
 class RegionPlan:
     """A captured region: the number of its kind, and the code of the options that were used.
 
-    `changes` says which of its inputs later code was seen to change in place, or not to, and `None`
-    of one whose calls had no backward so far; it is shared by the regions of one place in the code,
-    of whatever sizes.
+    `changes` says which of its inputs and outputs (`~position`) later code was seen to change in
+    place, or not to, and `None` of one whose calls had no backward so far; it is shared by the
+    regions of one place in the code, of whatever sizes.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RegionPlan:
         self.least = least
         self._executables: dict[RegionOption, Runnable] = {}
         self._exposed = _exposed_inputs(capture)
+        self._exposed_outputs = _exposed_outputs(capture)
         self._changes = changes
 
     def executable(self, option: RegionOption) -> Runnable:
@@ -74,6 +76,20 @@ class RegionPlan:
             tensors[position] = _copied(tensor)
             if changed is None:
                 watched.append((position, tensor, tensor._version))
+        return watched
+
+    def protect_outputs(self, outputs: list[torch.Tensor]) -> list[Watched]:
+        """Put copies in the place of outputs that code between the regions may change in place.
+
+        As `protect` does: those that the backward may read only to compute something again.
+        """
+        watched = []
+        for position in self._exposed_outputs:
+            changed = self._changes.get(~position)
+            if changed is not False:
+                outputs[position] = copied = _copied(outputs[position])
+                if changed is None:
+                    watched.append((~position, copied, copied._version))
         return watched
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -124,6 +140,27 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
         int(item.key)
         for item in program.inputs
         if item.kind == "input" and program.storage.get(item.variable, "") not in read
+    )
+
+
+def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
+    """List outputs from which something may be computed again, but that eager would not keep.
+
+    Those that are views of one another, or of inputs, are left out.
+    """
+    graph, program = capture.graph, capture.program
+    kept = _read_by_backward(graph, store_all(graph))
+    read = {value for op in graph.ops if op.name != graph.boundary for value in op.inputs}
+    storages = [
+        program.storage.get(output.base if output.kind == "view" else output.variable, "")
+        for output in program.outputs
+    ]
+    return tuple(
+        position
+        for position, (output, storage) in enumerate(zip(program.outputs, storages, strict=True))
+        if output.kind in ("fresh", "view")
+        and storage in read - kept
+        and storages.count(storage) == 1
     )
 
 

@@ -217,6 +217,10 @@ class StepRunner:
         )
         self.live.add(call)
         self.mark(f"kept {position}")
+        watched = plan.protect_outputs(outputs)
+        if any(plan.is_new(position) for position, *_ in watched):
+            self.stop_recording()
+        call.watched += watched
         return outputs
 
     def _let_go_by(
