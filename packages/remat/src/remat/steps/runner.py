@@ -197,8 +197,8 @@ class StepRunner:
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
-        watched = plan.protect(tensors)
-        if any(plan.is_new(position) for position, *_ in watched):
+        watched = plan.changes.protect_inputs(tensors)
+        if any(plan.changes.is_new(position) for position, *_ in watched):
             self.stop_recording()  # later steps most often do not hold them twice
         executable = plan.executable(option)
         if self._recording.under_way:
@@ -217,8 +217,8 @@ class StepRunner:
         )
         self.live.add(call)
         self.mark(f"kept {position}")
-        watched = plan.protect_outputs(outputs)
-        if any(plan.is_new(position) for position, *_ in watched):
+        watched = plan.changes.protect_outputs(outputs)
+        if any(plan.changes.is_new(position) for position, *_ in watched):
             self.stop_recording()
         call.watched += watched
         return outputs

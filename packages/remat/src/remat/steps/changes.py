@@ -1,0 +1,124 @@
+"""Inputs and outputs of regions that code between the regions changes in place.
+
+Eager keeps some of them for the backward, and raises if they were changed. Others it does not keep,
+and would not notice; but a region may have to compute something again from them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from remat_graph import Compute, Graph, Schedule
+from remat_graph.torch import Capture
+from remat_solvers.baselines.store_all import store_all
+
+__all__ = ["Changes", "Watched", "read_by_backward"]
+
+Watched = tuple[int, torch.Tensor, int]
+"""The position of an input, the input, and its version when it was copied; or `~` that of an output
+and its copy."""
+
+
+class Changes:
+    """What later code changes of the inputs and outputs of a region, and the copies it is handed.
+
+    `seen` says of inputs, and of outputs (`~position`), that they were changed in place or not, and
+    `None` of one whose calls had no backward so far; it is shared by the regions of one place in
+    the code, of whatever sizes. What eager would not keep, and may have to be there again, is
+    copied in the first calls, which are watched, and from then on if it was changed.
+    """
+
+    def __init__(self, capture: Capture, seen: dict[int, bool | None]) -> None:
+        self._seen = seen
+        self._inputs = _exposed_inputs(capture)
+        self._outputs = _exposed_outputs(capture)
+
+    def protect_inputs(self, tensors: list[torch.Tensor]) -> list[Watched]:
+        """Put copies in the place of inputs; give those that are to be watched."""
+        watched = []
+        for position in self._inputs:
+            tensor = tensors[position]
+            changed = self._seen.get(position)
+            if isinstance(tensor, torch.nn.Parameter) or changed is False:
+                continue
+            tensors[position] = _copied(tensor)
+            if changed is None:
+                watched.append((position, tensor, tensor._version))
+        return watched
+
+    def protect_outputs(self, outputs: list[torch.Tensor]) -> list[Watched]:
+        """Put copies in the place of outputs; give those that are to be watched."""
+        watched = []
+        for position in self._outputs:
+            changed = self._seen.get(~position)
+            if changed is not False:
+                outputs[position] = copied = _copied(outputs[position])
+                if changed is None:
+                    watched.append((~position, copied, copied._version))
+        return watched
+
+    def is_new(self, position: int) -> bool:
+        """Whether no call has ended yet that was watched there."""
+        return position not in self._seen
+
+    def note(self, position: int, *, changed: bool | None) -> None:
+        """Note whether it was changed between a call and its backward, `None` without one."""
+        if changed is None:
+            self._seen.setdefault(position, None)
+        else:
+            self._seen[position] = changed or bool(self._seen.get(position))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor in its layout, which the plan was made for, with what its elements share."""
+    layout = tensor.shape, tensor.stride()
+    if torch._debug_has_internal_overlap(tensor) != 1:  # 1: some dimension has a stride of 0
+        made = torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
+        return made.copy_(tensor)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(*layout, strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(*layout, 0)
+
+
+def _exposed_inputs(capture: Capture) -> frozenset[int]:
+    """List inputs that a backward would not read if everything was stored, as in eager.
+
+    Inputs that the region writes to, or gives out views of, are left out: a copy is another tensor.
+    """
+    graph, program = capture.graph, capture.program
+    read = read_by_backward(graph, store_all(graph))
+    given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
+    given |= {write.target for write in program.writes.values()}
+    read |= {program.storage[name] for name in given if name in program.storage}
+    return frozenset(
+        int(item.key)
+        for item in program.inputs
+        if item.kind == "input" and program.storage.get(item.variable, "") not in read
+    )
+
+
+def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
+    """List outputs from which something may be computed again, but that eager would not keep.
+
+    Those that are views of one another, or of inputs, are left out.
+    """
+    graph, program = capture.graph, capture.program
+    kept = read_by_backward(graph, store_all(graph))
+    read = {value for op in graph.ops if op.name != graph.boundary for value in op.inputs}
+    storages = [
+        program.storage.get(output.base if output.kind == "view" else output.variable, "")
+        for output in program.outputs
+    ]
+    return tuple(
+        position
+        for position, (output, storage) in enumerate(zip(program.outputs, storages, strict=True))
+        if output.kind in ("fresh", "view")
+        and storage in read - kept
+        and storages.count(storage) == 1
+    )
+
+
+def read_by_backward(graph: Graph, schedule: Schedule) -> set[str]:
+    """Find the values that a schedule reads after the op at the boundary."""
+    computed = [step.op for step in schedule if isinstance(step, Compute)]
+    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
+    return {value for name in after for value in graph.ops[graph.op_index[name]].inputs}
