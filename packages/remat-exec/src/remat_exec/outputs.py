@@ -29,7 +29,7 @@ def make_outputs(
             tensor = made[output.base]
         if tensor is None:
             base = whole.get(output.base, output.base)
-            tensor = _view(program, output.variable, base, made[base])
+            tensor = _view(program, output.variable, base, made[base], output.layout)
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()
         outputs.append(tensor)
@@ -54,9 +54,18 @@ def tangents_of(
     return tangents
 
 
-def _view(program: Program, variable: str, base: str, tensor: torch.Tensor) -> torch.Tensor:
+def _view(
+    program: Program,
+    variable: str,
+    base: str,
+    tensor: torch.Tensor,
+    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None,
+) -> torch.Tensor:
     """Make a view outside the differentiated program, so that autograd knows it as one."""
     chain = program.view_chain(variable, base)
+    if chain is None and layout is not None:
+        shape, stride, start = layout
+        return tensor.as_strided(shape, stride, tensor.storage_offset() + start)
     if chain is None:
         facts = program.facts[variable]
         return tensor.as_strided(facts.shape, facts.stride, facts.offset)

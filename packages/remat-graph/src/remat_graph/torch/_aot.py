@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
@@ -62,18 +62,23 @@ _DATA_DEPENDENT = (
 _OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
 
 
+Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int]"
+
+
 @dataclass(frozen=True, slots=True)
 class OutputRole:
     """How a tensor that the user gets comes about.
 
     `kind` is `fresh`, `input` (the placeholder `base` itself), `input_view` (a view of it) or
-    `view` (a view of `base`, another node that the forward graph returns).
+    `view` (a view of `base`, another node that the forward graph returns). `layout` is that of a
+    view of an input: sizes, strides, and where it begins in the input.
     """
 
     node: torch.fx.Node
     kind: str
     base: torch.fx.Node | None
     requires_grad: bool
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,13 +404,26 @@ def _read_outputs(
     for node, info in zip(plain, metadata.output_info, strict=True):
         kind: str = "fresh"
         base: torch.fx.Node | None = None
+        layout: Layout | None = None
         match info.output_type:
             case OutputType.is_input:
                 kind, base = "input", placeholders[info.base_idx]
             case OutputType.alias_of_input:
                 kind, base = "input_view", placeholders[info.base_idx]
+                layout = _layout_in(base, info.view_meta_sequence)
             case OutputType.alias_of_intermediate | OutputType.alias_of_intermediate_save_as_output:
                 kind, base = "view", bases[info.base_idx]
             case OutputType.alias_of_intermediate_base_is_user_output:
                 kind, base = "view", plain[info.base_idx]
-        yield OutputRole(node, kind, base, info.requires_grad)
+        yield OutputRole(node, kind, base, info.requires_grad, layout)
+
+
+def _layout_in(base: torch.fx.Node, views: Any) -> Layout | None:
+    """Find how a view lies in an input; where that is changed in place, its node does not say."""
+    if views is None:
+        return None
+    given = base.meta["val"]
+    view = torch._C._functionalization.apply_view_meta_sequence(given, views.sequence)
+    if view.dtype != given.dtype:
+        return None
+    return tuple(view.shape), view.stride(), view.storage_offset() - given.storage_offset()

@@ -56,13 +56,14 @@ class Output:
     """A tensor that the user gets: `variable`, made from `base` outside the differentiated program.
 
     `kind` is `fresh` (the program returns it), `input`, `input_view` or `view` (of what the program
-    returns): see `OutputRole`.
+    returns), `layout` that of a view of an input: see `OutputRole`.
     """
 
     kind: str
     variable: str
     base: str
     requires_grad: bool
+    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
