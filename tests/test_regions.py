@@ -277,3 +277,32 @@ def test_what_runs_as_it_is_is_warned_of_once(caplog):
     assert [record.levelname for record in caplog.records if "as it is" in record.message] == [
         "WARNING"
     ]
+
+
+class TrainsBesideItsPlan(nn.Module):
+    """The region that is planned has no part in the backward; the other runs as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.norm(x)
+        torch._dynamo.graph_break()
+        y[..., :2] = 0  # changed in place, and differentiable: not captured
+        for _ in range(4):
+            x = self.linear(x).tanh()
+        return x
+
+
+def test_a_step_whose_backward_no_region_takes_part_in_is_within_the_budget_or_refused():
+    x = torch.randn(256, 16)
+    plain = TrainsBesideItsPlan()
+    with remat.measure_peak() as taken:
+        plain(x).square().mean().backward()
+    model = remat.rematerialize(TrainsBesideItsPlan(), budget=taken.peak_bytes // 2)
+    for _ in range(2):  # captured, recorded
+        model(x).square().mean().backward()
+    with pytest.raises(remat.BudgetTooSmall) as error:
+        model(x)
+    assert error.value.smallest_bytes > taken.peak_bytes // 2

@@ -33,7 +33,7 @@ from remat.steps.known_patterns import KnownPattern, KnownPatterns
 from remat.steps.recording import Call, Recorded, StepRecording, gradients_present
 from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
 from remat_exec import BudgetExceeded, Runnable, get_executor
-from remat_graph.torch import Capture, Cost, LossCost
+from remat_graph.torch import Capture, Cost, LossCost, flatten
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import RegionOption, region_front
 
@@ -290,6 +290,12 @@ class StepRunner:
         """End the step with the backward that is under way, unless another one follows."""
         self._backward_began = True
         self._recording.await_end()
+
+    def await_backward(self, returned: Any) -> None:
+        """See a step's end also if no region has a part in the backward of its forward."""
+        for tensor in flatten(returned)[0]:
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(lambda _: self.await_end())
 
     def _backward_over(self) -> bool:
         """Whether a backward of this step has begun, and none is under way."""

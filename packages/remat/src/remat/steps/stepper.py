@@ -129,6 +129,8 @@ class Stepper:
         alone = self._alone
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
+            if outermost and not self._alone:
+                self.together.await_backward(returned)
         except BaseException as error:
             self.together.stop_recording()
             if isinstance(error, Exception):  # parts that ran before it were met by themselves
@@ -238,8 +240,9 @@ class Stepper:
         except CaptureError as error:
             told = logging.INFO if region.name in self._unplanned else logging.WARNING
             self._unplanned.add(region.name)  # which may be found again for each new number
-            logger.log(told, "%s runs as it is, its memory is not planned: %s", region.name, error)
-            self.together.breaks.append(f"{region.name} runs as it is: {error}")
+            reason = str(error)  # which holds no frames, whoever keeps what is logged
+            logger.log(told, "%s runs as it is, its memory is not planned: %s", region.name, reason)
+            self.together.breaks.append(f"{region.name} runs as it is: {reason}")
             return None
 
     def _refuse_given(self, given: GivenPlan) -> None:
