@@ -1,9 +1,12 @@
 """A call that differs from what was planned for is planned anew, never run by the stale plan."""
 
+import warnings
+
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.steps import stepper
@@ -75,6 +78,40 @@ def test_sizes_that_torch_compile_leaves_open_have_their_plans(dynamic):
         assert peak.peak_bytes <= budget
     with pytest.raises(remat.BudgetTooSmall):
         model(batch(512))
+
+
+class Factored(nn.Module):
+    """Reads a float that is handed over, and one of its own."""
+
+    def __init__(self, checkpointed):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.drop, self.checkpointed = nn.Linear(8, 4), nn.Dropout(0.2), checkpointed
+        self.count = 0
+
+    def forward(self, x, factor):
+        self.count += 1
+        x = self.layer(x)
+        x = checkpoint(self.drop, x, use_reentrant=False) if self.checkpointed else self.drop(x)
+        return x.tanh() * factor
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("budget", ["1MiB", 1])
+def test_floats_that_torch_compile_leaves_open_are_read(budget, checkpointed):
+    torch.compiler.reset()
+    original, plain = Factored(checkpointed), Factored(checkpointed)
+    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS, "on_misfit": "plain"}
+    model = torch.compile(original, backend="remat", options=options)
+
+    def call(m, step):
+        (original if m is model else m).drop.p = 0.1 * step
+        return m(batch(), 1.0 + 0.5 * (step % 3))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", remat.BudgetWarning)
+        assert_close(train(model, call, loss, steps=5), train(plain, call, loss, steps=5))
+    assert original.count == plain.count == 5
 
 
 def test_a_shape_with_the_same_operations_is_planned_without_solving():

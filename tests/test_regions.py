@@ -1,6 +1,7 @@
 """Models with graph breaks: several regions of one step, exact and within one budget."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -306,3 +307,84 @@ def test_a_step_whose_backward_no_region_takes_part_in_is_within_the_budget_or_r
     with pytest.raises(remat.BudgetTooSmall) as error:
         model(x)
     assert error.value.smallest_bytes > taken.peak_bytes // 2
+
+
+class Layers(nn.Module):
+    """A class of ours: what TorchDynamo finds of `nn.Sequential.compile` runs in eager."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def layers(count=4):
+    torch.manual_seed(0)
+    return Layers(*(Layers(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(count)))
+
+
+def called_twice(model):
+    model.zero_grad()
+    (model(ROWS).square().mean() + model(2 * ROWS).mean()).backward()
+
+
+def called_once(model):
+    model.zero_grad()
+    model(ROWS).square().mean().backward()
+
+
+ROWS = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("how", ["rematerialized", "compiled", "compiled by blocks"])
+def test_several_calls_before_a_backward_have_one_budget(how):
+    """Of a model that is one graph, or of blocks that are compiled each by itself."""
+    torch.compiler.reset()
+    step = called_once if how == "compiled by blocks" else called_twice
+    plain, model = layers(), layers()
+    step(plain)
+    plain.zero_grad()
+    with remat.measure_peak() as taken:
+        step(plain)
+    budget = int(0.7 * taken.peak_bytes)
+    options = {"budget": budget, "limit_seconds": 0.5}
+    if how == "rematerialized":
+        model = remat.rematerialize(model, **options)
+    parts = {"compiled": [model], "compiled by blocks": model.layers}
+    for part in parts.get(how, ()):
+        part.compile(backend="remat", options=options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", remat.BudgetWarning)
+        for _ in range(4):
+            step(model)
+    if how == "rematerialized":
+        assert [str(w.message)[:37] for w in told] == ["2 calls were made before a backward: "]
+    model.zero_grad()
+    with remat.measure_peak() as taken:
+        step(model)
+    assert taken.peak_bytes <= budget
+    for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("how", ["backend", "rematerialized"])
+def test_a_compiled_function_may_hold_the_backward(how):
+    torch.compiler.reset()
+    plain, model = layers(2), layers(2)
+    if how == "rematerialized":
+        model = remat.rematerialize(model, budget="1MiB", limit_seconds=0.5)
+        step = torch.compile(lambda: called_once(model), backend="eager")
+    else:
+        options = {"budget": "1MiB", "limit_seconds": 0.5}
+        step = torch.compile(lambda: called_once(model), backend="remat", options=options)
+    called_once(plain)
+    for _ in range(3):
+        step()
+        for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)

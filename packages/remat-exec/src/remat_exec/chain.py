@@ -3,7 +3,8 @@
 The forward runs in the Function made last, so its backward is called first and takes over the
 gradients of the outputs. Before it in the chain stands one Function per group of gradients; each
 resumes the generator until its group is final and hands the group to autograd, which accumulates it
-into `.grad` (or sends it over the network) while the rest is still to be computed.
+into `.grad` (or sends it over the network) while the rest is still to be computed. Where a compiled
+function calls `backward`, TorchDynamo would trace them: it is told not to.
 """
 
 from __future__ import annotations
@@ -232,6 +233,7 @@ class _ForwardFunction(torch.autograd.Function):
         return tuple(returned)
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # the graph that create_graph asks for would miss this part
             raise SecondDerivative(
@@ -278,6 +280,7 @@ class _GroupFunction(torch.autograd.Function):
         return torch.empty(0, device=device)
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step: _Step = ctx.step

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as of_torch
 
-__all__ = ["checkpoints_off", "with_checkpoints_of_eager", "without_checkpoints"]
+__all__ = ["CHECKPOINT", "checkpoints_off", "with_checkpoints_of_eager", "without_checkpoints"]
 
-_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _CONTEXTS = "_checkpoint_context_fn"  # what a selective checkpoint was given, on its graph
 
 
@@ -60,14 +60,14 @@ def _replaced(
     module: torch.fx.GraphModule, call: Callable[[torch.fx.Graph, torch.fx.Node], torch.fx.Node]
 ) -> tuple[torch.fx.GraphModule, int]:
     """Copy a graph with other calls in place of the checkpointed ones; say how many there were."""
-    if not module.graph.find_nodes(op="call_function", target=_CHECKPOINT):
+    if not module.graph.find_nodes(op="call_function", target=CHECKPOINT):
         return module, 0
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copied = torch.fx.GraphModule(module, graph)
     copied.meta.update(module.meta)
     count = 0
-    for node in graph.find_nodes(op="call_function", target=_CHECKPOINT):
+    for node in graph.find_nodes(op="call_function", target=CHECKPOINT):
         body = node.args[0]
         inner, within = _replaced(getattr(module, body.target), call)
         setattr(copied, body.target, inner)

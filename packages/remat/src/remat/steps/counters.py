@@ -1,17 +1,20 @@
 """Numbers that a graph only counts with, such as a step counter on the module: computed apart.
 
 TorchDynamo makes a number that changes an input of the graph, and what is computed of it an output.
-Where no tensor depends on it, one capture and one plan serve for all numbers.
+Where no tensor depends on it, one capture and one plan serve for all numbers. A float is handed
+over as a tensor, of which the graph takes the item: it is made a number again.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
+
+from remat.modules.checkpoints import CHECKPOINT
 
 __all__ = ["Counters"]
 
@@ -25,11 +28,20 @@ class Counters:
     """The outputs of a graph that are numbers made of numbers; taken out of the graph.
 
     `matter` are the positions of the inputs that are no tensors and that the rest of it reads,
-    `sized` those of tensors of which the graph leaves some size open.
+    `sized` those of tensors of which the graph leaves some size open, `items` those of tensors of
+    which it took no more than the item, which it is to be given now.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        items = {at: _items_of(graph, node) for at, node in enumerate(placeholders)}
+        self.items = tuple(at for at, found in items.items() if found)
+        for at in self.items:
+            placeholders[at].meta["example_value"] = None
+            for module, item in items[at]:
+                item.replace_all_uses_with(cast("fx.Node", item.args[0]))
+                module.graph.erase_node(item)
+                module.recompile()
         numbers = {node: None for node in placeholders if _is_number(node)}
         for node in graph.graph.nodes:
             if _computes_a_number(node) and all(of in numbers for of in node.all_input_nodes):
@@ -53,6 +65,16 @@ class Counters:
             at for at, node in enumerate(placeholders) if node.users and _may_be_number(node)
         )
         self.sized = tuple(at for at, node in enumerate(placeholders) if _is_sized(node))
+
+    def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Give the inputs of the graph, with numbers in place of the tensors that held them."""
+        if not self.items:
+            return inputs
+        made = list(inputs)
+        for at in self.items:
+            if isinstance(made[at], torch.Tensor):
+                made[at] = made[at].item()
+        return made
 
     def put_back(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         """Give the outputs of the graph with the numbers among them."""
@@ -82,6 +104,26 @@ def _is_number(node: fx.Node) -> bool:
 
 def _may_be_number(node: fx.Node) -> bool:
     return not isinstance(_example(node), torch.Tensor)
+
+
+def _items_of(module: fx.GraphModule, node: fx.Node) -> list[tuple[fx.GraphModule, fx.Node]]:
+    """Find where the one element of a tensor is taken; nothing, if it is read in another way."""
+    found: list[tuple[fx.GraphModule, fx.Node]] = []
+    for user in node.users:
+        if user.op == "call_method" and user.target == "item":
+            found.append((module, user))
+            continue
+        if user.target is not CHECKPOINT:
+            return []
+        body, *given = cast("list[fx.Node]", user.args)
+        inner = cast("fx.GraphModule", getattr(module, str(body.target)))
+        for at, placeholder in enumerate(inner.graph.find_nodes(op="placeholder")):
+            if given[at] is node:
+                within = _items_of(inner, placeholder)
+                if placeholder.users and not within:
+                    return []
+                found += within
+    return found
 
 
 def _is_sized(node: fx.Node) -> bool:

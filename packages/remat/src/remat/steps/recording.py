@@ -115,6 +115,7 @@ class StepRecording:
             self._awaited = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _backward_ended(self) -> None:
         self._awaited = False
         if self._recorder is not None and self._recorder.is_running:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +41,8 @@ class Region:
 
     def __init__(self, stepper: Stepper, found: Found) -> None:
         self.stepper = stepper
-        self._found = with_checkpoints_of_eager(found.graph)
         self._counters = Counters(found.graph)
+        self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
         if checkpoints:
@@ -64,7 +64,7 @@ class Region:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the region: by its plan, or as it is where nothing needs a gradient."""
-        stepper = self.stepper
+        stepper, inputs = self.stepper, tuple(self._counters.given(inputs))
         if stepper.answer is not None:
             return self._counters.put_back(stepper.answer, inputs)
         if self.runs_as_it_is:
@@ -95,9 +95,9 @@ class Region:
         if isinstance(planned, RegionPlan):
             outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
         else:
-            executable = planned.executable
-            learn = functools.partial(self.learn, executable)
-            outputs = executable(self.graph, tensors, learn)
+            call = _Call(self, planned.executable)
+            outputs = planned.executable(self.graph, tensors, call.started)
+            stepper.calls.add(call)
         returned = planned.capture.output_structure.rebuild(iter(outputs))
         return self._counters.put_back(returned, inputs)
 
@@ -164,6 +164,19 @@ class Region:
         if expected <= before.capture.missing or planned.executable.takes_all:
             return planned
         return before
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a region that is all of a function, from its forward to its backward."""
+
+    region: Region
+    executable: Runnable
+
+    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
+        """Learn what the backward, which begins, shows."""
+        self.region.stepper.backward_begins(self)
+        self.region.learn(self.executable, missing, let_go)
 
 
 def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:

@@ -293,9 +293,14 @@ class StepRunner:
 
     def await_backward(self, returned: Any) -> None:
         """See a step's end also if no region has a part in the backward of its forward."""
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def begins(_: Any) -> None:
+            self.await_end()
+
         for tensor in flatten(returned)[0]:
             if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(lambda _: self.await_end())
+                tensor.grad_fn.register_prehook(begins)
 
     def _backward_over(self) -> bool:
         """Whether a backward of this step has begun, and none is under way."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.dynamo import Found
-from remat.errors import PlanMismatch, RematError
+from remat.errors import BudgetWarning, PlanMismatch, RematError
 from remat.planning.given import GivenPlan
 from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import (
@@ -89,6 +90,7 @@ class Stepper:
         self._met = False
         self._unplanned: set[str] = set()
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self.calls: weakref.WeakSet[object] = weakref.WeakSet()
 
     def add(self, found: Found) -> Region:
         """Make a region of a graph that was found.
@@ -104,9 +106,7 @@ class Stepper:
         if found.break_reason is not None:
             self.together.breaks.append(found.break_reason)
         if self._alone and not found.whole:
-            self._alone = False
-            for region in self._regions:
-                region.plans.clear()  # they had the whole budget
+            self._plan_together()
         region = Region(self, found)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
@@ -114,6 +114,27 @@ class Stepper:
                 region.let_go = other.let_go
         self._regions.add(region)
         return region
+
+    def _plan_together(self) -> None:
+        """Have one budget for several calls of regions from now on."""
+        self._alone = False
+        for region in self._regions:
+            region.plans.clear()  # they had the whole budget
+
+    def backward_begins(self, call: object) -> None:
+        """See that no other call of a region that has the whole budget waits for its backward."""
+        self.calls.discard(call)
+        if not self._alone or not self.calls:
+            return
+        self._plan_together()
+        reason = f"{len(self.calls) + 1} calls were made before a backward"
+        self.together.breaks.append(reason)
+        warnings.warn(
+            f"{reason}: in this step each of them had the budget for itself; from the next step on "
+            f"they are planned together, within one. Gradients are right",
+            BudgetWarning,
+            stacklevel=2,
+        )
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a forward all of whose regions are of this model.
