@@ -7,6 +7,7 @@ between regions runs in eager autograd.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import warnings
@@ -317,19 +318,20 @@ class Stepper:
         if measured:
             refuse_other_profilers(_device(inputs))
         same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
-        if measured and (same_sizes or not kin):  # of the same sizes all is measured already
+        of_other_sizes = measured and kin and not same_sizes
+        if measured and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self._costs)
         if settings.loss is not None:
             told = with_call(settings.loss, *self.call)
             settings = replace(settings, loss=lambda returned: told(self._rebuilt(returned)))
         if settings.budget.is_auto:
             settings = replace(settings, budget=self._auto.fix())
-        planned = make_plan(
+        made = functools.partial(
+            make_plan,
             region.graph,
             tuple(inputs),
             {},
             settings,
-            captured,
             run=True,
             missing=region.expected,
             let_go=region.let_go or frozenset(),
@@ -340,6 +342,12 @@ class Stepper:
             given=None if self._known else settings.given,
             started=start,
         )
+        try:
+            planned = made(captured)
+        except BudgetExceeded:
+            if not of_other_sizes:
+                raise
+            planned = made(captured.costed("measure", self._costs))  # estimates know no workspace
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
         self._known.append(planned)
         return planned
