@@ -4,6 +4,7 @@ The models are those of benchmarks/patterns.py, which trains each for 50 steps.
 """
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -141,6 +142,21 @@ def test_an_output_of_a_region_that_later_code_changes_in_place_is_copied():
         for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
             assert torch.equal(theirs.grad, ours.grad)
     assert model.plan.calls
+
+
+def test_a_call_without_a_backward_goes_with_its_outputs():
+    """What is watched of its outputs does not hold it."""
+    model = remat.rematerialize(ChangesAnOutput(), budget="1MiB", limit_seconds=0.2)
+    gc.collect()
+    gc.disable()
+    try:
+        loss = model(X)
+        live = vars(model)["forward"]._machine[0].together.live
+        assert len(live) == 2
+        del loss
+        assert not live
+    finally:
+        gc.enable()
 
 
 class Between(nn.Module):

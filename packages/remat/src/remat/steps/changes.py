@@ -54,7 +54,8 @@ class Changes:
             if changed is not False:
                 outputs[position] = copied = _copied(outputs[position])
                 if changed is None:
-                    watched.append((~position, copied, copied._version))
+                    known = copied.detach()  # of the same version, and not what the call made
+                    watched.append((~position, known, known._version))
         return watched
 
     def is_new(self, position: int) -> bool:
