@@ -182,6 +182,18 @@ def test_a_shared_recording_can_be_ended_by_whoever_needs_the_profiler():
     assert [mark.label for mark in recorder.marks] == [""]
 
 
+def test_the_profiler_of_a_recording_that_another_thread_dropped_can_be_ended():
+    recorder = AllocationRecorder(torch.device("cpu"), shared=True)
+    recorder.__enter__()
+    dropping = threading.Thread(target=recorder.drop)
+    dropping.start()
+    dropping.join()
+    AllocationRecorder.end_shared()
+    with torch.profiler.profile():
+        torch.ones(100)
+    assert not torch._C._autograd._profiler_enabled()
+
+
 def test_in_a_backward_nothing_is_recorded_that_could_not_be_stopped():
     cpu, raised = torch.device("cpu"), []
 

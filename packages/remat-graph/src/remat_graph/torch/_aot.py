@@ -367,11 +367,13 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
             )
     for node, info in zip(placeholders, metadata.input_info, strict=True):
         if info.mutates_metadata or (info.mutates_data and info.requires_grad):
-            raise CaptureError(
-                f"{' '.join(map(str, inputs[node]))} is changed in place and "
-                f"{'requires a gradient' if info.requires_grad else 'gets another shape'}; "
-                f"clone it first"
+            how = (
+                "gets another shape; clone it first"
+                if info.mutates_metadata
+                else "requires a gradient; clone it first, or if it is a parameter (as that of an "
+                "embedding with max_norm=) change it after the optimizer's step instead"
             )
+            raise CaptureError(f"{' '.join(map(str, inputs[node]))} is changed in place and {how}")
         if info.mutates_data and _overlaps_itself(node.meta["val"]):
             raise CaptureError(
                 f"{' '.join(map(str, inputs[node]))} is changed in place, and several of its "

@@ -80,16 +80,13 @@ class CpuMemory:
     def stop(self) -> None:
         """End, unless it has ended; in another thread, when that one begins or ends another."""
         if self.is_running and self._owner is threading.current_thread():
-            _go_on_with([other for other in _thread.running if other is not self])
-            self._note("")
+            _end([self])
         self.is_running = False
 
     @staticmethod
     def end_shared() -> None:
         """End those of this thread that are shared."""
-        for recording in _thread.running:
-            if recording._is_shared:
-                recording.stop()
+        _end([recording for recording in _thread.running if recording._is_shared])
 
     def _note(self, label: str) -> None:
         self.marks.append((label, self.held_bytes, self._peak))
@@ -120,8 +117,17 @@ def _go_on_with(recordings: list[CpuMemory]) -> None:
         _thread.running, _thread.is_profiled = recordings, True
 
 
+def _end(recordings: list[CpuMemory]) -> None:
+    """End these of this thread, also those that another thread has stopped."""
+    if recordings:
+        _go_on_with([other for other in _thread.running if other not in recordings])
+    for recording in recordings:
+        if recording.is_running:
+            recording._note("")
+            recording.is_running = False
+
+
 @atexit.register
 def _end_all() -> None:
     """End what records: torch's profiler crashes at the exit else."""
-    for recording in _thread.running:
-        recording.stop()
+    _end(_thread.running)
