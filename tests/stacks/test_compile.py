@@ -11,6 +11,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import remat
 from loop_cases.models import Blocks, batch, made, square
+from remat_exec import ExecutionError
+from remat_graph.torch import CaptureError
 
 pytestmark = pytest.mark.usefixtures("_fresh_compiler")
 
@@ -61,12 +63,73 @@ def test_the_backend_takes_a_budget_with_a_unit():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"budget": "8 loaves"}, {"bugdet": 0.5}, {"capture": "none such"}, {"executor": "none such"}],
+    ("options", "kind"),
+    [
+        ({"budget": "8 loaves"}, remat.BudgetError),
+        ({"bugdet": 0.5}, remat.RematError),
+        ({"capture": "none such"}, CaptureError),
+        ({"executor": "none such"}, ExecutionError),
+    ],
 )
-def test_options_that_cannot_be_read_are_refused(options):
-    with pytest.raises(Exception, match=r"8 loaves|bugdet|installed are"):
+def test_options_that_cannot_be_read_are_refused(options, kind):
+    with pytest.raises(kind, match=r"^[^\n]*(8 loaves|bugdet|installed are)"):
         torch.compile(made(Blocks), backend="remat", options=options)(batch())
+
+
+def test_the_compilation_before_the_last_is_refused_each_time():
+    class Repeated(nn.Linear):
+        times = 1
+
+        def forward(self, x):
+            return super().forward(x).repeat(1, self.times)
+
+    plain = made(Repeated, 16, 4)
+    model = torch.compile(plain, backend="remat", options={"budget": "8GiB"}, dynamic=False)
+    inputs = torch.ones(2, 16)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for plain.times in (1, 2):
+            assert model(inputs).shape == (2, 4 * plain.times)
+        for plain.times in (3, 4):
+            with pytest.raises(remat.RematError, match=r"recompile limit.*recompile_limit"):
+                model(inputs)
+
+
+class Before(nn.Module):
+    """Runs a layer of which Dynamo makes no graph before the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.blocks = nn.Linear(16, 16), Blocks()
+
+    @torch.compiler.disable
+    def start(self, x):
+        return self.enter(x)
+
+    def forward(self, x):
+        return self.blocks(self.start(x))
+
+
+def test_code_before_the_first_graph_is_told_and_its_backward_counted():
+    plans = []
+    options = {"budget": "8GiB", "limit_seconds": 0.2, "on_plan": plans.append}
+    model = torch.compile(made(Before), backend="remat", options=options)
+    with pytest.warns(remat.BudgetWarning, match=r"made no graph of what leads to .*test_compile"):
+        got = record(model)
+    assert_bitwise_equal(got, record(made(Before)))
+    assert any("no graph of what leads to" in reason for reason in plans[-1].breaks)
+
+
+@pytest.mark.parametrize("way", ["compile", "method", "function"])
+def test_a_model_without_breaks_is_one_region_however_it_is_compiled(way, recwarn):
+    plans, model = [], made(Blocks)
+    settings = {"backend": "remat", "options": {"budget": "8GiB", "on_plan": plans.append}}
+    if way == "method":
+        model.compile(**settings)
+    else:
+        model = torch.compile(model.forward if way == "function" else model, **settings)
+    model(batch()).sum().backward()
+    assert isinstance(plans[-1], remat.Plan)
+    assert not [warning for warning in recwarn if issubclass(warning.category, remat.BudgetWarning)]
 
 
 def test_the_users_own_compiled_model_is_left_alone():

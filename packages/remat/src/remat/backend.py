@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import found_in, is_last_compilation
+from remat.dynamo import found_in, is_last_compilation, let_through
 from remat.errors import RematError
 from remat.planning.settings import Settings
 from remat.steps.region import Region
@@ -61,16 +61,19 @@ def remat_backend(
         PartitionError, CaptureError, ExecutionError: if the partitioner, the capture or the
             executor does not.
     """
-    if mode is not None:
-        raise RematError(f"mode={mode!r}: the back end 'remat' has no modes; leave it out")
-    if is_last_compilation():
-        raise RematError(
-            "with one more shape or setting TorchDynamo would reach its recompile limit and run "
-            "the rest without a plan; raise torch._dynamo.config.recompile_limit, or use "
-            "remat.rematerialize, which has none"
-        )
-    stepper, frames = _stepper_for(options)
-    return stepper.add(found_in(graph, frames))
+    try:
+        if mode is not None:
+            raise RematError(f"mode={mode!r}: the back end 'remat' has no modes; leave it out")
+        if is_last_compilation():
+            raise RematError(
+                "with one more shape or setting TorchDynamo would reach its recompile limit and "
+                "run the rest without a plan; raise torch._dynamo.config.recompile_limit, or use "
+                "remat.rematerialize, which has none"
+            )
+        stepper, frames = _stepper_for(options)
+        return stepper.add(found_in(graph, frames))
+    except RematError as error:
+        raise let_through(error) from error.__cause__
 
 
 def _log_plan(plan: object) -> None:

@@ -8,7 +8,9 @@ torch 2.13.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import logging
 import re
 import warnings
@@ -16,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, MethodType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -24,10 +26,15 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo import config, trace_rules
-from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo import config, eval_frame, trace_rules
+from torch._dynamo.convert_frame import CatchErrorsWrapper, compile_lock
 from torch._dynamo.eval_frame import OptimizeContext, cached_backends
-from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    InternalTorchDynamoError,
+    ShortenTraceback,
+    TorchRuntimeError,
+)
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
 from torch._dynamo.types import ConvertFrameReturn
@@ -40,7 +47,7 @@ from remat.errors import RematError
 from remat_graph import Provenance
 from remat_graph.torch import note, process_lock, quietly, source_of
 
-__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation"]
+__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation", "let_through"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +68,15 @@ class Found:
 
     `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
     does, with the user's line; `None` if it does not. `whole` says that it is all of the function.
+    `caller` is the line of a function that Dynamo made no graph of, if that is what leads to the
+    first graph.
     """
 
     graph: torch.fx.GraphModule
     name: str
     break_reason: str | None
     whole: bool
+    caller: str | None = None
 
 
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
@@ -355,7 +365,23 @@ def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
     frame = -1 if current is None or current.frame_id is None else current.frame_id
     known.add(frame)
     _note_provenance(graph, None)
-    return _read(graph, f"frame {frame}", len(known) == 1)
+    caller = _caller() if len(known) == 1 else None
+    found = _read(graph, f"frame {frame}", len(known) == 1 and caller is None)
+    return dataclasses.replace(found, caller=caller)
+
+
+def _caller() -> str | None:
+    """Find who calls the frame that Dynamo is compiling, unless it is `torch.compile` itself."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code is not CatchErrorsWrapper.__call__.__code__:
+        frame = frame.f_back
+    frame = frame and frame.f_back
+    outer = frame
+    while outer is not None and outer.f_code.co_filename == torch.nn.modules.module.__file__:
+        outer = outer.f_back
+    if outer is None or outer.f_code.co_filename == eval_frame.__file__:
+        return None
+    return f"{outer.f_code.co_filename}:{outer.f_lineno}"
 
 
 def is_last_compilation() -> bool:
@@ -365,6 +391,15 @@ def is_last_compilation() -> bool:
         return False
     limit = min(config.recompile_limit, config.accumulated_recompile_limit)
     return current.frame_compile_id + 1 >= limit > 1
+
+
+def let_through(error: Exception) -> Exception:
+    """Make an error of a back end one of the same type that Dynamo raises as it is."""
+    kind = type(error)
+    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    raised: Exception = made.__new__(made, *error.args)
+    raised.__dict__.update(vars(error), first_useful_frame=None)
+    return raised.with_traceback(error.__traceback__)
 
 
 def _read(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:

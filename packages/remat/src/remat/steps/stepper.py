@@ -106,6 +106,15 @@ class Stepper:
             )
         if found.break_reason is not None:
             self.together.breaks.append(found.break_reason)
+        if found.caller is not None:
+            reason = f"TorchDynamo made no graph of what leads to {found.caller}"
+            self.together.breaks.append(reason)
+            warnings.warn(
+                f"{reason}: what it holds there is not counted, beside the budget; "
+                f"remat.rematerialize counts it",
+                BudgetWarning,
+                stacklevel=2,
+            )
         if self._alone and not found.whole:
             self._plan_together()
         region = Region(self, found)
