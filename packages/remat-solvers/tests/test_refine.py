@@ -339,13 +339,15 @@ def test_without_a_limit_it_waits_the_less_the_less_can_be_gained():
     everything = trace(wiring, np.arange(wiring.op_count))
     last = math.inf
 
-    def state(seconds):
-        made = State(wiring, 2**60, last, Limit.starting_now(seconds), lambda progress: None)
+    def state(seconds, *, loose=False):
+        limit = Limit.starting_now(seconds, loose=loose)
+        made = State(wiring, 2**60, last, limit, lambda progress: None)
         assert made.deadline == last
         made.offer(everything)
         return made
 
     assert state(30.0).deadline == last
+    assert state(30.0, loose=True).deadline < last
     patient = state(None)
     patient.best_time = 1.5 * patient.once
     wide = patient.deadline

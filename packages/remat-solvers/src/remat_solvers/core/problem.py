@@ -155,7 +155,8 @@ def _shown(given: object) -> str:
 class Limit:
     """Wall-clock time a solver may take, counted from `started` (of `time.perf_counter`).
 
-    `seconds=None` leaves it to the solver.
+    `seconds=None` leaves it to the solver. One that is `loose` is the most that it may take: it may
+    stop as soon as it gains little, as it would without a limit.
 
     Raises:
         InvalidProblem: if `seconds` is negative or not a number.
@@ -163,6 +164,7 @@ class Limit:
 
     seconds: float | None
     started: float
+    loose: bool = False
 
     def __post_init__(self) -> None:
         seconds = self.seconds
@@ -170,9 +172,9 @@ class Limit:
             raise InvalidProblem(f"limit_seconds={seconds!r}; it must be 0 or more, or None")
 
     @classmethod
-    def starting_now(cls, seconds: float | None) -> Limit:
+    def starting_now(cls, seconds: float | None, *, loose: bool = False) -> Limit:
         """Start the clock."""
-        return cls(seconds, time.perf_counter())
+        return cls(seconds, time.perf_counter(), loose)
 
     @property
     def elapsed(self) -> float:

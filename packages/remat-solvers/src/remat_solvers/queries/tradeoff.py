@@ -42,7 +42,7 @@ from remat_solvers.solve import AUTO, search
 __all__ = ["Tradeoff", "TradeoffPoint", "check_arguments", "tradeoff"]
 
 _SMALLEST_SECONDS, _SMALLEST_SECONDS_ASIDE = 5.0, 2.0  # the second: where no budget hangs on it
-_SECONDS = 15.0  # for one budget; alone, `auto` takes up to twice as long
+_SECONDS = 15.0  # for one budget at most; alone, `auto` takes up to twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +209,10 @@ class _Sweep:
                     self._say(budget, count - len(waiting), count)
             now, waiting = waiting[:at_once], waiting[at_once:]
             rounds = 1 + math.ceil(len(waiting) / at_once)
-            seconds = _SECONDS if self.limit.seconds is None else left / rounds
+            loose = self.limit.seconds is None
+            limit = _SECONDS if loose else left / rounds, loose
             done = count - len(waiting) - len(now)
-            for budget, (answer, took) in zip(now, self._solve(now, seconds, count), strict=True):
+            for budget, (answer, took) in zip(now, self._solve(now, limit, count), strict=True):
                 done += 1
                 spent[budget] = took
                 self.known.learn(budget, answer, self.solver)
@@ -224,13 +225,13 @@ class _Sweep:
         return max(1, workers) if isinstance(workers, int) else count
 
     def _solve(
-        self, budgets: list[int], seconds: float | None, count: int
+        self, budgets: list[int], limit: tuple[float, bool], count: int
     ) -> list[tuple[Solution, float]]:
         graph, hierarchy = self.known.graph, self.hierarchy
         tasks = [
             (
                 f"budget of {budget} bytes",
-                (graph, budget, self.solver, hierarchy, seconds, self.known.start(budget)),
+                (graph, budget, self.solver, hierarchy, limit, self.known.start(budget)),
             )
             for budget in budgets
         ]
@@ -264,11 +265,15 @@ def _solve_budget(
     budget_bytes: int,
     solver: str | Solver,
     hierarchy: Hierarchy | None,
-    seconds: float | None,
+    within: tuple[float, bool],
     start: Schedule | None,
     report: Report = silent,
 ) -> tuple[Solution, float]:
-    """Solve one budget; the answer, which may have no schedule, and the seconds it took."""
+    """Solve one budget; the answer, which may have no schedule, and the seconds it took.
+
+    `within` are the seconds of a limit, and whether it is loose.
+    """
+    seconds, loose = within
     problem = Problem(graph, budget_bytes, hierarchy, None, start)
-    limit = Limit.starting_now(seconds)
+    limit = Limit.starting_now(seconds, loose=loose)
     return search(problem, solver, limit, report), limit.elapsed

@@ -54,9 +54,10 @@ class State(Incumbent):
     def deadline(self) -> float:
         """The moment by which to stop, of `time.perf_counter`.
 
-        Without a limit: sooner, the less may be gained and the longer nothing was.
+        Without a limit, or with a loose one: sooner, the less may be gained and the longer nothing
+        was.
         """
-        if self._limit.seconds is not None or self.best is None:
+        if (self._limit.seconds is not None and not self._limit.loose) or self.best is None:
             return self._last_moment
         patience = _PATIENCE_SECONDS + _PATIENCE_SECONDS_PER_OP * self.wiring.op_count
         if self.once:
