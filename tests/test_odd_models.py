@@ -179,6 +179,11 @@ def test_is_refused_with_a_reason_and_trains_on(make, x, message):
     assert any(parameter.grad is not None for parameter in original.parameters())
 
 
+def test_an_rnn_alone_with_dropout_between_its_layers_is_refused_with_the_reason():
+    with pytest.raises(remat.RematError, match="loses that dropout when it traces"):
+        remat.rematerialize(nn.LSTM(16, 4, 2, dropout=0.5), rows(), budget="8GiB")
+
+
 def test_the_last_batch_is_smaller():
     torch.manual_seed(0)
     original = nn.Sequential(linear(), nn.Tanh(), nn.Dropout(0.1), linear(16, 4))

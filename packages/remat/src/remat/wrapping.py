@@ -329,6 +329,11 @@ class RematForward:
         auto = AutoBudget(self._settings.optimizer, parameters)
         stepper = Stepper(self._settings, told, auto, alone=not self._by_regions)
         allow_rnn = not _has_dropout_between_layers(self._module)
+        if not allow_rnn:
+            stepper.together.breaks.append(
+                "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
+                "torch loses that dropout when it traces"
+            )
 
         @functools.cache
         def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
