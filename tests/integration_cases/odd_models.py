@@ -195,6 +195,17 @@ W = torch.randn(9, dtype=torch.cfloat, generator=torch.Generator().manual_seed(1
 
 # name: (model, args, kwargs, loss)
 RIGHT = {
+    "codes that are overwritten, and a scalar beside the output": (
+        lambda: Made(
+            quantised,
+            enter=nn.Sequential(linear(), nn.GELU(), linear(), nn.GELU(), linear()),
+            leave=nn.Sequential(linear(), nn.GELU(), linear(), nn.GELU(), linear()),
+            codes=rows(4, 16),
+        ),
+        (rows(64, 16),),
+        {},
+        weighted,
+    ),
     "lstm": (
         lambda: Made(lambda m, x: m.rnn(x)[0], rnn=nn.LSTM(8, 12, 2, batch_first=True)),
         (rows(3, 5, 8),),
@@ -617,6 +628,16 @@ def between_breaks(m, x):
     m.seen += y.detach().mean(0)
     torch._dynamo.graph_break()
     return m.leave(y.relu_() + m.seen), half
+
+
+def quantised(m, x):
+    """A VQ-VAE in small: its codes, looked up for one output, are overwritten by averages."""
+    y = m.enter(x)
+    nearest = torch.cdist(y.detach(), m.codes).argmin(-1)
+    found = F.embedding(nearest, m.codes)
+    with torch.no_grad():
+        m.codes.mul_(0.9).add_(y[: len(m.codes)], alpha=0.1)
+    return m.leave(y + (found - y).detach()), squares(y - found.detach())
 
 
 def checkpointed_branch(m, x):

@@ -357,9 +357,22 @@ class Stepper:
             if not of_other_sizes:
                 raise
             planned = made(captured.costed("measure", self._costs))  # estimates know no workspace
+        if region.expected is None and settings.given is None and self._takes_no_others(planned):
+            with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
+                planned = made(planned.capture, missing=frozenset(), schedules=[])
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
         self._known.append(planned)
         return planned
+
+    def _takes_no_others(self, planned: Planned) -> bool:
+        """Whether a backward over more outputs than one that looks like a loss cannot be made.
+
+        As where something may be computed only once, for it reads what the forward overwrites.
+        """
+        if not planned.capture.missing or planned.executable.takes_all:
+            return False
+        executor = get_executor(self._settings.executor)
+        return not executor(planned.capture, planned.plan.schedule, budget_bytes=None).takes_all
 
     def _rebuilt(self, returned: Any) -> Any:
         """Give what the function returns, if its only region returns this."""
