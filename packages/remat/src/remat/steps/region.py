@@ -45,6 +45,7 @@ class Region:
         self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
+        self.caller = found.caller
         if checkpoints:
             logger.info(
                 "%s: %d checkpointed calls are planned as any other code; what is computed again "

@@ -107,14 +107,7 @@ class Stepper:
         if found.break_reason is not None:
             self.together.breaks.append(found.break_reason)
         if found.caller is not None:
-            reason = f"TorchDynamo made no graph of what leads to {found.caller}"
-            self.together.breaks.append(reason)
-            warnings.warn(
-                f"{reason}: what it holds there is not counted, beside the budget; "
-                f"remat.rematerialize counts it",
-                BudgetWarning,
-                stacklevel=2,
-            )
+            self.together.breaks.append(_leads_to(found.caller))
         if self._alone and not found.whole:
             self._plan_together()
         region = Region(self, found)
@@ -245,6 +238,14 @@ class Stepper:
         self, region: Region, inputs: Sequence[Any]
     ) -> Planned | RegionPlan | NotPlanned | None:
         logger.info("planning for %s", region.name)
+        if region.caller is not None and _is_computed(inputs, ()):
+            warnings.warn(
+                f"{_leads_to(region.caller)}: what it holds there is not counted, beside the "
+                f"budget; remat.rematerialize counts it",
+                BudgetWarning,
+                stacklevel=2,
+            )
+            region.caller = None
         if self._settings.budget.is_auto:
             self._auto.see(inputs, _device(inputs))
         if self._alone and self._communicates(region, inputs):
@@ -381,6 +382,10 @@ class Stepper:
             return self.rebuild(returned)
         finally:
             self.answer = before
+
+
+def _leads_to(caller: str) -> str:
+    return f"TorchDynamo made no graph of what leads to {caller}"
 
 
 def _is_computed(tensors: Any, given: Any) -> bool:
