@@ -46,7 +46,7 @@ from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import Relaxation, relax
 
 MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")
-SHARES = (0.5, 0.3)
+SHARES = (0.5, 0.4)
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 
 Patches = dict[str, Any]
@@ -119,7 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES, metavar="SHARE")
-    parser.add_argument("--limit", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=5.0, metavar="SECONDS")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args()
     rows: list[Row] = []

@@ -28,7 +28,7 @@ JSON = ("--json", "{json}")
 # For each the arguments of a full run, and of a quick one.
 BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ablation": (
-        ("--shares", "0.5", "0.4", "--limit", "5", *JSON),
+        JSON,
         ("--models", "fno-1d", "--shares", "0.5", "--limit", "0.2", *JSON),
     ),
     "alternatives": (JSON, ("--quick", "--models", "unet", "--ways", "bitwise", "--rounds", "1")),

@@ -109,13 +109,14 @@ class Before(nn.Module):
         return self.blocks(self.start(x))
 
 
-def test_code_before_the_first_graph_is_told_and_its_backward_counted():
+def test_code_before_the_first_graph_is_told_and_the_graph_not_taken_for_the_whole_step():
     plans = []
     options = {"budget": "8GiB", "limit_seconds": 0.2, "on_plan": plans.append}
     model = torch.compile(made(Before), backend="remat", options=options)
     with pytest.warns(remat.BudgetWarning, match=r"made no graph of what leads to .*test_compile"):
         got = record(model)
     assert_bitwise_equal(got, record(made(Before)))
+    assert isinstance(plans[-1], remat.StepPlan)
     assert any("no graph of what leads to" in reason for reason in plans[-1].breaks)
 
 

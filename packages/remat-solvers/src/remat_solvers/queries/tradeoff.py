@@ -209,10 +209,9 @@ class _Sweep:
                     self._say(budget, count - len(waiting), count)
             now, waiting = waiting[:at_once], waiting[at_once:]
             rounds = 1 + math.ceil(len(waiting) / at_once)
-            loose = self.limit.seconds is None
-            limit = _SECONDS if loose else left / rounds, loose
+            seconds = _SECONDS if self.limit.seconds is None else left / rounds
             done = count - len(waiting) - len(now)
-            for budget, (answer, took) in zip(now, self._solve(now, limit, count), strict=True):
+            for budget, (answer, took) in zip(now, self._solve(now, seconds, count), strict=True):
                 done += 1
                 spent[budget] = took
                 self.known.learn(budget, answer, self.solver)
@@ -225,13 +224,14 @@ class _Sweep:
         return max(1, workers) if isinstance(workers, int) else count
 
     def _solve(
-        self, budgets: list[int], limit: tuple[float, bool], count: int
+        self, budgets: list[int], seconds: float, count: int
     ) -> list[tuple[Solution, float]]:
         graph, hierarchy = self.known.graph, self.hierarchy
+        loose = self.limit.seconds is None
         tasks = [
             (
                 f"budget of {budget} bytes",
-                (graph, budget, self.solver, hierarchy, limit, self.known.start(budget)),
+                (graph, budget, self.solver, hierarchy, seconds, loose, self.known.start(budget)),
             )
             for budget in budgets
         ]
@@ -265,15 +265,12 @@ def _solve_budget(
     budget_bytes: int,
     solver: str | Solver,
     hierarchy: Hierarchy | None,
-    within: tuple[float, bool],
+    seconds: float,
+    loose: bool,
     start: Schedule | None,
     report: Report = silent,
 ) -> tuple[Solution, float]:
-    """Solve one budget; the answer, which may have no schedule, and the seconds it took.
-
-    `within` are the seconds of a limit, and whether it is loose.
-    """
-    seconds, loose = within
+    """Solve one budget; the answer, which may have no schedule, and the seconds it took."""
     problem = Problem(graph, budget_bytes, hierarchy, None, start)
     limit = Limit.starting_now(seconds, loose=loose)
     return search(problem, solver, limit, report), limit.elapsed

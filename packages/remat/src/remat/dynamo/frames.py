@@ -376,12 +376,11 @@ def _caller() -> str | None:
     while frame is not None and frame.f_code is not CatchErrorsWrapper.__call__.__code__:
         frame = frame.f_back
     frame = frame and frame.f_back
-    outer = frame
-    while outer is not None and outer.f_code.co_filename == torch.nn.modules.module.__file__:
-        outer = outer.f_back
-    if outer is None or outer.f_code.co_filename == eval_frame.__file__:
+    while frame is not None and frame.f_code.co_filename == torch.nn.modules.module.__file__:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename == eval_frame.__file__:
         return None
-    return f"{outer.f_code.co_filename}:{outer.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def is_last_compilation() -> bool:
