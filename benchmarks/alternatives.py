@@ -16,6 +16,7 @@ machine that is too busy for more; exit code 1 if a wider choice is slower by a 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import sys
@@ -32,6 +33,7 @@ import zoo
 from comparison import PLAIN, Runner, Variant, compare
 from isolation import Ended, run_alone
 from provenance import write_results
+from remat.planning.solving import solved_in_best_layouts
 from remat_graph import Numerics, simulate
 from remat_graph.torch import capture
 from remat_solvers import BudgetTooSmall, solve
@@ -121,10 +123,11 @@ def predict(name: str, share: float, quick: bool, runs: int, threads: int) -> li
     budget = int(share * simulate(alone, store_all(alone)).peak_bytes)
     found = []
     for way in WAYS:
-        asked = alone if way == "none" else captured.with_alternatives(Numerics(way)).graph
+        asked = captured if way == "none" else captured.with_alternatives(Numerics(way))
         seconds = 2.0 if quick else SOLVE_SECONDS
+        solve_for = functools.partial(solve, budget_bytes=budget, limit_seconds=seconds)
         try:
-            plans = [solve(asked, budget, limit_seconds=seconds) for _ in range(runs)]
+            plans = [solved_in_best_layouts(asked, solve_for)[1] for _ in range(runs)]
         except BudgetTooSmall:
             plans = []
         overheads = tuple(plan.time / alone.time - 1 for plan in plans)

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from integration_cases.images import IMAGES, Images, choose_layouts
 from torch import nn
 
 import remat
 from remat.planning import solving
 from remat_graph import Compute, DocumentError, Free, Schedule, encode, save
-from remat_graph.torch import capturing
-from remat_graph.torch.layouts import _able
 
 WIDTH = 64
 
@@ -307,33 +306,12 @@ def test_the_back_end_takes_a_plan(made, no_solving):
         other(BATCH)
 
 
-class Images(nn.Module):
-    """Convolutions with what there are other ways for, and one output more than is used."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-        )  # fmt: skip
-
-    def forward(self, x):
-        return self.body(x).flatten(1)
-
-
-IMAGES = torch.randn(8, 3, 24, 24)
-
-
 @pytest.fixture
 def layouts(monkeypatch):
     """Choose the ops that run in channels_last, whatever the measured times; other ones later."""
 
     def choose(share):
-        chosen = lambda program, _: frozenset(  # noqa: E731
-            op for op in _able(program) if len(op) % share == 0
-        )
-        monkeypatch.setattr(capturing, "choose_layouts", chosen)
+        choose_layouts(monkeypatch, share=share, cost=0.01)
 
     choose(1)
     return choose

@@ -166,6 +166,12 @@ class Capture:
             plain = plain.costed(self._costs, self._known)
         return plain.with_loss(self.loss).letting_go(self.let_go)
 
+    def in_traced_layouts(self) -> Capture:
+        """Give the same graph with its alternatives, but every op in the layout that was traced."""
+        if self.numerics is None or not self._in_channels_last:
+            return self
+        return self.without_alternatives()._with(self.numerics, frozenset())
+
     def with_alternatives(
         self,
         numerics: Numerics = Numerics.BITWISE,

@@ -8,7 +8,8 @@ and a reader differ, once in each direction. That finds whole stretches, where n
 gain. Weights stay as they are: what an operator does with them is within its time.
 
 Guarantee: the sum of all times, as they are given, is least. Limits: what a budget makes of it is
-not looked at; results are the same up to rounding. Source: cuts for labels, Boykov and others 2001.
+not looked at, so planning compares it with the program as traced; results are the same up to
+rounding. Source: cuts for labels, Boykov and others 2001.
 """
 
 from __future__ import annotations

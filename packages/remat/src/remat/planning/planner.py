@@ -20,7 +20,7 @@ from remat.errors import RematError
 from remat.modules.checkpoints import checkpoints_off
 from remat.planning.given import GivenPlan
 from remat.planning.settings import Settings, as_args
-from remat.planning.solving import adapted, solution_for
+from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
 from remat.plans.origin import Origin
 from remat.plans.plan import Plan
 from remat.refusals import refuse_wrapped
@@ -206,7 +206,7 @@ def make_plan(
     seconds = time.perf_counter() - started
     tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
+    everything = _stored(captured)
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
         plain = _plain_peak(module, args, kwargs, captured, everything, loss)
@@ -221,11 +221,18 @@ def make_plan(
         if given is not None:
             solution = given.solution(captured.graph, schedule, target, budget)
         else:
-            solution = adapted(captured.graph, target, schedules) or solution_for(
-                captured.graph, budget, target, settings.solver,
-                settings.limit_seconds, settings.progress, keep_best=settings.keep_best,
-                partitioner=settings.partitioner,
-            )  # fmt: skip
+            known = adapted(captured.graph, target, schedules)
+            if known is not None:
+                solution = known
+            else:
+                solve_for = functools.partial(
+                    solution_for, budget=budget, target=target, solver=settings.solver,
+                    limit_seconds=settings.limit_seconds, progress=settings.progress,
+                    keep_best=settings.keep_best, partitioner=settings.partitioner,
+                )  # fmt: skip
+                chosen, solution = solved_in_best_layouts(captured, solve_for)
+                if chosen is not captured:
+                    captured, everything = chosen, _stored(chosen)
             if solution.schedule is None:
                 raise RematError(f"solver {solution.solver} returned no schedule")
             schedule = solution.schedule
@@ -276,6 +283,10 @@ def make_plan(
         budget,
         measured,
     )
+
+
+def _stored(captured: Capture) -> int:
+    return simulate(captured.graph, store_all(captured.graph)).peak_bytes
 
 
 def _plain_peak(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from remat.cache import cached_solution, keep_solution, shared_solution
 from remat.planning.cutting import hierarchy_for
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
+from remat_graph.torch import Capture
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, solve
 from remat_solvers.baselines.store_all import store_all
+from remat_solvers.core.makers import least_time
+from remat_solvers.core.wiring import Wiring
 
-__all__ = ["adapted", "have_same_ops", "solution_for"]
+__all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
 
 
 def have_same_ops(one: Graph, other: Graph) -> bool:
@@ -49,6 +53,59 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
                 solve_seconds=time.perf_counter() - start,
             )
     return best
+
+
+def solved_in_best_layouts(
+    captured: Capture, solved: Callable[[Graph], Solution]
+) -> tuple[Capture, Solution]:
+    """Solve a capture; where ops run in other layouts, as traced too, unless that cannot be faster.
+
+    Layouts are chosen for a fastest step without a look at the budget, and in others there may be
+    fewer ways to make a value. The faster solution is given with its capture; its bound holds for
+    both.
+
+    Raises:
+        BudgetTooSmall: if it is for both, with the least peaks of either.
+    """
+    if not captured.laid_out:
+        return captured, solved(captured.graph)
+    traced = captured.in_traced_layouts()
+    found: list[tuple[Capture, Solution]] = []
+    bounds: list[float] = []
+    refused: list[BudgetTooSmall] = []
+    for each in (captured, traced):
+        least = least_time(Wiring.of(each.graph))
+        if any(solution.time <= least for _, solution in found):
+            continue
+        try:
+            solution = solved(each.graph)
+        except BudgetTooSmall as error:
+            refused.append(error)
+            bounds += [least] if error.status is not Status.INFEASIBLE else []
+        else:
+            found.append((each, solution))
+            bounds.append(least if solution.lower_bound is None else solution.lower_bound)
+    if not found:
+        raise _either(*refused)
+    best, solution = min(found, key=lambda one: one[1].time)
+    if min(bounds) != solution.lower_bound:
+        solution = replace(solution, lower_bound=min(bounds), status=Status.FEASIBLE)
+    return best, solution
+
+
+def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
+    """Say of two graphs, one of which is to be run, that the budget is too small for both."""
+    smallest = min(one, other, key=lambda error: error.smallest_bytes)
+    least = min(one, other, key=lambda error: error.least_bytes)
+    proved = one.status is other.status is Status.INFEASIBLE
+    return BudgetTooSmall(
+        smallest.budget_bytes,
+        smallest.smallest_bytes,
+        least.least_bytes,
+        least.least_at,
+        Status.INFEASIBLE if proved else Status.LIMIT,
+        least.results_bytes,
+    )
 
 
 def solution_for(

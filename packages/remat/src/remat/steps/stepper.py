@@ -39,6 +39,7 @@ from remat.steps.runner import StepRunner
 from remat_exec import BudgetExceeded, SecondDerivative, get_executor, with_call
 from remat_graph import Graph
 from remat_graph.torch import (
+    Capture,
     CaptureError,
     Cost,
     Costs,
@@ -308,12 +309,9 @@ class Stepper:
         captured = region.captured(inputs, self._first_costs)
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
-        kin = [
-            known
-            for known in self._known
-            if known.capture.missing == captured.missing
-            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
-        ]
+        kin = self._kin(captured)
+        if not kin and captured.laid_out and (traced_so := self._kin(captured.in_traced_layouts())):
+            captured, kin = captured.in_traced_layouts(), traced_so
         if region.let_go:
             captured = captured.letting_go(region.let_go)
         for known in kin:
@@ -364,6 +362,15 @@ class Stepper:
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
         self._known.append(planned)
         return planned
+
+    def _kin(self, captured: Capture) -> list[Planned]:
+        """Find the plans of graphs with the ops of this one, for the same gradients."""
+        return [
+            known
+            for known in self._known
+            if known.capture.missing == captured.missing
+            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
+        ]
 
     def _takes_no_others(self, planned: Planned) -> bool:
         """Whether a backward over more outputs than one that looks like a loss cannot be made.
