@@ -51,7 +51,11 @@ def random_sequence(graph, random):
 
     def may_run(op, done):
         at = -1 if op.optional else place[op.alternative_of or op.name]
-        return made.issuperset(op.inputs) and (at < done if op.replayable or at < 0 else False)
+        return is_due(op, done) and (at < done if op.replayable or at < 0 else False)
+
+    def is_due(op, done):
+        after = all(place[earlier] < done for earlier in op.order_after)
+        return after and made.issuperset(op.inputs)
 
     for done, owed in enumerate(op for op in graph.ops if op.owed):
         members = [i for i, op in enumerate(graph.ops) if owed.name in (op.name, op.alternative_of)]
@@ -60,11 +64,7 @@ def random_sequence(graph, random):
                 if may_run(op, done) and random.random() < 0.2:
                     run(i)
             new = made.isdisjoint if not owed.replayable else lambda outputs: True
-            able = [
-                i
-                for i in members
-                if made.issuperset(graph.ops[i].inputs) and new(graph.ops[i].outputs)
-            ]
+            able = [i for i in members if is_due(graph.ops[i], done) and new(graph.ops[i].outputs)]
             run(random.choice(able))
             if made.issuperset(owed.outputs):
                 break

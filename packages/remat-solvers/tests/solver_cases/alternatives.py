@@ -16,8 +16,9 @@ from solver_cases.random_graphs import trainings
 def trainings_with_alternatives(draw, most_depth: int = 3, most: int = 3) -> Graph:
     """Draw a chain and its mirror, with alternatives of the kinds that there are in practice.
 
-    Two halves for a backward op, a copy that is packed and unpacked again, a backward op that reads
-    the output in place of the input, or a packed copy, and a faster algorithm with a workspace.
+    Two halves for a backward op, a copy that is packed and unpacked again, in the backward half
+    alone or in both, a backward op that reads the output in place of the input, or a packed copy,
+    and a faster algorithm with a workspace.
     """
     graph = draw(trainings(most_depth))
     values, ops = list(graph.values), list(graph.ops)
@@ -36,6 +37,11 @@ def trainings_with_alternatives(draw, most_depth: int = 3, most: int = 3) -> Gra
     ops = [
         replace(op, replayable=False) if once & {op.name, op.alternative_of} else op for op in ops
     ]
+    late = [op for op in ops if op.name.startswith("unpack") and draw(st.booleans())]
+    ops = [op for op in ops if op not in late]
+    at = [op.name for op in ops].index(graph.boundary) + 1
+    after = (graph.boundary,)
+    ops[at:at] = [replace(op, stage=Stage.BACKWARD, order_after=after) for op in late]
     return replace(graph, values=tuple(values), ops=tuple(ops))
 
 

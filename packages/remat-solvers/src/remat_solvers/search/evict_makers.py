@@ -89,6 +89,8 @@ class _Evictor:
             self._makes[v].append(op)
         for row in self._makes:
             row[:] = [op for op in row if wiring.replayable_list[op]]
+        graph = wiring.graph
+        self._after = [[graph.op_index[name] for name in op.order_after] for op in graph.ops]
         times = wiring.time_list
         self._least = np.array([min((times[op] for op in row), default=0.0) for row in self._makes])
         self._instant = _INSTANT * math.fsum(times)
@@ -169,6 +171,8 @@ class _Evictor:
 
         `known` are the ways to have what is not there; `None` where there is none, or not yet.
         """
+        if not all(lives.done_before(earlier, q) for earlier in self._after[op]):
+            return None
         own = self._wiring.time_list[op]
         way = _Way()
         for u in self._wiring.inputs[op]:
@@ -203,6 +207,8 @@ class _Evictor:
                 return _Way(held=size)
             op = wiring.producer_list[u]
             if not wiring.replayable_list[op]:
+                return None
+            if not all(lives.done_before(earlier, since + 1) for earlier in self._after[op]):
                 return None
             if all(lives.just_used(w, since) for w in wiring.inputs[op]):
                 return _Way((), (op,), wiring.time_list[op], size)
@@ -265,6 +271,17 @@ class _Lives:
         ).tolist()
         self._start: list[int] = now.copy_start[order].tolist()
         self._last: list[int] = now.copy_last[order].tolist()
+        self._outputs = wiring.outputs
+        self._ran: dict[int, int] = {}
+        for position, op in enumerate(now.sequence.tolist()):
+            self._ran.setdefault(op, position)
+
+    def done_before(self, op: int, position: int) -> bool:
+        """Say whether an op, or others that make the same, ran before a position."""
+        outputs = self._outputs[op]
+        return self._ran.get(op, position) < position or (
+            bool(outputs) and all(self.made_before(v, position) for v in outputs)
+        )
 
     def made_before(self, v: int, position: int) -> bool:
         """Say whether a value was made before a position."""

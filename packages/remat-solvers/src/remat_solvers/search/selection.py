@@ -170,7 +170,8 @@ class _Arrangement:
         """Make what is read, for the backward half once more; say whether it is there."""
         for v in wanted:
             again = self._later.get(v)
-            if late and again is not None and v in self._made and v not in self._again:
+            once = v in self._made and v not in self._again
+            if late and again is not None and once and self._is_due(again):
                 if not self._ready(self.wiring.inputs[again], late=False):
                     return False
                 self._add(again)
@@ -178,6 +179,12 @@ class _Arrangement:
             elif v not in self._made and not self._pack(v):
                 return False
         return True
+
+    def _is_due(self, op: int) -> bool:
+        """Say whether what an op must come after has run."""
+        graph, outputs = self.wiring.graph, self.wiring.outputs
+        earlier = (graph.op_index[name] for name in graph.ops[op].order_after)
+        return all(self._made.issuperset(outputs[e] or (-1,)) or e in self.order for e in earlier)
 
     def _pack(self, value: int) -> bool:
         """Place an optional op right after the last one that reads or makes what it reads."""
