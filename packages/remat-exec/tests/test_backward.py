@@ -273,6 +273,18 @@ def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refu
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_backward_over_budget_runs_where_it_is_told():
+    captured = HEADS.captured.variant(frozenset({0}))
+    executable = Executable(captured, store_all(captured.graph), budget_bytes=1)
+    plain, model, told = HEADS.model(), HEADS.model(), []
+    outputs = executable(model, list(HEADS.args()), exceeded=told.append)
+    sum(output.square().sum() for output in outputs).backward()
+    sum(output.square().sum() for output in plain(*HEADS.args()).values()).backward()
+    assert_same_gradients(model, plain)
+    (error,) = told
+    assert error.peak_bytes > error.budget_bytes == 1
+
+
 def test_no_backward_captures_or_measures(monkeypatch):
     captured = HEADS.captured.variant(frozenset({0}))
     model = Scheduled(HEADS.model(), captured)
@@ -534,5 +546,5 @@ def test_an_output_that_is_held_against_the_plan_is_refused_if_there_is_no_room(
     model = HEADS.model()
     outputs = executable(model, list(HEADS.args()), lambda *told: None)
     loss = sum(output.sum() for output in outputs)
-    with pytest.raises(BudgetExceeded, match="held now"):
+    with pytest.raises(BudgetExceeded, match="outputs are held"):
         loss.backward()

@@ -20,16 +20,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_exec.autocast import autocast_type
 from remat_exec.emit import Group
-from remat_exec.errors import BackwardError, SecondDerivative
+from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
 from remat_exec.outputs import tangents_of
 
 if TYPE_CHECKING:
     from remat_exec.executable import Executable, Variant
 
-__all__ = ["Started", "run_step"]
+__all__ = ["Exceeded", "Started", "run_step"]
 
 Started = Callable[[frozenset[int], frozenset[int]], None]
 """Is told which gradients are missing, and what was returned and is let go of, by position."""
+
+Exceeded = Callable[[BudgetExceeded], None]
+"""Is told why a backward goes over its budget, and what it takes."""
 
 
 def run_step(
@@ -38,12 +41,14 @@ def run_step(
     inputs: dict[str, torch.Tensor],
     started: Started | None = None,
     finished: Callable[[], None] | None = None,
+    exceeded: Exceeded | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
     """Run the forward; give what autograd is handed, connected to the inputs by variable.
 
     The second is called to give memory back, if there is a leaner plan.
     """
-    step, device = _Step(executable, bound, started, finished), executable.device
+    step = _Step(executable, bound, started, finished, exceeded)
+    device = executable.device
     token: torch.Tensor | None = None
     for index, group in reversed(list(enumerate(executable.groups))):
         sources = [inputs[name] for name in group]
@@ -79,9 +84,10 @@ class _Step:
         bound: list[Any],
         started: Started | None,
         finished: Callable[[], None] | None,
+        exceeded: Exceeded | None,
     ) -> None:
         self.executable = executable
-        self.on_start, self.on_end = started, finished
+        self.on_start, self.on_end, self.on_excess = started, finished, exceeded
         self.states: dict[str, Any] = {}
         self.started = False
         self._bound = bound
@@ -152,14 +158,20 @@ class _Step:
         self.started = True
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
+        let_go = executable.capture.let_go
         if self.on_start is not None:
             let_go = self._let_go(saved)
             self._handed = []
             self.on_start(missing, let_go)
-            executable.check_held(let_go)
         if self._is_lean and executable.leaner is not None:
             executable = executable.leaner
         variant = executable.variant(missing, autocast_type(executable.device))
+        try:
+            executable.check_room(variant, let_go)
+        except BudgetExceeded as error:
+            if self.on_excess is None:
+                raise
+            self.on_excess(error)
         if variant.code is not self.executable.code or self._droppable:
             saved = self._saved_for(variant, saved)
         with self._own_casts():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from remat_exec.autocast import lowered_bytes
-from remat_exec.chain import Started, run_step
+from remat_exec.chain import Exceeded, Started, run_step
 from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
@@ -45,8 +45,8 @@ class Executable:
     `budget_bytes` bounds what an unplanned backward may take. A backward with fewer gradients than
     planned for runs within the plan's memory; one with a gradient that was taken to be missing
     follows the plan as far as it goes, if that fits. `groups` are the inputs whose gradients are
-    given out together,
-    in order; the last are those that only an unplanned backward has gradients for.
+    given out together, in order; the last are those that only an unplanned backward has gradients
+    for.
 
     `leaner` is another plan of the same capture, whose backward can take over after the forward of
     this one, if memory runs short; it is `None` where it would read what this one does not keep.
@@ -136,18 +136,20 @@ class Executable:
         started: Started | None = None,
         finished: Callable[[], None] | None = None,
         droppable: Callable[[Callable[[], None]], None] | None = None,
+        exceeded: Exceeded | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward; give the user's output tensors, connected to autograd.
 
         `started` is told, when the backward starts, which gradients are missing and which outputs
         nobody holds any more; `finished` is called when it has given out the last of its own.
         `droppable` is handed what gives back, before the backward, all that a leaner plan does
-        without.
+        without. `exceeded` is told of a backward that goes over the budget because it is over other
+        outputs, or others are held, than planned for, before it runs; without it, it is refused.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        handed, drop = run_step(self, bound, by_name, started, finished)
+        handed, drop = run_step(self, bound, by_name, started, finished, exceeded)
         if droppable is not None:
             droppable(drop)
         return make_outputs(program, handed, by_name)
@@ -230,7 +232,7 @@ class Executable:
 
         Raises:
             BackwardError: if it needs what the planned forward did not keep.
-            BudgetExceeded: if it takes more memory than the budget.
+            BudgetExceeded: if it takes more memory than the budget in this autocast.
         """
         variant = self._variants.get((missing, autocast))
         if variant is None:
@@ -239,32 +241,33 @@ class Executable:
             variant = self._variants[missing, autocast] = make(missing, autocast)
         return variant
 
-    def check_held(self, let_go: frozenset[int]) -> None:
-        """See that outputs which the plan takes to be let go of are, or that there is room.
+    def check_room(self, variant: Variant, let_go: frozenset[int]) -> None:
+        """See that there is room for a backward over these outputs, while those let go of are gone.
 
         Raises:
-            BudgetExceeded: if the backward would take more than the budget.
+            BudgetExceeded: if it takes more memory than the budget.
         """
+        if variant.program is not self.capture.program:
+            self._check(
+                variant.code.peak_bytes,
+                "over other outputs than the plan was made for",
+                "run forward again, it will be planned anew",
+            )
         program = self.capture.program
         held = {program.storage[program.handed[p]] for p in self.capture.let_go - let_go}
-        if not held or self.budget_bytes is None:
-            return
         sizes = self.capture.graph.value_by_name
-        peak = self.code.peak_bytes + sum(sizes[value].size_bytes for value in held)
-        if peak > self.budget_bytes:
-            raise BudgetExceeded(
-                f"outputs that were let go of before earlier backwards are held now, and this "
-                f"backward would take {peak} bytes of a budget of {self.budget_bytes}; let go of "
-                f"them, or run forward again, it will be planned with them held",
-                self.budget_bytes,
-                peak,
+        if held:
+            self._check(
+                self.code.peak_bytes + sum(sizes[value].size_bytes for value in held),
+                "while outputs are held that were let go of before earlier ones",
+                "let go of them, or run forward again, it will be planned with them held",
             )
 
     @property
     def takes_all(self) -> bool:
         """Whether a backward with every gradient can follow, within the budget."""
         try:
-            self.variant(frozenset())
+            self.check_room(self.variant(frozenset()), self.capture.let_go)
         except (BackwardError, BudgetExceeded):
             return False
         return True
@@ -283,7 +286,7 @@ class Executable:
         )
         if autocast is not None:
             self._check(
-                code,
+                code.peak_bytes,
                 "in an autocast that its forward was not in",
                 "leave the autocast before backward, or raise the budget",
             )
@@ -305,20 +308,15 @@ class Executable:
             missing=missing,
             autocast=autocast,
         )
-        self._check(
-            code,
-            "over other outputs than the plan was made for",
-            "run forward again, it will be planned anew",
-        )
         return Variant(missing, code, other.program)
 
-    def _check(self, code: Code, what: str, instead: str) -> None:
-        if self.budget_bytes is not None and code.peak_bytes > self.budget_bytes:
+    def _check(self, peak_bytes: int, what: str, instead: str) -> None:
+        if self.budget_bytes is not None and peak_bytes > self.budget_bytes:
             raise BudgetExceeded(
-                f"this backward, {what}, would take {code.peak_bytes} bytes of a budget of "
-                f"{self.budget_bytes}; {instead}",
+                f"this backward, {what}, would take {peak_bytes:,} bytes of a budget of "
+                f"{self.budget_bytes:,}; {instead}",
                 self.budget_bytes,
-                code.peak_bytes,
+                peak_bytes,
             )
 
 

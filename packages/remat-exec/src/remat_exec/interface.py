@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from remat_exec.chain import Started
+from remat_exec.chain import Exceeded, Started
 from remat_exec.loss import Loss
 from remat_exec.measure import Peak
 from remat_graph import Schedule
@@ -56,13 +56,15 @@ class Runnable(Protocol):
         started: Started | None = None,
         finished: Callable[[], None] | None = None,
         droppable: Callable[[Callable[[], None]], None] | None = None,
+        exceeded: Exceeded | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward; give the user's output tensors, connected to autograd.
 
         `started` is told, when the backward starts, which gradients are missing and which outputs
         nobody holds any more; `finished` is called when it has given out the last of its own.
         `droppable` is handed what gives back, before the backward, all that the leaner plan does
-        without.
+        without. `exceeded` is told of a backward that goes over the budget because it is over other
+        outputs, or others are held, than planned for, before it runs; without it, it is refused.
 
         Raises:
             ExecutionError: if it cannot be run on these tensors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remat.dynamo import Found
+from remat.errors import BudgetWarning
 from remat.modules.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.planning.misfit import NotPlanned
 from remat.planning.planner import Planned
 from remat.steps.counters import Counters
 from remat.steps.region_calls import RegionPlan
-from remat_exec import Runnable
+from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, Costs, flatten, quietly
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class Region:
             outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
         else:
             call = _Call(self, planned.executable)
-            outputs = planned.executable(self.graph, tensors, call.started)
+            outputs = planned.executable(self.graph, tensors, call.started, exceeded=call.exceeded)
             stepper.calls.add(call)
         returned = planned.capture.output_structure.rebuild(iter(outputs))
         return self._counters.put_back(returned, inputs)
@@ -178,6 +180,15 @@ class _Call:
         """Learn what the backward, which begins, shows."""
         self.region.stepper.backward_begins(self)
         self.region.learn(self.executable, missing, let_go)
+
+    def exceeded(self, error: BudgetExceeded) -> None:
+        """Tell of a backward over the budget, which the next forward is planned for."""
+        warnings.warn(
+            f"{str(error).partition(';')[0]}. It runs, its gradients are right, and from the next "
+            f"forward on it is planned for, within the budget",
+            BudgetWarning,
+            stacklevel=2,
+        )
 
 
 def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:

@@ -356,7 +356,7 @@ class Stepper:
             if not of_other_sizes:
                 raise
             planned = made(captured.costed("measure", self._costs))  # estimates know no workspace
-        if region.expected is None and settings.given is None and self._takes_no_others(planned):
+        if region.expected is None and settings.given is None and self._may_not_be(planned):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = made(planned.capture, missing=frozenset(), schedules=[])
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
@@ -372,13 +372,18 @@ class Stepper:
             and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
         ]
 
-    def _takes_no_others(self, planned: Planned) -> bool:
-        """Whether a backward over more outputs than one that looks like a loss cannot be made.
+    def _may_not_be(self, planned: Planned) -> bool:
+        """Whether what was taken for the loss may not be it, and a backward over more has no room.
 
-        As where something may be computed only once, for it reads what the forward overwrites.
+        It may not be if some parameters get no gradient of it, as of a penalty beside the outputs.
+        Nor where no other backward could be made, whatever the budget: something may be computed
+        only once, for it reads what the forward overwrites.
         """
-        if not planned.capture.missing or planned.executable.takes_all:
+        capture = planned.capture
+        if not capture.missing or planned.executable.takes_all:
             return False
+        if not set(capture.differentiable) <= capture.program.gradients.keys():
+            return True
         executor = get_executor(self._settings.executor)
         return not executor(planned.capture, planned.plan.schedule, budget_bytes=None).takes_all
 

@@ -1,0 +1,91 @@
+"""Backwards over other outputs than the first plan takes for the loss: no loop is refused."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+DEPTH, BATCH = 12, torch.randn(256, 64)
+
+
+class Penalized(nn.Module):
+    """A deep net that returns a scalar beside its output, taken after some of its layers."""
+
+    def __init__(self, after):
+        super().__init__()
+        torch.manual_seed(0)
+        self.after = after
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(DEPTH))
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if i == self.after:
+                penalty = x.abs().mean()
+        return x, penalty
+
+
+def loss_of(returned):
+    output, penalty = returned
+    return output.sum() + penalty
+
+
+def planned(model, budget, way):
+    if way == "example":
+        return remat.rematerialize(model, BATCH, budget=budget)
+    if way == "later":
+        return remat.rematerialize(model, budget=budget)
+    torch._dynamo.reset()
+    return torch.compile(model, backend="remat", options={"budget": budget})
+
+
+def gradients(model, call):
+    """Run a step; give the gradients and the texts of the warnings of budgets."""
+    model.zero_grad()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        returned = call(BATCH)
+        loss = loss_of(returned)
+        del returned
+        loss.backward()
+    told = [str(each.message) for each in caught if each.category is remat.BudgetWarning]
+    return [parameter.grad for parameter in model.parameters()], told
+
+
+@pytest.fixture(scope="module")
+def budget():
+    """A share of what plain takes when all outputs are differentiated."""
+    with remat.measure_peak() as peak:
+        loss_of(Penalized(0)(BATCH)).backward()
+    return int(0.75 * peak.peak_bytes)
+
+
+@pytest.mark.parametrize("way", ["example", "later", "compiled"])
+@pytest.mark.parametrize(("after", "told_of"), [(DEPTH // 2, 0), (DEPTH - 1, 1)])
+def test_a_scalar_beside_the_outputs_is_not_the_loss(after, told_of, way, budget):
+    model, plain = Penalized(after), Penalized(after)
+    call = planned(model, budget, way)
+    expected, _ = gradients(plain, plain)
+    all_told = []
+    for _ in range(4):
+        found, told = gradients(model, call)
+        all_told += told
+        assert all(map(torch.equal, found, expected))
+    assert len(all_told) == told_of
+    assert all("over other outputs" in each for each in all_told)
+    with remat.measure_peak() as peak:
+        loss_of(call(BATCH)).backward()
+    assert peak.peak_bytes <= budget
+
+
+def test_a_plan_for_all_outputs_that_does_not_fit_is_not_needed():
+    model, plain = Penalized(2), Penalized(2)
+    call = remat.rematerialize(model, BATCH, budget="300KiB")
+    for each, run in ((model, call), (plain, plain)):
+        run(BATCH)[1].backward()
+        assert each.layers[2].weight.grad is not None
+        assert each.layers[3].weight.grad is None
+    assert torch.equal(model.layers[0].weight.grad, plain.layers[0].weight.grad)
