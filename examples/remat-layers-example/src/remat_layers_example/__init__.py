@@ -41,8 +41,8 @@ class Logged(Executable):
         module: torch.nn.Module,
         tensors: list[torch.Tensor],
         started: Callable[[frozenset[int], frozenset[int]], None] | None = None,
-        finished: Callable[[], None] | None = None,
-        droppable: Callable[[Callable[[], None]], None] | None = None,
+        *others: Any,
+        **told: Any,
     ) -> list[torch.Tensor]:
         def on_start(missing: frozenset[int], let_go: frozenset[int]) -> None:
             logger.info("backward, with %d bytes kept", self.kept_bytes)
@@ -50,7 +50,7 @@ class Logged(Executable):
                 started(missing, let_go)
 
         logger.info("forward")
-        return super().__call__(module, tensors, on_start, finished, droppable)
+        return super().__call__(module, tensors, on_start, *others, **told)
 
     @property
     def kept_bytes(self) -> int:
