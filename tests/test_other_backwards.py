@@ -89,3 +89,35 @@ def test_a_plan_for_all_outputs_that_does_not_fit_is_not_needed():
         assert each.layers[2].weight.grad is not None
         assert each.layers[3].weight.grad is None
     assert torch.equal(model.layers[0].weight.grad, plain.layers[0].weight.grad)
+
+
+class Labelled(nn.Module):
+    """Returns its loss, and outputs that are larger than all that the backward needs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        self.head = nn.Linear(64, 1024)
+
+    def forward(self, x):
+        output = self.head(self.layers(x))
+        return output.logsumexp(-1).mean(), output
+
+
+def test_outputs_that_are_held_only_now_and_then_are_told_of_once():
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        remat.rematerialize(Labelled(), BATCH, budget=1)
+    model = remat.rematerialize(Labelled(), BATCH, budget=int(1.05 * refused.value.smallest_bytes))
+    all_told = []
+    for step in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss, output = model(BATCH)
+            if step % 3 != 2:
+                del output
+            loss.backward()
+        all_told += [(step, str(each.message)) for each in caught]
+    ((step, told),) = all_told
+    assert step == 2
+    assert "outputs are held" in told
