@@ -271,17 +271,14 @@ class _Lives:
         ).tolist()
         self._start: list[int] = now.copy_start[order].tolist()
         self._last: list[int] = now.copy_last[order].tolist()
-        self._outputs = wiring.outputs
-        self._ran: dict[int, int] = {}
-        for position, op in enumerate(now.sequence.tolist()):
-            self._ran.setdefault(op, position)
+        self._outputs, self._sequence = wiring.outputs, now.sequence
 
     def done_before(self, op: int, position: int) -> bool:
         """Say whether an op, or others that make the same, ran before a position."""
         outputs = self._outputs[op]
-        return self._ran.get(op, position) < position or (
-            bool(outputs) and all(self.made_before(v, position) for v in outputs)
-        )
+        if outputs:
+            return all(self.made_before(v, position) for v in outputs)
+        return bool(np.any(self._sequence[:position] == op))
 
     def made_before(self, v: int, position: int) -> bool:
         """Say whether a value was made before a position."""

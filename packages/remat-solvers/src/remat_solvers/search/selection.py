@@ -184,7 +184,9 @@ class _Arrangement:
         """Say whether what an op must come after has run."""
         graph, outputs = self.wiring.graph, self.wiring.outputs
         earlier = (graph.op_index[name] for name in graph.ops[op].order_after)
-        return all(self._made.issuperset(outputs[e] or (-1,)) or e in self.order for e in earlier)
+        return all(
+            self._made.issuperset(outputs[e]) if outputs[e] else e in self.order for e in earlier
+        )
 
     def _pack(self, value: int) -> bool:
         """Place an optional op right after the last one that reads or makes what it reads."""

@@ -310,8 +310,10 @@ class Stepper:
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
         kin = self._kin(captured)
-        if not kin and captured.laid_out and (traced_so := self._kin(captured.in_traced_layouts())):
-            captured, kin = captured.in_traced_layouts(), traced_so
+        if not kin:  # the layouts that were traced may have been faster within the budget
+            traced = captured.in_traced_layouts()
+            kin = self._kin(traced)
+            captured = traced if kin else captured
         if region.let_go:
             captured = captured.letting_go(region.let_go)
         for known in kin:
@@ -356,7 +358,7 @@ class Stepper:
             if not of_other_sizes:
                 raise
             planned = made(captured.costed("measure", self._costs))  # estimates know no workspace
-        if region.expected is None and settings.given is None and self._may_not_be(planned):
+        if region.expected is None and settings.given is None and self._is_for_too_few(planned):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = made(planned.capture, missing=frozenset(), schedules=[])
         self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
@@ -372,12 +374,12 @@ class Stepper:
             and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
         ]
 
-    def _may_not_be(self, planned: Planned) -> bool:
-        """Whether what was taken for the loss may not be it, and a backward over more has no room.
+    def _is_for_too_few(self, planned: Planned) -> bool:
+        """Whether a backward over more than what was taken for the loss is likely, or impossible.
 
-        It may not be if some parameters get no gradient of it, as of a penalty beside the outputs.
-        Nor where no other backward could be made, whatever the budget: something may be computed
-        only once, for it reads what the forward overwrites.
+        That is, where it would not fit: likely if some parameters get no gradient of that, as of a
+        penalty beside the outputs; impossible, whatever the budget, if it needs again what may be
+        computed only once, for it reads what the forward overwrites.
         """
         capture = planned.capture
         if not capture.missing or planned.executable.takes_all:
@@ -385,7 +387,7 @@ class Stepper:
         if not set(capture.differentiable) <= capture.program.gradients.keys():
             return True
         executor = get_executor(self._settings.executor)
-        return not executor(planned.capture, planned.plan.schedule, budget_bytes=None).takes_all
+        return not executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
 
     def _rebuilt(self, returned: Any) -> Any:
         """Give what the function returns, if its only region returns this."""
