@@ -178,7 +178,6 @@ class Meter:
 
         def captured(stepper: Stepper, *args: Any) -> Any:
             self.interrupted = True
-            AllocationRecorder.end_shared()
             made = timed(plan, stepper, *args)
             self.plans += isinstance(made, Planned)
             return made

@@ -56,7 +56,8 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
 
     Without `device` it is CUDA's current one if anything is allocated there in the block, else the
     CPU. Gradients that exist already are part of what was held before; set them to `None` first to
-    count them. On CUDA torch's own maxima (`torch.cuda.max_memory_allocated`) start anew.
+    count them. What `remat` takes to make a plan within the block is not counted. On CUDA torch's
+    own maxima (`torch.cuda.max_memory_allocated`) start anew.
 
     Raises:
         MeasurementError: if a profiler is already running in this thread, and the CPU is measured.

@@ -25,10 +25,10 @@ def train(model, call, loss, steps=2, seed=0, optimizer=torch.optim.SGD, **optio
     for step in range(steps):
         chosen.zero_grad()
         output = call(model, step)
-        for position, leaf in enumerate(flatten(output)[0]):
-            tensors[f"output {position} of step {step}"] = leaf.detach().clone()
         value = loss(output)
         value.backward()
+        for position, leaf in enumerate(flatten(output)[0]):  # a copy before would take memory
+            tensors[f"output {position} of step {step}"] = leaf.detach().clone()
         tensors[f"loss of step {step}"] = value.detach().clone()
         for position, parameter in enumerate(model.parameters()):
             grad = parameter.grad

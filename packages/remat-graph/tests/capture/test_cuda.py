@@ -300,6 +300,20 @@ def test_who_measures_within_a_measured_block_takes_nothing_from_it(allocator):
     assert outer.peak_bytes == 4096
 
 
+def test_who_is_paused_sees_no_maxima_of_the_block(allocator):
+    with AllocationRecorder(CUDA) as outer:
+        allocator.allocate(1024)
+        with AllocationRecorder.paused():
+            allocator.allocate(8192)
+            allocator.free()
+            with AllocationRecorder(CUDA) as inner:
+                allocator.allocate(4096)
+                allocator.free()
+        allocator.allocate(512)
+    assert inner.peak_bytes == 4096
+    assert (outer.peak_bytes, outer.kept_bytes) == (1536, 1536)
+
+
 def test_workspaces_are_made_before_what_is_measured(allocator):
     with AllocationRecorder(CUDA) as recorder:
         pass

@@ -169,17 +169,42 @@ def test_one_that_shares_may_end_before_another_that_began_later():
     assert [each.is_running for each in (first, second)] == [False, False]
 
 
-def test_a_shared_recording_can_be_ended_by_whoever_needs_the_profiler():
+def test_recordings_see_nothing_of_a_block_in_which_they_are_paused():
     cpu = torch.device("cpu")
-    with AllocationRecorder(cpu, shared=True) as recorder:
-        _kept = torch.ones(10)
-        AllocationRecorder.end_shared()
-        assert not recorder.is_running
-        with torch.profiler.profile():
-            torch.ones(100)
-        recorder.mark("too late")
-    assert recorder.peak_bytes == 40
-    assert [mark.label for mark in recorder.marks] == [""]
+    with AllocationRecorder(cpu) as recorder, AllocationRecorder.paused():
+        assert not torch._C._autograd._profiler_enabled()
+    assert recorder.marks[0].held_bytes == 0
+    with AllocationRecorder(cpu) as recorder:
+        kept = torch.ones(10)
+        with AllocationRecorder.paused():
+            with AllocationRecorder(cpu) as inner:
+                torch.ones(1000)
+            with torch.profiler.profile():
+                torch.ones(100)
+            assert recorder.is_running
+        recorder.mark("after")
+        kept = torch.cat([kept, kept[:1]])
+    assert inner.peak_bytes == 4000
+    assert [(mark.label, mark.held_bytes) for mark in recorder.marks] == [("after", 40), ("", 44)]
+    assert recorder.peak_bytes == 84
+    with pytest.raises(ZeroDivisionError), AllocationRecorder(cpu), AllocationRecorder.paused():
+        1 / 0  # noqa: B018
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_in_a_backward_none_is_paused():
+    seen = []
+
+    def hook(gradient):
+        with AllocationRecorder.paused():
+            seen.append(torch._C._autograd._profiler_enabled())
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(hook)
+    with AllocationRecorder(torch.device("cpu"), shared=True) as recorder:
+        x.sum().backward()
+    assert seen == [True]
+    assert recorder.peak_bytes > 0
 
 
 def test_the_profiler_of_a_recording_that_another_thread_dropped_can_be_ended():
@@ -188,8 +213,7 @@ def test_the_profiler_of_a_recording_that_another_thread_dropped_can_be_ended():
     dropping = threading.Thread(target=recorder.drop)
     dropping.start()
     dropping.join()
-    AllocationRecorder.end_shared()
-    with torch.profiler.profile():
+    with AllocationRecorder.paused(), torch.profiler.profile():
         torch.ones(100)
     assert not torch._C._autograd._profiler_enabled()
 

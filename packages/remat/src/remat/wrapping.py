@@ -99,8 +99,8 @@ def rematerialize(
     with the plan, so that the budget covers it; it is run a few times for each plan and must change
     nothing. If it has further arguments without a default, `*args` or `**kwargs`, it is given those
     of the call: `loss(output, *args, **kwargs)`. Without it a loss outside the model is allowed
-    about three buffers the size of each output, its gradient included; one that takes more goes
-    over the budget.
+    about three buffers the size of each output, its gradient included; if it takes more, the first
+    step goes over the budget, a `BudgetWarning` says so, and the next is planned for it.
 
     A part of the forward that is checkpointed (`torch.utils.checkpoint`, gradient checkpointing of
     transformers) is planned as any other code: what is computed again is the plan's to say.

@@ -230,7 +230,7 @@ class Capture:
         They are positions of what the forward returns. Such a value is there until the loss has
         run, and after it only if the backward reads it.
         """
-        graph, gone = self.graph, self._gone(positions) - self._gone(self.let_go)
+        graph, gone = self.graph, self.values_let_go(positions) - self.values_let_go(self.let_go)
         ops = tuple(
             replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
             if op.name == LOSS
@@ -243,13 +243,13 @@ class Capture:
     def with_other_results(self, positions: frozenset[int]) -> bool:
         """Whether it makes a difference to let go of outputs at these positions."""
         size = self.graph.value_by_name
-        gone = self._gone(positions) ^ self._gone(self.let_go)
+        gone = self.values_let_go(positions) ^ self.values_let_go(self.let_go)
         return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
             1, sum(value.size_bytes for value in self.graph.values)
         )
 
-    def _gone(self, positions: frozenset[int]) -> frozenset[str]:
-        """Name the values that are results of the graph for the user to hold, and are let go of."""
+    def values_let_go(self, positions: frozenset[int]) -> frozenset[str]:
+        """Name the values that are held for the user alone, who lets go of these outputs."""
         program = self.program
         storage = program.storage
         kept = {storage[v] for p, v in enumerate(program.handed) if p not in positions}

@@ -3,14 +3,17 @@
 Each memory event of torch's profiler is one allocation or release, with its size; their sum is what
 is held. It is torch's older profiler, one for each thread; of the newer there is one for the
 process, and two threads that use it crash. Where several recordings share it, it is stopped and
-started anew each time that one of them begins or ends, and what it saw is told to all.
+started anew each time that one of them begins or ends, and what it saw is told to all. While a plan
+is made, all pause.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -84,9 +87,21 @@ class CpuMemory:
         self.is_running = False
 
     @staticmethod
-    def end_shared() -> None:
-        """End those of this thread that are shared."""
-        _end([recording for recording in _thread.running if recording._is_shared])
+    @contextlib.contextmanager
+    def paused() -> Iterator[None]:
+        """Let those of this thread see nothing of a block, so that others can record there.
+
+        Within a backward pass they go on: torch's profiler cannot be stopped there.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            yield
+            return
+        before = _thread.running
+        _go_on_with([])
+        try:
+            yield
+        finally:
+            _go_on_with([*_thread.running, *before])
 
     def _note(self, label: str) -> None:
         self.marks.append((label, self.held_bytes, self._peak))

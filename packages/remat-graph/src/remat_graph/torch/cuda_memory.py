@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["CudaMemory", "make_workspaces"]
+__all__ = ["CudaMemory", "make_workspaces", "paused"]
 
 _watching: weakref.WeakSet[CudaMemory] = weakref.WeakSet()
 
@@ -53,6 +54,22 @@ class CudaMemory:
         self._since_mark = max(self._since_mark, allocated)
         self.requested_bytes = max(self.requested_bytes, requested)
         self.reserved_bytes = max(self.reserved_bytes, maxima["reserved_bytes"]["all"]["peak"])
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Let all who watch see nothing of the maxima of a block, so that others can watch there."""
+    before = list(_watching)
+    devices = {each.device for each in before}
+    for device in devices:
+        _take_maxima(device)
+    _watching.clear()
+    try:
+        yield
+    finally:
+        for device in devices:
+            _take_maxima(device)
+        _watching.update(before)
 
 
 def _take_maxima(device: torch.device) -> Any:

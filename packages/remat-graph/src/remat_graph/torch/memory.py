@@ -6,11 +6,14 @@ allocator keeps the maxima itself (`cuda_memory.py`).
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
 import torch
 
+from remat_graph.torch import cuda_memory
 from remat_graph.torch.cpu_memory import CpuMemory
 from remat_graph.torch.cuda_memory import CudaMemory
 
@@ -35,8 +38,8 @@ class AllocationRecorder:
     the most that tensors asked for, `reserved_bytes` the most that the allocator held of the
     device, that of other tensors included. On the CPU the first is `peak_bytes`, the second 0.
 
-    While one that is `shared` records, others may, or may end it (`end_shared`); it may never be
-    stopped.
+    While one that is `shared` records, others may; it may never be stopped. Where something is
+    measured that no recording is to see, all are `paused`.
 
     Raises:
         MeasurementError: if a profiler is already running in this thread (CPU), which has only one:
@@ -107,6 +110,11 @@ class AllocationRecorder:
         self._cpu = self._cuda = None
 
     @staticmethod
-    def end_shared() -> None:
-        """End the recordings of this thread that share its profiler."""
-        CpuMemory.end_shared()
+    @contextlib.contextmanager
+    def paused() -> Iterator[None]:
+        """Let the recordings of this thread, and those of CUDA, see nothing of a block.
+
+        Others can record there. What the block leaves allocated counts on CUDA alone.
+        """
+        with CpuMemory.paused(), cuda_memory.paused():
+            yield

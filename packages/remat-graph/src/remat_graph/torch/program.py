@@ -94,11 +94,10 @@ class LossCost:
     kept_bytes: int
 
     def at_least(self, other: LossCost) -> LossCost:
-        """Take the larger of both figures."""
-        return LossCost(
-            max(self.workspace_bytes, other.workspace_bytes),
-            max(self.kept_bytes, other.kept_bytes),
-        )
+        """Give the least that covers both."""
+        kept = max(self.kept_bytes, other.kept_bytes)
+        most = max(cost.workspace_bytes + cost.kept_bytes for cost in (self, other))
+        return LossCost(most - kept, kept)
 
 
 @dataclass(frozen=True, slots=True)

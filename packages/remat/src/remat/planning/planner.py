@@ -127,7 +127,8 @@ def plan_module(
     """Plan for a whole module without running the plan."""
     refuse_wrapped(model)
     dry = settings.costs != "measure" and settings.loss is None
-    with process_lock, collector_at_rest() if dry else nullcontext():
+    rest = collector_at_rest() if dry else nullcontext()
+    with process_lock, AllocationRecorder.paused(), rest:
         started = time.perf_counter()
         if settings.loss is not None:
             settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
@@ -167,6 +168,7 @@ def make_plan(
     started: float,
     missing: frozenset[int] | None = None,
     let_go: frozenset[int] = frozenset(),
+    seen: LossCost | None = None,
     granted_bytes: int = 0,
     schedules: Sequence[Schedule] = (),
     given: GivenPlan | None = None,
@@ -174,10 +176,10 @@ def make_plan(
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
     `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
-    more when the backward starts. `granted_bytes` is what an earlier call was given: a fraction of
-    a smaller call's plain peak does not go below it. `schedules` are of graphs with the same ops
-    and values, of other sizes: the fastest that fits is taken without solving. A `given` plan is
-    the only one that is tried.
+    more when the backward starts, `seen` what a loss took in an earlier step. `granted_bytes` is
+    what an earlier call was given: a fraction of a smaller call's plain peak does not go below it.
+    `schedules` are of graphs with the same ops and values, of other sizes: the fastest that fits is
+    taken without solving. A `given` plan is the only one that is tried.
 
     Raises:
         PlanMismatch: if the given plan is of another graph.
@@ -199,6 +201,8 @@ def make_plan(
             loss = None  # the backward that came was over other outputs
             cost = cost.at_least(captured.loss)
         captured = captured.with_loss(cost)
+    if seen is not None:
+        captured = captured.with_loss(captured.loss.at_least(seen))
     if let_go != captured.let_go:
         captured = captured.letting_go(let_go)
     if given is not None:
@@ -340,12 +344,11 @@ def refuse_other_profilers(device: torch.device) -> None:
     Raises:
         RematError: if a profiler is running, and memory is measured with torch's only one.
     """
-    AllocationRecorder.end_shared()
     if device.type == "cpu" and torch._C._autograd._profiler_enabled():
         raise RematError(
             "a profiler is already running, and a thread has only one: a plan cannot be measured "
-            "inside a profiled or measured block; make it before, by passing example inputs or "
-            "running a step, or plan with costs='estimate'"
+            "inside a profiled block; make it before, by passing example inputs or running a step, "
+            "or plan with costs='estimate'"
         )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
@@ -80,16 +83,23 @@ class Recorded:
 
 
 class StepRecording:
-    """Records the step under way, from its start to the end of its last backward."""
+    """Records the step under way, from its start to the end of its last backward.
 
-    def __init__(self) -> None:
+    It goes on until it is read or stopped: torch's profiler cannot be stopped within a backward.
+    `optimizer_steps` is called where an optimizer begins a step after that, for it to be read then.
+    """
+
+    def __init__(self, optimizer_steps: Callable[[], None]) -> None:
+        self.optimizer_steps = weakref.WeakMethod(optimizer_steps)
         self._recorder: AllocationRecorder | None = None
+        self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
 
     @property
     def ended(self) -> bool:
         """Whether the step has ended, so far, and was recorded to its end."""
-        return self._ended and self._recorder is not None and self._recorder.is_running
+        running = self._recorder is not None and self._recorder.is_running
+        return bool(self._marks) or (self._ended and running)
 
     @property
     def under_way(self) -> bool:
@@ -102,6 +112,8 @@ class StepRecording:
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()
             self._recorder = recorder
+            _listen_to_optimizers()
+            _told_of_optimizers.add(self)
             self.mark("start")
 
     def mark(self, label: str) -> None:
@@ -122,22 +134,48 @@ class StepRecording:
             self._recorder.mark("end")
             self._ended = True
 
-    def marks(self) -> tuple[Mark, ...]:
-        """Stop, and give the marks of a step that has ended, up to the end of its last backward."""
-        assert self._recorder is not None
-        recorder, self._recorder = self._recorder, None
-        self._awaited = self._ended = False
-        recorder.__exit__(None, None, None)
-        marks = tuple(recorder.marks)
-        last = max(position for position, mark in enumerate(marks) if mark.label == "end")
-        return marks[: 1 + last]
+    def read(self) -> tuple[Mark, ...]:
+        """Give the marks of a step that has ended, to the end of its last backward; go no further.
+
+        None are given of one that has not.
+        """
+        recorder = self._recorder
+        if recorder is not None and self.ended:
+            self._recorder = None
+            recorder.__exit__(None, None, None)
+            marks = tuple(recorder.marks)
+            last = max((at for at, mark in enumerate(marks) if mark.label == "end"), default=-1)
+            self._marks = marks[: 1 + last]
+        return self._marks
 
     def stop(self) -> None:
         """Drop what was recorded."""
         self._awaited = self._ended = False
+        self._marks = ()
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
             recorder.drop()
+
+    def __del__(self) -> None:
+        """Leave no profiler running."""
+        self.stop()
+
+
+_told_of_optimizers: weakref.WeakSet[StepRecording] = weakref.WeakSet()
+
+
+@functools.cache
+def _listen_to_optimizers() -> None:
+    """Register the hook; it stays, for none may go while torch calls its hooks."""
+    register_optimizer_step_pre_hook(_optimizer_steps)
+
+
+def _optimizer_steps(*_: object) -> None:
+    if not torch.compiler.is_compiling():
+        for recording in list(_told_of_optimizers):
+            method = recording.optimizer_steps()
+            if method is not None and recording.ended:
+                method()
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ from remat.errors import BudgetWarning
 from remat.modules.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.planning.misfit import NotPlanned
 from remat.planning.planner import Planned
+from remat.plans.plan import Plan
 from remat.steps.counters import Counters
+from remat.steps.first_steps import PlannedCall, SeenLoss
 from remat.steps.region_calls import RegionPlan
 from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, Costs, flatten, quietly
+from remat_solvers import BudgetTooSmall
 
 if TYPE_CHECKING:
     from remat.steps.stepper import Stepper
@@ -59,6 +62,10 @@ class Region:
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
+        self.left: set[Hashable] = set()
+        self.checked: dict[Hashable, Plan] = {}
+        self.seen_loss: SeenLoss | None = None
+        self.exceeded: Plan | None = None
         self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
         self.let_go: frozenset[int] | None = None
         self._captures: dict[tuple[Any, ...], Capture] = {}
@@ -70,6 +77,7 @@ class Region:
         stepper, inputs = self.stepper, tuple(self._counters.given(inputs))
         if stepper.answer is not None:
             return self._counters.put_back(stepper.answer, inputs)
+        stepper.first_steps.finish()
         if self.runs_as_it_is:
             return self._as_it_is(inputs)
         if stepper.preparing and not any(map(_requires_grad, inputs)):
@@ -98,8 +106,11 @@ class Region:
         if isinstance(planned, RegionPlan):
             outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
         else:
-            call = _Call(self, planned.executable)
+            call = _Call(self, key, planned)
+            if not stepper.calls:
+                stepper.first_steps.begin(call, tensors)
             outputs = planned.executable(self.graph, tensors, call.started, exceeded=call.exceeded)
+            stepper.first_steps.returned()
             stepper.calls.add(call)
         returned = planned.capture.output_structure.rebuild(iter(outputs))
         return self._counters.put_back(returned, inputs)
@@ -158,6 +169,25 @@ class Region:
             logger.info("the backward differs from what was planned for: planning anew")
             self._before, self.plans = self.plans, {}
 
+    def see_loss(self, seen: SeenLoss, exceeded: Plan | None) -> None:
+        """Plan from now on for what the code between forward and backward was seen to take.
+
+        A plan that went over the budget is not run again.
+        """
+        self.seen_loss = seen
+        if exceeded is not None:
+            self.exceeded, self.plans = exceeded, {}
+
+    def leave_loss(self, inputs: Sequence[Any], error: BudgetTooSmall | BudgetExceeded) -> None:
+        """Run calls over the budget for which no plan has room for what was seen."""
+        self.left.add(self.numbers(inputs))
+        warnings.warn(
+            f"no plan leaves room for what the code between forward and backward takes, so steps "
+            f"go on over the budget: {error}",
+            BudgetWarning,
+            stacklevel=2,
+        )
+
     def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:
         """Choose between a plan for the gradients that came and the one before it."""
         before = self._before.get(key)
@@ -170,16 +200,15 @@ class Region:
 
 
 @dataclass(eq=False)
-class _Call:
+class _Call(PlannedCall):
     """A call of a region that is all of a function, from its forward to its backward."""
-
-    region: Region
-    executable: Runnable
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """Learn what the backward, which begins, shows."""
+        self.missing, self.let_go = missing, let_go
         self.region.stepper.backward_begins(self)
-        self.region.learn(self.executable, missing, let_go)
+        self.region.stepper.first_steps.backward(self)
+        self.region.learn(self.planned.executable, missing, let_go)
 
     def exceeded(self, error: BudgetExceeded) -> None:
         """Tell of a backward over the budget, which the next forward is planned for."""

@@ -68,7 +68,7 @@ class StepRunner:
         self._calls: list[tuple[RegionPlan, RegionOption]] = []
         self._present: list[dict[int, int]] = []
         self._let_go: list[dict[str, int]] = []
-        self._recording = StepRecording()
+        self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
         self._autocast: torch.dtype | None = None
         self._stored = 0
@@ -306,22 +306,24 @@ class StepRunner:
         """Whether a backward of this step has begun, and none is under way."""
         return self._backward_began and torch._C._current_graph_task_id() == -1
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> Recorded | None:
         calls = [
             Call(plan.kind, self._kinds[plan.kind].front.graph, option, plan.least, present, let_go)
             for (plan, option), present, let_go in zip(
                 self._calls, self._present, self._let_go, strict=True
             )
         ]
-        return Recorded.of(calls, self._recording.marks())
+        marks = self._recording.read()
+        return Recorded.of(calls, marks) if marks else None
+
+    def _optimizer_steps(self) -> None:
+        """Record no longer than that, for others who want to profile."""
+        if not self.live:
+            self._recording.read()
 
     def stop_recording(self) -> None:
         """Drop the recording of a step that came to no end, or in which something is measured."""
         self._recording.stop()
-
-    def __del__(self) -> None:
-        """Leave no profiler running."""
-        self.stop_recording()
 
     def _take(self, record: Recorded, ran_by: KnownPattern | None) -> None:
         """See that a recorded step took no more than the budget; plan by it, if it is new."""

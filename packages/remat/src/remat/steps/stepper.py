@@ -25,6 +25,7 @@ from remat.errors import BudgetWarning, PlanMismatch, RematError
 from remat.planning.given import GivenPlan
 from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import (
+    SCALAR_BYTES,
     Planned,
     for_missing,
     make_plan,
@@ -33,16 +34,19 @@ from remat.planning.planner import (
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
 from remat.plans.plan import Plan
+from remat.steps.first_steps import FirstSteps, SeenLoss
 from remat.steps.region import Prepared, Region
 from remat.steps.region_calls import RegionPlan
 from remat.steps.runner import StepRunner
 from remat_exec import BudgetExceeded, SecondDerivative, get_executor, with_call
-from remat_graph import Graph
+from remat_graph import Graph, simulate
 from remat_graph.torch import (
+    AllocationRecorder,
     Capture,
     CaptureError,
     Cost,
     Costs,
+    LossCost,
     NoBackward,
     RealStrides,
     flatten,
@@ -93,6 +97,7 @@ class Stepper:
         self._unplanned: set[str] = set()
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self.calls: weakref.WeakSet[object] = weakref.WeakSet()
+        self.first_steps = FirstSteps()
 
     def add(self, found: Found) -> Region:
         """Make a region of a graph that was found.
@@ -115,7 +120,7 @@ class Stepper:
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
-                region.let_go = other.let_go
+                region.let_go, region.seen_loss = other.let_go, other.seen_loss
         self._regions.add(region)
         return region
 
@@ -232,7 +237,7 @@ class Stepper:
         self, region: Region, inputs: Sequence[Any]
     ) -> Planned | RegionPlan | NotPlanned | None:
         """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
-        with process_lock:
+        with process_lock, AllocationRecorder.paused():
             return self._plan(region, inputs)
 
     def _plan(
@@ -256,7 +261,7 @@ class Stepper:
         if self._alone:
             try:
                 with remembered_costs(self._costs, _device(inputs), self._settings.costs):
-                    return self._plan_alone(region, inputs)
+                    return self._plan_with_loss(region, inputs)
             except NoBackward:
                 return None
             except (BudgetTooSmall, BudgetExceeded) as error:
@@ -297,7 +302,21 @@ class Stepper:
         """With which a graph is captured, before it is known whether it must be measured."""
         return "estimate" if self._settings.costs == "measure" else self._settings.costs
 
-    def _plan_alone(self, region: Region, inputs: Sequence[Any]) -> Planned:
+    def _plan_with_loss(self, region: Region, inputs: Sequence[Any]) -> Planned:
+        """Plan with room for what a loss was seen to take, or without if no plan has."""
+        seen = region.seen_loss
+        if seen is None or region.numbers(inputs) in region.left:
+            return self._plan_alone(region, inputs, None)
+        try:
+            return self._plan_alone(region, inputs, seen)
+        except (BudgetTooSmall, BudgetExceeded) as error:
+            made = self._plan_alone(region, inputs, None)
+            region.leave_loss(inputs, error)
+            return made
+
+    def _plan_alone(
+        self, region: Region, inputs: Sequence[Any], seen_loss: SeenLoss | None
+    ) -> Planned:
         """Plan for a region that is all of the function.
 
         The graph is captured with estimated costs first: if it is known, or has the ops of one that
@@ -316,9 +335,15 @@ class Stepper:
             captured = traced if kin else captured
         if region.let_go:
             captured = captured.letting_go(region.let_go)
+        seen = None if seen_loss is None else seen_loss.of(captured)
+        if seen is not None:
+            captured = captured.with_loss(captured.loss.at_least(seen))
         for known in kin:
-            if known.capture.let_go == captured.let_go and _is_equal(
-                known.capture.graph, captured.graph
+            if (
+                known.capture.let_go == captured.let_go
+                and _is_equal(known.capture.graph, captured.with_loss(known.capture.loss).graph)
+                and (seen is None or known.plan is not region.exceeded)
+                and (seen is None or _has_room(known, known.capture.loss.at_least(seen)))
             ):
                 same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
                 executable = get_executor(settings.executor)(
@@ -345,6 +370,7 @@ class Stepper:
             run=True,
             missing=region.expected,
             let_go=region.let_go or frozenset(),
+            seen=seen,
             granted_bytes=self._granted_bytes,
             schedules=[
                 known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
@@ -396,6 +422,16 @@ class Stepper:
             return self.rebuild(returned)
         finally:
             self.answer = before
+
+
+def _has_room(known: Planned, loss: LossCost) -> bool:
+    """Whether a plan stays within its budget where a loss takes so much."""
+    capture, plan = known.capture, known.plan
+    graphs = capture.graph, capture.with_loss(loss).graph
+    before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
+    unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)
+    aside = SCALAR_BYTES["cuda" if capture.program.device.type == "cuda" else "cpu"]
+    return after + unforeseen + aside <= plan.budget_bytes
 
 
 def _leads_to(caller: str) -> str:
