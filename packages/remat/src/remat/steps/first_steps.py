@@ -96,7 +96,15 @@ class FirstSteps:
             self.stop()
 
     def finish(self) -> None:
-        """Judge the step that was recorded, if one was to its end; it warns as said there."""
+        """Judge the step that was recorded, if one was to its end; record no more of it.
+
+        Not within a backward, where a checkpoint runs a forward again: it is part of the step.
+
+        Warns:
+            BudgetWarning: if it took more than the budget.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            return
         try:
             if self._recording.ended:
                 self._judge()
