@@ -1,5 +1,6 @@
 """The first step by a plan is held against the budget; what was not planned for is learned."""
 
+import copy
 import gc
 import itertools
 import warnings
@@ -8,11 +9,21 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat_exec import Executable
 
 LIMIT_SECONDS = 0.2
 WAYS = ("by example", "later", "compiled")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """A model that is gone leaves no profiler running, whatever came of its last step."""
+    yield
+    gc.collect()
+    assert not is_recorded()
 
 
 def stack(width=64, depth=12):
@@ -215,3 +226,89 @@ def test_a_plan_is_made_within_a_measured_block_and_not_measured_with_it(make):
         peaks.append(peak.peak_bytes)
     assert 0 < max(peaks) <= 2**23
     assert peaks[0] <= 1.1 * peaks[-1]
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize("way", WAYS)
+def test_two_models_in_one_step(way):
+    """The second begins while the first is recorded, as in an adversary's step.
+
+    It is what the first has between its halves, and may be told of as that.
+    """
+    x = batch()
+    makers, judges = (stack(), stack()), (stack(), stack())
+    budget = budget_for(0.9)
+    trained = [planned(way, model, x, budget) for model in (makers[0], judges[0])]
+    for maker, judge in ([*trained], [makers[1], judges[1]]):
+        for _ in range(3):
+            for model in (maker, judge):
+                model.zero_grad()
+            judge(maker(x)).mean().backward()
+            fake = maker(x).detach()
+            (judge(fake).mean() + judge(x).mean()).backward()
+    assert gradients_equal(*makers)
+    assert gradients_equal(*judges)
+
+
+def test_a_closure_that_runs_the_step_again_within_the_optimizers():
+    x, own, plain = batch(), stack(), stack()
+    trained = planned("later", own, x, budget_for(0.9))
+    for model, parameters in ((trained, own.parameters()), (plain, plain.parameters())):
+        optimizer = torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+    pairs = zip(own.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_ctrl_c_within_a_recorded_forward(monkeypatch):
+    x, own, plain = batch(), stack(), stack()
+    model = planned("by example", own, x, budget_for(0.9))
+
+    def interrupted(*_, **__):
+        assert is_recorded()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Executable, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+    assert not is_recorded()
+    for each in (model, plain):
+        each(x).mean().backward()
+    assert gradients_equal(own, plain)
+
+
+@pytest.mark.parametrize(
+    ("way", "reentrant"), [*((way, True) for way in WAYS), ("compiled", False)]
+)
+def test_a_checkpoint_around_the_model(way, reentrant):
+    """Its forward runs again within the backward, where nothing may begin or end a recording."""
+    x, own, plain = batch(), stack(), stack()
+    trained = planned(way, own, x, budget_for(0.9))
+    for _ in range(3):
+        for model in (trained, plain):
+            model.zero_grad()
+            read = x.clone().requires_grad_()
+            checkpoint(model, read, use_reentrant=reentrant).square().mean().backward()
+        assert gradients_equal(own, plain)
+
+
+def test_a_copy_made_between_forward_and_backward():
+    x, own, plain = batch(), stack(), stack()
+    model = planned("by example", own, x, budget_for(0.9))
+    loss = model(x).mean()
+    copied = copy.deepcopy(model)
+    loss.backward()
+    plain(x).mean().backward()
+    assert gradients_equal(own, plain)
+    assert all(parameter.grad is None for parameter in copied.parameters())
+    copied(x).mean().backward()
+    assert gradients_equal(copied, plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remat_graph import RematError, Status
+from remat_graph import RematError, Schedule, Status
 
 __all__ = [
     "BrokenSolver",
@@ -96,7 +96,9 @@ class BudgetTooSmall(SolverError):
     on the peak of every schedule in the order of the graph; `least_at` is the op that cannot run
     with less, if it is known. `results_bytes` is what the results of the graph take, such as the
     gradients of parameters, all of which are there at the end. `status` is `INFEASIBLE` if it is
-    proved that nothing fits, `LIMIT` if nothing was found.
+    proved that nothing fits, `LIMIT` if nothing was found. `schedule`, where it is known, is one
+    that takes `smallest_bytes`: with it as `start`, `solve` has an answer for that budget, whatever
+    a search finds that is cut short by the clock.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class BudgetTooSmall(SolverError):
         least_at: str | None,
         status: Status,
         results_bytes: int = 0,
+        schedule: Schedule | None = None,
     ) -> None:
         budget, smallest = _distinct(budget_bytes, smallest_bytes)
         held_by_results = 2 * results_bytes > least_bytes
@@ -130,6 +133,7 @@ class BudgetTooSmall(SolverError):
         self.least_at = least_at
         self.status = status
         self.results_bytes = results_bytes
+        self.schedule = schedule
 
 
 def format_bytes(count: int) -> str:

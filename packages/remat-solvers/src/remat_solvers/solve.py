@@ -285,5 +285,11 @@ def _too_small(problem: Problem, smallest: SmallestBudget, status: Status) -> Bu
     graph = problem.graph
     results = sum(value.size_bytes for value in graph.values if value.name in graph.results)
     return BudgetTooSmall(
-        problem.budget_bytes, smallest.peak_bytes, least_bytes, least_at, status, results
+        problem.budget_bytes,
+        smallest.peak_bytes,
+        least_bytes,
+        least_at,
+        status,
+        results,
+        smallest.schedule,
     )

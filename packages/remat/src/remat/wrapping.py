@@ -328,6 +328,7 @@ class RematForward:
 
         auto = AutoBudget(self._settings.optimizer, parameters)
         stepper = Stepper(self._settings, told, auto, alone=not self._by_regions)
+        weakref.finalize(self._module, _stop_recording, weakref.ref(stepper)).atexit = False
         allow_rnn = not _has_dropout_between_layers(self._module)
         if not allow_rnn:
             stepper.together.breaks.append(
@@ -401,3 +402,10 @@ def _has_dropout_between_layers(module: torch.nn.Module) -> bool:
         isinstance(part, torch.nn.RNNBase) and part.dropout and part.num_layers > 1
         for part in module.modules()
     )
+
+
+def _stop_recording(stepper: weakref.ref[Stepper]) -> None:
+    """End what is recorded for a model that is gone, if Dynamo still holds its stepper."""
+    held = stepper()
+    if held is not None:
+        held.stop_recording()

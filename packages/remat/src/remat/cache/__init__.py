@@ -8,6 +8,7 @@ neither names nor anything else of an entry reaches generated code or a path.
 from remat.cache.costs import remembered_costs
 from remat.cache.peaks import remembered_peak, remembered_rehearsal
 from remat.cache.shared import shared_solution
+from remat.cache.smallest import keep_smallest, smallest_known
 from remat.cache.solutions import cached_solution, keep_solution
 from remat.cache.store import Entry, Store
 
@@ -15,9 +16,11 @@ __all__ = [
     "Entry",
     "Store",
     "cached_solution",
+    "keep_smallest",
     "keep_solution",
     "remembered_costs",
     "remembered_peak",
     "remembered_rehearsal",
     "shared_solution",
+    "smallest_known",
 ]

@@ -24,7 +24,7 @@ Body = TypeVar("Body")
 DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 _VERSION = 1
 _MOST_BYTES = 200 * 10**6
-_FLAT = ("costs", "peaks")
+_FLAT = ("costs", "peaks", "smallest")
 _OFF = ("", "0", "off", "no", "false")
 
 
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """What it holds: `costs`, `peaks` or `solutions`."""
+        """What it holds: `costs`, `peaks`, `smallest` or `solutions`."""
         folder = self.path.parent
         return folder.name if folder.name in _FLAT else folder.parent.name
 

@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from remat.cache import cached_solution, keep_solution, shared_solution
+from remat.cache import (
+    cached_solution,
+    keep_smallest,
+    keep_solution,
+    shared_solution,
+    smallest_known,
+)
 from remat.planning.cutting import hierarchy_for
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_graph.torch import Capture
@@ -156,9 +162,14 @@ def _solved(
 ) -> Solution:
     """Solve for a target below the budget; what is raised speaks of the budget.
 
+    `"auto"` begins with the schedule that an earlier refusal spoke of, where it did; a solver that
+    is named answers for itself.
+
     Raises:
-        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
+        BudgetTooSmall: with the smallest budget whose target is known to be feasible, which is no
+            larger than that of an earlier refusal.
     """
+    known = smallest_known(graph)
     try:
         return solve(
             graph,
@@ -168,11 +179,18 @@ def _solved(
             limit_seconds=limit_seconds,
             progress=progress,
             keep_best=keep_best,
+            start=known if solver == "auto" else None,
         )
     except BudgetTooSmall as error:
+        smallest = error.smallest_bytes
+        least = None if known is None else simulate(graph, known).peak_bytes
+        if least is not None and least <= smallest:
+            smallest = least
+        elif error.schedule is not None:
+            keep_smallest(graph, error.schedule)
         raise BudgetTooSmall(
             budget,
-            error.smallest_bytes + budget - target,
+            smallest + budget - target,
             error.least_bytes,
             error.least_at,
             error.status,

@@ -93,6 +93,15 @@ class Outline:
         """The canonical hash: 64 hexadecimal digits, equal for outlines that are the same."""
         return canonical_hash(self.graph)
 
+    @property
+    def nameless(self) -> Outline:
+        """The same, of a graph whose names are those of the outline."""
+        return Outline(
+            self.graph,
+            tuple(op.name for op in self.graph.ops),
+            tuple(value.name for value in self.graph.values),
+        )
+
     def translate(self, schedule: Schedule, there: Outline) -> Schedule:
         """Say a schedule of this graph in the names of another with the same outline."""
         op_there = dict(zip(self.ops, there.ops, strict=True))

@@ -178,6 +178,12 @@ class Stepper:
             )
         return returned
 
+    def stop_recording(self) -> None:
+        """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
+        if torch._C._current_graph_task_id() == -1:
+            self.first_steps.stop()
+            self.together.stop_recording()
+
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
         generator = torch.get_rng_state() if not self._alone else None
