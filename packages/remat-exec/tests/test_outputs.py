@@ -189,7 +189,7 @@ INPUTS = {
     "contiguous": lambda: torch.arange(24.0).view(4, 6),
     "with gaps": lambda: torch.arange(48.0).view(4, 12)[:, ::2],
     "transposed": lambda: torch.arange(24.0).view(6, 4).t(),
-    "further on": lambda: torch.arange(48.0).view(8, 6)[3:7],
+    "further on": lambda: torch.arange(40.0)[16:].view(4, 6),  # 64 bytes: products see alignment
 }
 VIEWS = {
     "all": lambda x: x.view_as(x),
