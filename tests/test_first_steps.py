@@ -102,7 +102,24 @@ def test_a_loss_that_takes_more_than_is_allowed_is_told_of_and_planned_for(way):
     assert "such as a loss, takes" in told[0][0]
     assert told[1:] == [[]] * 4
     assert measured_step(model, x) <= budget
+    model(x)
     assert not is_recorded()
+
+
+def test_first_steps_are_recorded_in_measured_blocks():
+    x, budget = batch(), budget_for(0.7)
+    model = planned("later", stack(), x, budget)
+    told, peaks = [], []
+    for _ in range(3):
+        model.zero_grad()
+        with remat.measure_peak() as outer, remat.measure_peak() as inner:
+            told.append(step(model, x))
+        assert outer.peak_bytes == inner.peak_bytes
+        peaks.append(outer.peak_bytes)
+    assert peaks[0] > budget
+    assert told == [[], told[1], []]  # there is no optimizer: it is told at the next forward
+    assert f"took {peaks[0]:,} bytes" in told[1][0]
+    assert max(peaks[1:]) <= budget
 
 
 def test_a_loss_that_was_handed_over_is_told_of_if_another_one_runs():

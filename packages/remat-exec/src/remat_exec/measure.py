@@ -59,13 +59,20 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
     count them. What `remat` takes to make a plan within the block is not counted. On CUDA torch's
     own maxima (`torch.cuda.max_memory_allocated`) start anew.
 
+    Blocks may lie within one another, and `remat` records first steps within them as elsewhere.
+
     Raises:
-        MeasurementError: if a profiler is already running in this thread, and the CPU is measured.
+        MeasurementError: if another profiler is already running in this thread, and the CPU is
+            measured; where the block begins within a backward pass, if another block is measured.
     """
     peak = Peak()
     gc.collect()
+    shared = torch._C._current_graph_task_id() == -1  # a backward's could not be stopped
     with ExitStack() as stack:
-        recorders = [stack.enter_context(AllocationRecorder(each)) for each in _devices(device)]
+        recorders = [
+            stack.enter_context(AllocationRecorder(each, shared=shared))
+            for each in _devices(device)
+        ]
         yield peak
     recorder = next((each for each in recorders if each.peak_bytes), recorders[-1])
     peak.peak_bytes = recorder.peak_bytes
