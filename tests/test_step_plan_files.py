@@ -248,7 +248,7 @@ def test_plans_of_one_region_and_of_several_are_told_apart(made):
 def test_the_budget_is_kept_whatever_the_plan_says(made):
     path, plan = made
     model = use(path, budget=plan.budget_bytes // 2)
-    with pytest.raises(remat.BudgetTooSmall):
+    with pytest.warns(remat.BudgetWarning, match="step 1"), pytest.raises(remat.BudgetTooSmall):
         assert_trains_as(model, seeded())
     model = use(path, budget=2 * plan.budget_bytes)
     assert_trains_as(model, seeded())

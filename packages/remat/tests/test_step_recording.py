@@ -52,7 +52,7 @@ def recorded(**let_go):
         Moment(HELD, ((0, 1),), None),
         Moment(HELD, (), (0, "backward")),
     ]
-    return Recorded((0,), tuple(moments), 0, (let_go,))
+    return Recorded((0,), tuple(moments), 0, 0, (let_go,), provisional=False)
 
 
 def test_a_call_holds_what_its_backward_reads_and_what_it_reads_if_it_goes_lean():

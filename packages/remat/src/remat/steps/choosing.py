@@ -97,6 +97,15 @@ class StepChooser:
         ]
         return self._planned(record, options, budget, origin)
 
+    def serves(self, known: KnownPattern, record: Recorded) -> bool:
+        """Whether the plan by a provisional record is as good as one made by a later one."""
+        kinds = [self.kinds[number] for number in record.pattern]
+        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
+        peaks = (self._peak(one, known.options) for one in (known.record, record))
+        before, now = peaks
+        is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
+        return is_close and now > before - _WORTH_REFINING * budget
+
     def follow(self, record: Recorded, given: GivenStep, origin: Origin) -> KnownPattern | None:
         """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
         kinds = [self.kinds[number] for number in record.pattern]

@@ -22,8 +22,8 @@ class KnownPattern:
 
     `fits` says that the plan is within the budget; one that is not runs as storing everything does.
     `awaited` is for how many more steps one that runs by this plan is waited for, to be measured;
-    where there are other ranks, for how many more steps it is recorded.
-    `next` is the pattern that came after it when it was last seen.
+    where there are other ranks, for how many more steps it is recorded. `left_bytes` is the least
+    that a step of it left behind. `next` is the pattern that came after it when it was last seen.
     """
 
     record: Recorded
@@ -33,6 +33,11 @@ class KnownPattern:
     fits: bool = True
     awaited: int = _PATIENCE
     next: KnownPattern | None = None
+    left_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """See what the recorded step left behind."""
+        self.left_bytes = self.record.left_bytes
 
 
 @dataclass(eq=False)

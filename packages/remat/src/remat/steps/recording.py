@@ -44,27 +44,35 @@ class Recorded:
     """One step: the numbers of the kinds of its calls, in order, and what a plan is made of.
 
     `moments` are those at which a step like it must be within the budget, with calls by position;
-    `peak_bytes` is the most that was held. `let_go` are, for each call, the sizes of inputs that it
-    did not hold between its halves: by value, what the code between the regions could let go of.
+    `peak_bytes` is the most that was held, `left_bytes` what was at the end, as if all gradients
+    were new. `let_go` are, for each call, the sizes of inputs that it did not hold between its
+    halves: by value, what the code between the regions could let go of. A record is `provisional`
+    if later steps may take less, since regions were planned, so that what code makes when it first
+    runs counts, or tensors were copied that may not change.
     """
 
     pattern: tuple[int, ...]
     moments: tuple[Moment, ...]
     peak_bytes: int
+    left_bytes: int
     let_go: tuple[dict[str, int], ...]
+    provisional: bool
 
     @classmethod
-    def of(cls, calls: Sequence[Call], marks: Sequence[Mark]) -> Recorded:
+    def of(cls, calls: Sequence[Call], marks: Sequence[Mark], *, provisional: bool) -> Recorded:
         """Read a record.
 
         The marks are "start", then "forward i", "kept i", "backward i" and "given i" at the start
         and end of each half of call i, "lean i" where it gave memory back, and "end".
         """
+        present = {key: size for call in calls for key, size in call.present.items()}
         return cls(
             tuple(call.kind for call in calls),
             tuple(_moments_of(calls, marks)),
             max(mark.peak_bytes for mark in marks),
+            marks[-1].held_bytes + sum(present.values()),
             tuple(call.let_go for call in calls),
+            provisional,
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:

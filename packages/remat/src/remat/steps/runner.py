@@ -2,8 +2,10 @@
 
 In its first step each region runs by a schedule that keeps little. The step is recorded: what
 is held at the start and end of each half of each region, and the most in between. By that a
-schedule is chosen for every call (`choosing.py`). The step after it is recorded, too, and planned
-again if it takes more than was predicted. Between two steps nothing is alive between its halves.
+schedule is chosen for every call (`choosing.py`). What is made but once counts in it, so the first
+step like it in which no region is planned is recorded, too, and planned by if it took less; nothing
+is refused before. So is the first by that plan, and planned again if it takes more than predicted.
+Between two steps nothing is alive between its halves.
 
 A plan of an earlier process brings the options of its regions, and what was chosen, which is taken
 if the step is recorded to make the same calls and to fit. Its own record of the step is no more
@@ -13,17 +15,14 @@ than what was: what the code between the regions holds is the code's to say.
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
-from remat.errors import BudgetWarning
 from remat.planning.cutting import hierarchy_for
 from remat.planning.planner import refuse_other_profilers
 from remat.planning.settings import Settings
@@ -32,9 +31,9 @@ from remat.steps.choosing import StepChooser
 from remat.steps.known_patterns import KnownPattern, KnownPatterns
 from remat.steps.recording import Call, Recorded, StepRecording, gradients_present
 from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
-from remat_exec import BudgetExceeded, Runnable, get_executor
+from remat.steps.step_planner import StepPlanner
+from remat_exec import Runnable, get_executor
 from remat_graph.torch import Capture, Cost, LossCost, flatten
-from remat_solvers import BudgetTooSmall
 from remat_solvers.step import RegionOption, region_front
 
 __all__ = ["StepRunner"]
@@ -42,7 +41,6 @@ __all__ = ["StepRunner"]
 logger = logging.getLogger(__name__)
 
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
-_ATTEMPTS = 4  # plans in a row whose steps may go over the budget
 
 
 class StepRunner:
@@ -59,9 +57,7 @@ class StepRunner:
         self.within_forward = False
         self.live: weakref.WeakSet[RegionCall] = weakref.WeakSet()
         self._settings = settings
-        self._told = told
         self._chooser = StepChooser(settings, auto, told)
-        self._given = settings.given_step
         self._changes: dict[str, dict[int, bool | None]] = {}
         self._device: torch.device | None = None
         self._patterns = KnownPatterns()
@@ -70,17 +66,16 @@ class StepRunner:
         self._let_go: list[dict[str, int]] = []
         self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
+        self._is_provisional = False
         self._autocast: torch.dtype | None = None
         self._stored = 0
         self._steps = 0
-        self._over_in_a_row = 0
-        self._error: Exception | None = None
-        if self._given is not None:
+        given = settings.given_step
+        self._planner = StepPlanner(settings, told, self._chooser, self._patterns, given)
+        if given is not None:
             self._kinds.extend(
-                RegionKind(
-                    f"region {at} of {self._given.name}", kind.front, kind.missing, met=False
-                )
-                for at, kind in enumerate(self._given.plan.kinds)
+                RegionKind(f"region {at} of {given.name}", kind.front, kind.missing, met=False)
+                for at, kind in enumerate(given.plan.kinds)
             )
 
     @property
@@ -108,13 +103,13 @@ class StepRunner:
         """
         capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
         self._device = capture.program.device
+        self._is_provisional = True
         kinds = self._kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number == len(kinds):
             if self._settings.costs == "measure":
                 with remembered_costs(costs, capture.program.device, self._settings.costs):
                     if not costs.keys() >= set(capture.program.equivalence.values()):
-                        self.stop_recording()
                         refuse_other_profilers(capture.program.device)
                     capture = capture.costed("measure", costs)
             number, capture = self._of_given(name, capture) or (number, capture)
@@ -137,7 +132,7 @@ class StepRunner:
 
     def _of_given(self, name: str, capture: Capture) -> tuple[int, Capture] | None:
         """Find the kind of a region among those of the given plan that were not met yet."""
-        given, kinds = self._given, self._kinds
+        given, kinds = self._planner.given, self._kinds
         if given is None:
             return None
         unmet = [number for number, kind in enumerate(kinds) if not kind.met]
@@ -171,13 +166,18 @@ class StepRunner:
                 self._stored = sum(option.kept_bytes for option in everything)
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
-        self._backward_began = False
+        self._backward_began = self._is_provisional = False
         self._calls, self._present, self._let_go = [], [], []
         if recorded is not None:
-            self._take(recorded, before)
-        if self._error is not None:
-            raise self._error
+            self._planner.take(recorded, before, self._steps, Origin.here(device))
+        if self._planner.error is not None:
+            raise self._planner.error
         if self._patterns.wanted and device is not None:
+            self._recording.start(device)
+
+    def enter_first(self, device: torch.device) -> None:
+        """Begin the first step, of which it is not known yet whether it has several regions."""
+        if self._is_first and not self._recording.under_way:
             self._recording.start(device)
 
     @property
@@ -199,7 +199,7 @@ class StepRunner:
         self._calls.append((plan, option))
         watched = plan.changes.protect_inputs(tensors)
         if any(plan.changes.is_new(position) for position, *_ in watched):
-            self.stop_recording()  # later steps most often do not hold them twice
+            self._is_provisional = True  # later steps most often do not hold them twice
         executable = plan.executable(option)
         if self._recording.under_way:
             self._present.append(gradients_present(tensors))
@@ -219,7 +219,7 @@ class StepRunner:
         self.mark(f"kept {position}")
         watched = plan.changes.protect_outputs(outputs)
         if any(plan.changes.is_new(position) for position, *_ in watched):
-            self.stop_recording()
+            self._is_provisional = True
         call.watched += watched
         return outputs
 
@@ -314,7 +314,7 @@ class StepRunner:
             )
         ]
         marks = self._recording.read()
-        return Recorded.of(calls, marks) if marks else None
+        return Recorded.of(calls, marks, provisional=self._is_provisional) if marks else None
 
     def _optimizer_steps(self) -> None:
         """Record no longer than that, for others who want to profile."""
@@ -324,72 +324,3 @@ class StepRunner:
     def stop_recording(self) -> None:
         """Drop the recording of a step that came to no end, or in which something is measured."""
         self._recording.stop()
-
-    def _take(self, record: Recorded, ran_by: KnownPattern | None) -> None:
-        """See that a recorded step took no more than the budget; plan by it, if it is new."""
-        self._patterns.recorded()
-        if ran_by is not None:
-            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
-            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
-            if not _has_other_ranks():  # whose messages come sooner or later from step to step
-                ran_by.awaited = 0
-            if ran_by.fits:
-                self._told(ran_by.plan)
-        planned = self._patterns.of(record.pattern) or ran_by
-        chooser = self._chooser
-        if planned is not None:
-            over = record.peak_bytes - planned.plan.budget_bytes
-            if over <= 0 or not planned.fits:
-                self._over_in_a_row = 0
-                return
-            self._over_in_a_row += 1
-            chooser.set_aside += over + over // 4
-        was_unknown = chooser.is_unknown
-        wanted = planned.record if planned and record.pattern != planned.record.pattern else record
-        origin = Origin.here(self._device)
-        given, self._given = self._given, None
-        try:
-            made = chooser.follow(wanted, given, origin) if given else None
-            made = made or chooser.plan(wanted, origin)
-            if record.peak_bytes > made.plan.budget_bytes and not was_unknown:
-                self._tell_over(record.peak_bytes, made.plan.budget_bytes, ran_by is not None)
-        except (BudgetTooSmall, BudgetExceeded) as error:
-            if self._settings.on_misfit == "raise":
-                self._error = error
-                return
-            made = chooser.without_plan(wanted, error, origin)
-        except Exception as error:
-            self._error = error
-            return
-        self._patterns.add(made)
-        if made.fits:
-            self._told(made.plan)
-
-    def _tell_over(self, peak: int, budget: int, by_plan: bool) -> None:
-        """Warn of a step over the budget.
-
-        Raises:
-            BudgetExceeded: after the steps of several plans in a row.
-        """
-        reason = (
-            "what runs between the regions took more than in the step that was planned by"
-            if by_plan
-            else "it was not planned for, or its calls of regions were not"
-        )
-        text = (
-            f"step {self._steps} took {peak:,} bytes, {peak - budget:,} more than the budget of "
-            f"{budget:,}: {reason}. Its gradients are right"
-        )
-        if self._over_in_a_row >= _ATTEMPTS:
-            text += f"; so did the steps of {_ATTEMPTS - 1} plans before it; raise the budget"
-            raise BudgetExceeded(text, budget, peak)
-        warnings.warn(
-            f"{text}, and the next step is planned anew, with {self._chooser.set_aside:,} bytes "
-            f"set aside",
-            BudgetWarning,
-            stacklevel=2,
-        )
-
-
-def _has_other_ranks() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -93,7 +93,7 @@ class Stepper:
         self.real_strides = RealStrides() if settings.costs == "measure" else None
         self._granted_bytes = 0
         self._alone = alone and settings.given_step is None
-        self._met = False
+        self._met = self._has_run = False
         self._unplanned: set[str] = set()
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self.calls: weakref.WeakSet[object] = weakref.WeakSet()
@@ -154,6 +154,10 @@ class Stepper:
         outermost = not self.together.within_forward
         if outermost and not self._alone:
             self.together.enter(None)
+        first = not self._has_run and torch.is_grad_enabled() and not self.preparing
+        if first:
+            self._has_run = True
+            self.together.enter_first(_device(flatten(self.call)[0]))
         self.together.within_forward = True
         self._met = self._met and not outermost
         alone = self._alone
@@ -161,6 +165,8 @@ class Stepper:
             returned = self._tried(lambda: forward(*args, **kwargs))
             if outermost and not self._alone:
                 self.together.await_backward(returned)
+            elif first:
+                self.together.stop_recording()
         except BaseException as error:
             self.together.stop_recording()
             if isinstance(error, Exception):  # parts that ran before it were met by themselves

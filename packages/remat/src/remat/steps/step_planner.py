@@ -1,0 +1,175 @@
+"""Holds recorded steps of several regions against the budget, and plans by them.
+
+A step that was not planned for is planned; one that went over is told of, and planned anew. A
+provisional record is planned by, and told of, but nothing is refused by it: later steps may take
+less, and the first that is recorded says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from remat.errors import BudgetWarning
+from remat.planning.given_step import GivenStep
+from remat.planning.settings import Settings
+from remat.plans.origin import Origin
+from remat.steps.choosing import StepChooser
+from remat.steps.known_patterns import KnownPattern, KnownPatterns
+from remat.steps.recording import Recorded
+from remat_exec import BudgetExceeded
+from remat_solvers import BudgetTooSmall
+
+__all__ = ["StepPlanner"]
+
+_ATTEMPTS = 4  # steps in a row that may go over the budget, each by a plan of its own
+
+_BY_PLAN = "what runs between the regions took more than in the step that was planned by"
+_OFF_PLAN = "it was not planned for, or its calls of regions were not"
+_AT_FIRST = "regions were planned in it, and it shows what is made but once, too"
+
+
+@dataclass(eq=False)
+class StepPlanner:
+    """Plans for recorded steps, and keeps what was planned in `patterns`.
+
+    `told` is given each plan. `given` is one of an earlier process that is still to be followed.
+    `error` is what the next step is to raise.
+    """
+
+    settings: Settings
+    told: Callable[[Any], None]
+    chooser: StepChooser
+    patterns: KnownPatterns
+    given: GivenStep | None
+    error: Exception | None = None
+    _step: int = 0
+    _over_in_a_row: int = 0
+
+    def take(
+        self, record: Recorded, ran_by: KnownPattern | None, step: int, origin: Origin
+    ) -> None:
+        """See that a recorded step took no more than the budget; plan by it, if it is new.
+
+        `ran_by` is what was known of its calls, if they ran by a plan; `step` is its number.
+        """
+        self._step = step
+        self.patterns.recorded()
+        if ran_by is not None:
+            if self._is_doubtful(record, ran_by):
+                return
+            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
+            if not _has_other_ranks():  # whose messages come sooner or later from step to step
+                ran_by.awaited = 0
+            if ran_by.fits:
+                self.told(ran_by.plan)
+        planned = self.patterns.of(record.pattern) or ran_by
+        try:
+            made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
+        except (BudgetTooSmall, BudgetExceeded) as error:
+            if self.settings.on_misfit == "raise":
+                self.error = error
+                return
+            made = self.chooser.without_plan(_wanted(record, planned), error, origin)
+        except Exception as error:
+            self.error = error
+            return
+        if made is not None:
+            self.patterns.add(made)
+            if made.fits:
+                self.told(made.plan)
+
+    def _plan_by(
+        self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
+    ) -> KnownPattern | None:
+        """Plan by a recorded step; `None` if what was planned serves, or a later step is to say.
+
+        Raises:
+            BudgetTooSmall: if nothing fits.
+            BudgetExceeded: if the steps of several plans in a row were over the budget.
+        """
+        chooser, peak = self.chooser, record.peak_bytes
+        was_unknown = chooser.is_unknown
+        if record.provisional and was_unknown:  # a share of what is exact
+            return None
+        again, over = False, 0
+        if planned is not None:
+            again = planned.record.provisional and record.pattern == planned.record.pattern
+            over = peak - planned.plan.budget_bytes
+            if over <= 0 or not planned.fits:
+                self._over_in_a_row = 0
+                if record.provisional or not again or chooser.serves(planned, record):
+                    return None
+            else:
+                self._over_in_a_row += 1
+                if record.provisional:
+                    self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
+                    return None
+                chooser.set_aside += 0 if again else over + over // 4
+        wanted = _wanted(record, planned)
+        given = self.given
+        if not record.provisional:
+            self.given = None
+        try:
+            made = chooser.follow(wanted, given, origin) if given else None
+            made = made or chooser.plan(wanted, origin)
+        except BudgetTooSmall as error:
+            if record.provisional and peak > error.budget_bytes:
+                self._over_in_a_row += planned is None
+                self._tell_over(peak, error.budget_bytes, f"{_AT_FIRST}, for which no plan fits")
+            if record.provisional or (again and over <= 0):
+                return None
+            raise
+        if peak > made.plan.budget_bytes and not was_unknown:
+            then = f"the next step is planned anew, with {chooser.set_aside:,} bytes set aside"
+            reason = _BY_PLAN if by_plan else _OFF_PLAN
+            self._tell_over(peak, made.plan.budget_bytes, reason, then)
+        return made
+
+    def _is_doubtful(self, record: Recorded, ran_by: KnownPattern) -> bool:
+        """Whether a step may have been within the budget though its record says more.
+
+        What a thread of the process group lets go of, a message, is not seen to be: it counts as
+        held to the end. A step is not judged by that, unless it is the last that is recorded.
+        """
+        over = record.peak_bytes - ran_by.plan.budget_bytes
+        unseen = record.left_bytes - ran_by.left_bytes
+        ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
+        return _has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
+
+    def _tell_over(
+        self,
+        peak: int,
+        budget: int,
+        reason: str,
+        then: str = "the next may, too, until one is planned for",
+    ) -> None:
+        """Warn of a step over the budget.
+
+        Raises:
+            BudgetExceeded: after the steps of several plans in a row.
+        """
+        text = (
+            f"step {self._step} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
+        if self._over_in_a_row >= _ATTEMPTS:
+            text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"
+            raise BudgetExceeded(text, budget, peak)
+        warnings.warn(f"{text}, and {then}", BudgetWarning, stacklevel=2)
+
+
+def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
+    """Plan for a known pattern again where a step made a part of its calls."""
+    if planned is not None and record.pattern != planned.record.pattern:
+        return planned.record
+    return record
+
+
+def _has_other_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
