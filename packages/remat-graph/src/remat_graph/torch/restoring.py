@@ -9,7 +9,6 @@ than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import random
 import sys
@@ -25,6 +24,7 @@ __all__ = ["buffers_restored", "left_as_it_was"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
+_PLAIN = frozenset({bool, int, float, str, type(None)})  # which hold nothing
 _DEEPEST = 6
 _MOST_ENTRIES = 10_000
 
@@ -32,7 +32,7 @@ _MOST_ENTRIES = 10_000
 @contextmanager
 def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     """Put back what is stored on a module, and the random generators, on every path."""
-    found = list(_reachable(module))
+    found = _reachable(module)
     before = [(holder, _contents(holder)) for holder in found if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in found if type(drawn) is random.Random]
     python_state = random.getstate()
@@ -44,11 +44,14 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for holder, then in before:
+            if not then and not holder:
+                continue
             now = _contents(holder)
             if len(now) != len(then) or not all(map(operator.is_, now, then)):
                 holder.clear()
                 if isinstance(holder, dict):
-                    holder.update(zip(then[::2], then[1::2], strict=True))
+                    half = len(then) // 2
+                    holder.update(zip(then[:half], then[half:], strict=True))
                 else:
                     (holder.extend if isinstance(holder, (list, deque)) else holder.update)(then)
         for drawn, state in states:
@@ -61,26 +64,32 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _contents(holder: Any) -> list[Any]:
-    """List what is in a container: of a dictionary, each key and its value."""
-    return list(
-        itertools.chain.from_iterable(holder.items()) if isinstance(holder, dict) else holder
-    )
+    """List what is in a container: of a dictionary, all keys and then their values."""
+    if not holder:
+        return []
+    return [*holder, *holder.values()] if isinstance(holder, dict) else list(holder)
 
 
-def _reachable(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield what hangs on a module and its submodules, each once."""
-    pending = deque((part.__dict__, 0) for part in module.modules())
+def _reachable(module: torch.nn.Module) -> list[Any]:
+    """List what hangs on a module and its submodules, each once, but for plain values."""
+    found: list[Any] = []
     seen: set[int] = set()
-    while pending:
-        value, depth = pending.popleft()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value) in _CONTAINERS and len(value) > _MOST_ENTRIES:
-            continue
-        yield value
-        if depth < _DEEPEST:
-            pending.extend((item, depth + 1) for item in _held(value))
+    level: Iterable[Any] = [part.__dict__ for part in module.modules()]
+    for depth in range(_DEEPEST + 1):
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind in _PLAIN or id(value) in seen:
+                continue
+            seen.add(id(value))
+            size = len(value) if kind in _CONTAINERS else 1
+            if size > _MOST_ENTRIES:
+                continue
+            found.append(value)
+            if size and depth < _DEEPEST:
+                below.extend(_held(value))
+        level = below
+    return found
 
 
 def _held(value: Any) -> Iterable[Any]:
