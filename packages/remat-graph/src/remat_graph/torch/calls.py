@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import isfunction
 from typing import Any
 
@@ -51,6 +51,7 @@ class Call:
     what nothing reads. `sequence` says whether it returns a tuple or list. `random` is the device
     whose generator it draws from. `replay` is the call to make when its results are made again.
     `workspace_bytes` is what it is known to take while it runs, for costs that are estimated.
+    `reads` are the variables that it reads.
     """
 
     target: Any
@@ -61,6 +62,10 @@ class Call:
     random: torch.device | None = None
     replay: Call | None = None
     workspace_bytes: int = 0
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(dict.fromkeys(self.variables)))
 
     @property
     def name(self) -> str:
@@ -68,37 +73,31 @@ class Call:
         return self.target.__name__ if isfunction(self.target) else str(self.target)
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """The variables that the call reads."""
-        return tuple(dict.fromkeys(self.variables))
-
-    @property
     def variables(self) -> list[str]:
         """The variables among the arguments, each as often as it stands there."""
         found: list[str] = []
-        _list_variables(self.args, found)
-        _list_variables(self.kwargs, found)
+        _list_variables((*self.args, *self.kwargs.values()), found)
         return found
 
     def of(self, variables: Iterable[str], results: tuple[str | None, ...]) -> Call:
         """Make the same call of other variables, as many; what it makes again is as it was."""
         names = iter(variables)
-        args, kwargs = _with_variables(self.args, names), _with_variables(self.kwargs, names)
+        args = _with_variables(self.args, names)
+        kwargs = {key: _with_variables(item, names) for key, item in self.kwargs.items()}
         return Call(
             self.target, args, kwargs, results,
             self.sequence, self.random, self.replay, self.workspace_bytes,
         )  # fmt: skip
 
 
-def _list_variables(item: Any, found: list[str]) -> None:
-    if isinstance(item, Variable):
-        found.append(item.name)
-    elif isinstance(item, (tuple, list)):
-        for part in item:
-            _list_variables(part, found)
-    elif isinstance(item, Mapping):
-        for part in item.values():
-            _list_variables(part, found)
+def _list_variables(items: Iterable[Any], found: list[str]) -> None:
+    for item in items:
+        if isinstance(item, Variable):
+            found.append(item.name)
+        elif isinstance(item, (tuple, list)):
+            _list_variables(item, found)
+        elif isinstance(item, dict):
+            _list_variables(item.values(), found)
 
 
 def _with_variables(item: Any, names: Iterator[str]) -> Any:
@@ -106,6 +105,6 @@ def _with_variables(item: Any, names: Iterator[str]) -> Any:
         return Variable(next(names))
     if isinstance(item, (tuple, list)):
         return type(item)([_with_variables(part, names) for part in item])
-    if isinstance(item, Mapping):
+    if isinstance(item, dict):
         return {key: _with_variables(part, names) for key, part in item.items()}
     return item
