@@ -65,3 +65,22 @@ def test_tensors_whose_data_is_known_are_run():
         )
     assert ran == 2
     assert [result.item() for _, result in made] == [4, 6]
+
+
+def test_several_are_made_again_each_in_a_storage_of_its_own():
+    with FakeTensorMode():
+        ran, made = run_twice(
+            aten.var_mean.correction, lambda: torch.zeros(3, 4), lambda x: (x, (1,)), FakeOutputs()
+        )
+    assert ran == 1
+    (_, first), (_, second) = made
+    assert list(map(looks_of, first)) == list(map(looks_of, second))
+    assert len({part.untyped_storage()._cdata for part in (*first, *second)}) == 4
+
+
+def test_a_list_of_views_is_run():
+    with FakeTensorMode():
+        ran, _ = run_twice(
+            aten.split.Tensor, lambda: torch.zeros(4), lambda x: (x, 2), FakeOutputs()
+        )
+    assert ran == 2

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -48,6 +48,7 @@ __all__ = [
     "has_no_data",
     "is_custom_backward",
     "is_traced_tensor",
+    "new_fake",
     "saves_through_hooks",
     "trace_joint",
     "try_start",
@@ -127,13 +128,15 @@ class StandIns:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give the stand-in of a tensor; one that holds data stands for itself."""
+        known = self._made.get(id(tensor))
+        if known is not None:
+            return known[1]
         if not has_no_data(tensor) or is_traceable_wrapper_subclass(tensor):
             return tensor
-        if id(tensor) not in self._made:
-            made = self._make(tensor)
-            self._made[id(tensor)] = (tensor, made)
-            self._made[id(made)] = (made, made)
-        return self._made[id(tensor)][1]
+        made = self._make(tensor)
+        self._made[id(tensor)] = (tensor, made)
+        self._made[id(made)] = (made, made)
+        return made
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give the stand-in of a tensor, of one that holds data, too."""
@@ -147,14 +150,26 @@ class StandIns:
             yield
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self._mode:
-            made = torch.empty_strided(
-                tensor.shape,
-                tensor.stride(),
-                dtype=tensor.dtype,
-                device="cpu" if tensor.is_meta else tensor.device,
-            )
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        made = new_fake(self._mode, tensor.shape, tensor.stride(), tensor.dtype, device)
         return made.requires_grad_(tensor.requires_grad)
+
+
+def new_fake(
+    mode: FakeTensorMode,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    storage: torch.UntypedStorage | None = None,
+    offset: int = 0,
+) -> FakeTensor:
+    """Make a fake tensor, in that storage if one is given, without running an operator."""
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if storage is not None:
+            made.set_(storage, offset, shape, stride)
+    return FakeTensor(mode, made, device)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """What operators make of fake tensors, known from what they made of others that look the same.
 
 Torch keeps such a table, too, but takes most of the time of running an operator for looking it up:
-this one is given a key, and makes the tensor. It holds for operators of torch that give one tensor
-and write to none, where nothing depends on data, not even on that of the small constants whose data
-fake tensors know.
+this one is given a key, and makes the tensors. It holds for operators of torch that give a tensor,
+or a tuple of them, and write to none, where nothing depends on data, not even on that of the small
+constants whose data fake tensors know.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor
 
+from remat_graph.torch._aot import new_fake
 from remat_graph.torch.rewrite import storage_key
 
 __all__ = ["FakeOutputs", "looks_of"]
@@ -52,19 +53,15 @@ class _Output:
     def again(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make it of others."""
         shape, stride, offset, dtype, device, *_ = self.looks
-        mode = _mode_of(tensors[0])
-        with in_kernel_invocation_manager(mode):
-            made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if self.base is not None:
-                made.set_(tensors[self.base].untyped_storage(), offset, shape, stride)
-        return FakeTensor(mode, made, device)
+        storage = None if self.base is None else tensors[self.base].untyped_storage()
+        return new_fake(_mode_of(tensors[0]), shape, stride, dtype, device, storage, offset)
 
 
 class FakeOutputs:
     """What was made before."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, _Output] = {}
+        self._known: dict[Any, _Output | tuple[_Output, ...]] = {}
 
     def run(
         self,
@@ -82,9 +79,11 @@ class FakeOutputs:
         whole_key = (torch.get_default_dtype(), *key)
         known = self._known.get(whole_key)
         if known is not None:
+            if isinstance(known, tuple):
+                return tuple([output.again(tensors) for output in known])
             return known.again(tensors)
         result = run()
-        output = _read(result, tensors)
+        output = _read_all(result, tensors) if type(result) is tuple else _read(result, tensors)
         if output is not None:
             self._known[whole_key] = output
         return result
@@ -126,3 +125,14 @@ def _read(result: Any, tensors: Sequence[torch.Tensor]) -> _Output | None:
     if base is None and (result.storage_offset() or result.layout != torch.strided):
         return None
     return _Output(looks_of(result), base)
+
+
+def _read_all(
+    results: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+) -> tuple[_Output, ...] | None:
+    """Describe what was made, if all can be made again, each in a storage of its own."""
+    outputs = [_read(result, tensors) for result in results]
+    told = tuple([output for output in outputs if output is not None])
+    if len(told) < len(results) or len(set(map(storage_key, results))) < len(results):
+        return None
+    return told

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,8 @@ __all__ = [
     "forwards_replaced",
     "note_forward",
 ]
+
+_DEVICE = torch.ops.prim.device.default
 
 Key: TypeAlias = "tuple[str, str | int]"  # of an input of the program
 Given: TypeAlias = "Mapping[str, tuple[Key, torch.Tensor]]"
@@ -182,8 +185,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # asked again and again by operators
+            return args[0].device
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # such as asking a fake tensor for its device
+        if func.namespace == "prim":
             return func(*args, **kwargs)
         told: list[Any] = [func, torch.is_grad_enabled()]
         tensors: list[torch.Tensor] = []

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
-from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor
+from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor, new_fake
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.strides import (
     RealStrides,
@@ -105,9 +105,7 @@ def _given(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
     if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
         return torch.empty_like(value)
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
+        return new_fake(mode, value.shape, value.stride(), value.dtype, value.device)
     return value
 
 
