@@ -24,7 +24,6 @@ from remat_graph import (
 )
 from remat_solvers.bounds.least import least
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
-from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import (
     BrokenSolver,
     BudgetTooSmall,
@@ -109,7 +108,7 @@ def solve(
     if start is not None:
         simulate(graph, start)
     limit = Limit.starting_now(limit_seconds)
-    if solver == AUTO and least(Wiring.of(graph)).peak_bytes > budget_bytes:
+    if solver == AUTO and least(problem.wiring).peak_bytes > budget_bytes:
         smallest = smallest_budget(graph, limit_seconds=min(_PROBE_SECONDS, limit.left(math.inf)))
         raise _too_small(problem, smallest, Status.INFEASIBLE)
     relay = _Relay(silent if progress is None else progress)

@@ -24,7 +24,6 @@ from remat_graph import Solution
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.problem import Limit, Problem, Report
-from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.repair import without_waste
 from remat_solvers.search.selection import arrange, least_kept
 
@@ -49,7 +48,7 @@ class Gist:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
-        wiring = Wiring.of(problem.graph)
+        wiring = problem.wiring
         makers = Makers.of(wiring)
         kept = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
         arranged = arrange(wiring, makers, least_kept(wiring, makers))

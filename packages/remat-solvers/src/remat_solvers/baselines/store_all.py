@@ -26,7 +26,10 @@ def store_all(graph: Graph) -> Schedule:
 
     Where there are alternatives, in the fastest ways of all that read nothing optional.
     """
-    wiring = Wiring.of(graph)
+    return _store_all(Wiring.of(graph))
+
+
+def _store_all(wiring: Wiring) -> Schedule:
     return expand(wiring, store_all_sequence(wiring))
 
 
@@ -53,10 +56,10 @@ class StoreAll:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Say whether storing everything is within the budget."""
-        schedule = store_all(problem.graph)
+        schedule = _store_all(problem.wiring)
         timeline = simulate(problem.graph, schedule)
         fits = timeline.peak_bytes <= problem.budget_bytes
-        bound = min(timeline.time, least_time(Wiring.of(problem.graph)))
+        bound = min(timeline.time, least_time(problem.wiring))
         fastest = timeline.time <= bound * (1 + TOLERANCE)
         message = "fits" if fits else f"needs {timeline.peak_bytes} bytes"
         report(

@@ -52,7 +52,7 @@ class XLAGreedy:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Walk once through the graph, in at most 30 s if no limit is set."""
-        wiring = Wiring.of(problem.graph)
+        wiring = problem.wiring
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         found = trace(wiring, greedy_sequence(wiring, problem.budget_bytes, deadline))
         incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)

@@ -13,7 +13,7 @@ from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.milp import Outcome, missing_back_end, relaxed, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import Trace, sequence_time, trace
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.core.wiring import Ints
 from remat_solvers.search.starts import starts
 
 __all__ = ["Attempt", "why_not"]
@@ -26,7 +26,7 @@ def why_not(problem: Problem, back_end: str, most_columns: int) -> str | None:
     missing = missing_back_end(back_end)
     if missing is not None:
         return missing
-    columns = count_columns(Stages.of(Wiring.of(problem.graph)))
+    columns = count_columns(Stages.of(problem.wiring))
     if columns > most_columns:
         return (
             f"its program would have {columns:,} columns, more than {most_columns:,}; "
@@ -39,7 +39,7 @@ class Attempt(Incumbent):
     """One solve: begins without a program, offers what is kept at stages, bounds all schedules."""
 
     def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
-        super().__init__(solver, Wiring.of(problem.graph), problem.budget_bytes, limit, report)
+        super().__init__(solver, problem.wiring, problem.budget_bytes, limit, report)
         self.stages = Stages.of(self.wiring)
 
     def settled_at_once(self, *, any_order: bool = False) -> bool:

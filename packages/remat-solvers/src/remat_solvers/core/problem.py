@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from remat_graph import Compute, Free, Graph, Hierarchy, Schedule, Solution
-from remat_solvers.core.wiring import MOST_BYTES, total_bytes
+from remat_solvers.core.wiring import MOST_BYTES, Wiring, total_bytes
 from remat_solvers.errors import InvalidProblem
 
 __all__ = [
@@ -48,6 +48,7 @@ class Problem:
     hierarchy: Hierarchy | None = None
     executor: Executor | None = field(default=None, compare=False, repr=False)
     start: Schedule | None = field(default=None, compare=False, repr=False)
+    _wiring: Wiring | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_graph(self.graph)
@@ -65,6 +66,15 @@ class Problem:
             check_executor(self.executor)
         if self.start is not None:
             _check_start(self.start)
+
+    @property
+    def wiring(self) -> Wiring:
+        """The graph as arrays, made when first asked for."""
+        wiring = self._wiring
+        if wiring is None:
+            wiring = Wiring.of(self.graph)
+            object.__setattr__(self, "_wiring", wiring)
+        return wiring
 
 
 def check_graph(graph: object) -> None:

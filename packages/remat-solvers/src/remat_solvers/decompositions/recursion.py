@@ -162,7 +162,7 @@ class RecursionSolver(ABC):
 
         `LIMIT` with the least peak met if none fits.
         """
-        wiring = Wiring.of(problem.graph)
+        wiring = problem.wiring
         recursion = self.recursion(Precedence.of(wiring))
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)

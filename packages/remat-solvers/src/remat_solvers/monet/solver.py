@@ -34,7 +34,7 @@ from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace, sequence_time, trace
-from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, sequence_of
+from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
 from remat_solvers.monet.columns import count_columns
 from remat_solvers.monet.formulation import TOTAL, Formulation, formulate
 from remat_solvers.monet.layout import Layout
@@ -85,7 +85,7 @@ class Monet:
         reason = why_unsuitable(problem.graph, _MOST_OPS) or missing_back_end(self.back_end)
         if reason is not None:
             return reason
-        columns = count_columns(Layout.of(Wiring.of(problem.graph)))
+        columns = count_columns(Layout.of(problem.wiring))
         if columns > self.most_columns:
             return (
                 f"its program would have {columns:,} columns, more than {self.most_columns:,}; "
@@ -106,7 +106,7 @@ class _Course:
     """One solve: what it begins with, and the program."""
 
     def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
-        wiring, budget = Wiring.of(problem.graph), problem.budget_bytes
+        wiring, budget = problem.wiring, problem.budget_bytes
         self.kept = Incumbent(solver, wiring, budget, limit, report, bounded=False)
         self._layout = Layout.of(wiring)
         self._begun: list[Trace] = []

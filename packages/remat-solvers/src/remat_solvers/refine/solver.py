@@ -85,17 +85,17 @@ class Refine:
         for position, graph in enumerate(narrower):
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
-            _, begin = self._refined(graph, problem.budget_bytes, begin, some, silent)
-        state, _ = self._refined(problem.graph, problem.budget_bytes, begin, limit, report)
+            _, begin = self._refined(Wiring.of(graph), problem.budget_bytes, begin, some, silent)
+        state, _ = self._refined(problem.wiring, problem.budget_bytes, begin, limit, report)
         if state.best is None:
             state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
         return state.solution()
 
     def _refined(
-        self, graph: Graph, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
+        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
     ) -> tuple[State, _Begin]:
         """Refine a graph; return also what is known then for one with more choice."""
-        wiring = Wiring.of(graph)
+        graph = wiring.graph
         last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         state = State(wiring, budget_bytes, last_moment, limit, report, back_end=self.back_end)
         known = frozenset(graph.op_index[name] for name in begin.checkpoints)

@@ -29,7 +29,6 @@ from typing import ClassVar
 
 from remat_graph import Solution
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
-from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import UnsuitableSolver
 from remat_solvers.rotor.chain import Chain, find_chains, merged
 from remat_solvers.rotor.costs import measure_stages
@@ -64,7 +63,7 @@ class Rotor:
 
     def can_solve(self, problem: Problem) -> str | None:
         """Take chains of blocks; say where a graph is none."""
-        found = find_chains(Wiring.of(problem.graph))
+        found = find_chains(problem.wiring)
         return found if isinstance(found, str) else None
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
@@ -75,7 +74,7 @@ class Rotor:
         self, problem: Problem, limit: Limit, report: Report
     ) -> tuple[Search, list[Chain]]:
         """Try each chain, merged to `most_stages` stages."""
-        wiring = Wiring.of(problem.graph)
+        wiring = problem.wiring
         found = find_chains(wiring)
         if isinstance(found, str):
             raise UnsuitableSolver(self.name, found)

@@ -204,37 +204,29 @@ class Closure:
 class Closures:
     """What must be recomputed to have a value at a position of one trace, which runs every op."""
 
-    __slots__ = ("_key", "_latest", "_now", "_size", "_until", "_wiring")
+    __slots__ = ("_end", "_first", "_key", "_latest", "_size", "_until", "_width", "_wiring")
 
     def __init__(self, wiring: Wiring, now: Trace) -> None:
         self._wiring = wiring
-        self._now = now
-        latest = np.searchsorted(now.key, np.arange(1, wiring.op_count + 1) * (now.steps + 1)) - 1
+        self._width = now.steps + 1
+        latest = np.searchsorted(now.key, np.arange(1, wiring.op_count + 1) * self._width) - 1
         self._size: list[int] = wiring.size.tolist()
-        self._latest: list[int] = (now.key[latest] % (now.steps + 1)).tolist()
+        self._latest: list[int] = (now.key[latest] % self._width).tolist()
         ends = now.copy_last[now.first_copy[latest][wiring.producer] + wiring.slot]
         self._until: list[int] = ends.tolist()
-        self._key: list[int] = []
-
-    def alive(self, v: int, position: int) -> bool:
-        """Say whether a copy of `v` made before `position` is still there."""
-        op = self._wiring.producer_list[v]
-        if self._latest[op] < position:
-            return self._until[v] >= position
-        now = self._now
-        if not self._key:
-            self._key = now.key.tolist()
-        rank = bisect_left(self._key, op * (now.steps + 1) + position) - 1
-        return bool(now.copy_last[now.first_copy[rank] + self._wiring.slot_list[v]] >= position)
+        self._key: list[int] = now.key.tolist()
+        self._first: list[int] = now.first_copy.tolist()
+        self._end: list[int] = now.copy_last.tolist()
 
     def at(self, v: int, position: int, most: float, hold: float) -> Closure | None:
         """Find what to run before `position` to have a value; `None` above `most` seconds.
 
         What cannot be made again, or is up to a share `hold` of the value, is held until then.
         """
-        wiring = self._wiring
-        inputs, producer, size = wiring.inputs, wiring.producer_list, self._size
-        latest, until = self._latest, self._until
+        wiring, width = self._wiring, self._width
+        inputs, producer, slot = wiring.inputs, wiring.producer_list, wiring.slot_list
+        size, latest, until = self._size, self._latest, self._until
+        key, first, end = self._key, self._first, self._end
         small = hold * size[v]
         wanted = [producer[v]]
         chosen = {producer[v]}
@@ -245,7 +237,11 @@ class Closures:
                 op = producer[u]
                 if op in chosen:
                     continue
-                if until[u] >= position if latest[op] < position else self.alive(u, position):
+                if latest[op] < position:
+                    last = until[u]
+                else:  # it runs again later: what counts is its run before
+                    last = end[first[bisect_left(key, op * width + position) - 1] + slot[u]]
+                if last >= position:
                     continue
                 if not wiring.replayable_list[op] or size[u] <= small:
                     held.add(u)
