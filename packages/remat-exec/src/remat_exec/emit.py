@@ -97,7 +97,7 @@ class Writer:
             self._require(write.target)
             self._require(write.variable)
             self.lines.append(f"{write.target}.copy_({write.variable})")
-        elif not self._in_place(step.op, freed_next(steps, position)):
+        elif not self._in_place(step.op, steps, position):
             self._call(step.op)
         self.computed.add(step.op)
 
@@ -164,10 +164,10 @@ class Writer:
         made = {self.program.storage[name] for name in call.results if name is not None}
         return bool(made) and made <= self.zero
 
-    def _in_place(self, op: str, dying: set[str]) -> bool:
-        """Write an op in the buffer of its first input, if it can and that is `dying`."""
+    def _in_place(self, op: str, steps: tuple[Step, ...], position: int) -> bool:
+        """Write an op in the buffer of its first input, if it can and that is freed next."""
         pair = self.program.overwrites.get(op)
-        if pair is None or self.program.storage[pair[0]] not in dying:
+        if pair is None or self.program.storage[pair[0]] not in freed_next(steps, position):
             return False
         target, result = pair
         call = self.program.calls[op]
@@ -177,7 +177,7 @@ class Writer:
         rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
         own = IN_PLACE.get(call.target)
         if own is not None:
-            bound = self._bind_target(own, own.__name__ if isfunction(own) else "")
+            bound = self._bind_target(own)
             self.lines.append(f"{bound}({target}, {rest})")
         else:
             source, _, where = rest.partition(", ")
@@ -249,14 +249,14 @@ class Writer:
         return f"made = {expression}; {', '.join(named)} = {picked}; del made"
 
     def _expression(self, call: Call, through: str) -> str:
-        target = self._bind_target(call.target, call.name)
+        target = self._bind_target(call.target)
         arguments = [self._argument(item) for item in call.args]
         arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
         start = f"{through}{target}, " if through else f"{target}("
         return f"{start}{', '.join(arguments)})"
 
-    def _bind_target(self, target: Any, name: str = "") -> str:
-        return self._bind(_symbol(name or str(target)), getattr(target, "_op", target))
+    def _bind_target(self, target: Any) -> str:
+        return self._bind(_symbol(target), getattr(target, "_op", target))
 
     def _bind(self, name: str, item: Any) -> str:
         bound = f"{name}__"
@@ -280,7 +280,8 @@ class Writer:
 
 
 @functools.cache
-def _symbol(name: str) -> str:
+def _symbol(target: Any) -> str:
+    name = target.__name__ if isfunction(target) else str(target)
     return re.sub(r"\W", "_", name.replace("::", "_"))
 
 
