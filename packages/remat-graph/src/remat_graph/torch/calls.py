@@ -11,6 +11,8 @@ import torch
 
 __all__ = ["Call", "TensorFacts", "Variable"]
 
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})  # most arguments: no variables
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -92,6 +94,8 @@ class Call:
 
 def _list_variables(items: Iterable[Any], found: list[str]) -> None:
     for item in items:
+        if type(item) in _PLAIN:
+            continue
         if isinstance(item, Variable):
             found.append(item.name)
         elif isinstance(item, (tuple, list)):
@@ -101,6 +105,8 @@ def _list_variables(items: Iterable[Any], found: list[str]) -> None:
 
 
 def _with_variables(item: Any, names: Iterator[str]) -> Any:
+    if type(item) in _PLAIN:
+        return item
     if isinstance(item, Variable):
         return Variable(next(names))
     if isinstance(item, (tuple, list)):

@@ -9,6 +9,7 @@ other way and forward and backward disagree; and what the ranks of a group run t
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def may_run_again(target: Any) -> bool:
     names = _names(target)
     if not names or names & _allowed:  # without a name: a function of Python's or of this package
         return True
-    return _namespace(target) in _OF_TORCH and not names & _DECIDING
+    return _decides_nothing(target)
 
 
 def is_collective(target: Any) -> bool:
@@ -61,10 +62,16 @@ def is_collective(target: Any) -> bool:
     return _namespace(target) in _COLLECTIVE
 
 
+@functools.cache
+def _decides_nothing(target: Any) -> bool:
+    return _namespace(target) in _OF_TORCH and not _names(target) & _DECIDING
+
+
 def _namespace(target: Any) -> str:
     return next((name.partition("::")[0] for name in _names(target)), "")
 
 
+@functools.cache
 def _names(target: Any) -> frozenset[str]:
     """Give what an operator may be called: with its overload, and without."""
     if isinstance(target, torch._ops.OpOverload):

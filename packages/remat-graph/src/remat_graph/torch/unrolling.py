@@ -57,6 +57,7 @@ class _Unrolling:
         self.periods, self.program = periods, periods.program
         self.last = len(periods.repeat.blocks) - 1
         self.between = range(2, self.last - 1)
+        self.kept = {0: A, 1: B, self.last - 1: C, self.last: D}
         self.there = {label: variable for variable, label in periods.labels.items()}
         self.op_there = {label: op for op, label in periods.op_labels.items()}
         self.copies: dict[Label, str] = {}
@@ -74,6 +75,7 @@ class _Unrolling:
         }
         self.taken = {*self.storage, *self.program.order, *self.program.constants}
         self.numbers: dict[str, int] = {}
+        self.moved_from: dict[tuple[Provenance, int, int], Provenance] = {}
 
     def unrolled(self) -> Program:
         """Give the program with all periods."""
@@ -289,8 +291,8 @@ class _Unrolling:
         period: int,
         place: Place,
     ) -> str:
-        kept = {0: A, 1: B, self.last - 1: C, self.last: D}
-        found = traced.get((kept[period], place)) if period in kept else copies.get((period, place))
+        kept = self.kept.get(period)
+        found = copies.get((period, place)) if kept is None else traced.get((kept, place))
         if found is None:
             raise Irregular(f"period {period} has nothing at {place}")
         return found
@@ -313,10 +315,14 @@ class _Unrolling:
                 self.gradients[own] = self._view(b, period + read.later, read.place)
 
     def _from(self, known: Provenance, traced: int, period: int) -> Provenance:
-        """Say where an op comes from as of another period than it was traced in.
+        """Say where an op comes from as of another period than it was traced in."""
+        key = known, traced, period
+        if key not in self.moved_from:
+            self.moved_from[key] = self._find_from(*key)
+        return self.moved_from[key]
 
-        Its section may reach into blocks of the periods beside it.
-        """
+    def _find_from(self, known: Provenance, traced: int, period: int) -> Provenance:
+        """Find the block of another period; a section may reach into those beside it."""
         repeat = self.periods.repeat
         for block, index in enumerate(repeat.kept):
             there = period + block - traced
