@@ -130,6 +130,8 @@ class Writer:
 
     def _delete(self, names: Iterable[str]) -> None:
         gone = [name for name in dict.fromkeys(names) if name in self.live]
+        if not gone:
+            return
         for name in gone:
             del self.live[name]
             self._entry.discard(name)
@@ -158,7 +160,7 @@ class Writer:
 
     def _is_zero(self, op: str) -> bool:
         """Whether all that an op of the backward makes is zero, for want of a gradient."""
-        call = self.program.calls.get(op)
+        call = self.program.calls.get(op) if self.zero else None
         if call is None or op not in self.program.backward_ops:
             return False
         made = {self.program.storage[name] for name in call.results if name is not None}

@@ -168,6 +168,7 @@ class Graph:
     _producer: dict[str, int] = field(init=False, repr=False, compare=False)
     _makers: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _consumers: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    _has_alternatives: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resident", frozenset(self.resident))
@@ -182,6 +183,7 @@ class Graph:
         object.__setattr__(self, "_makers", {v: tuple(ops) for v, ops in makers.items()})
         object.__setattr__(self, "_producer", {v: ops[0] for v, ops in makers.items()})
         object.__setattr__(self, "_consumers", {v: tuple(c) for v, c in consumers.items()})
+        object.__setattr__(self, "_has_alternatives", not all(op.owed for op in self.ops))
         self._check_sets()
         self._check_stages()
         self._check_alternatives()
@@ -325,7 +327,7 @@ class Graph:
     @property
     def has_alternatives(self) -> bool:
         """Whether there is anything that need not run."""
-        return not all(op.owed for op in self.ops)
+        return self._has_alternatives
 
     def with_numerics(self, numerics: Numerics) -> Graph:
         """Leave out what is less exact than this."""

@@ -78,6 +78,21 @@ def test_several_are_made_again_each_in_a_storage_of_its_own():
     assert len({part.untyped_storage()._cdata for part in (*first, *second)}) == 4
 
 
+def test_what_reads_no_tensor_is_made_again():
+    outputs, ran = FakeOutputs(), []
+
+    def run():
+        ran.append(1)
+        return aten.scalar_tensor.default(2.0)
+
+    with FakeTensorMode():
+        key = (aten.scalar_tensor.default, float, 2.0)
+        first, second = (outputs.run(key[0], key, [], run) for _ in range(2))
+    assert len(ran) == 1
+    assert looks_of(first) == looks_of(second)
+    assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
 def test_a_list_of_views_is_run():
     with FakeTensorMode():
         ran, _ = run_twice(

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from remat_graph.torch._aot import new_fake
 from remat_graph.torch.rewrite import storage_key
@@ -49,12 +49,13 @@ class _Output:
 
     looks: tuple[Any, ...]
     base: int | None
+    mode: FakeTensorMode
 
     def again(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make it of others."""
         shape, stride, offset, dtype, device, *_ = self.looks
         storage = None if self.base is None else tensors[self.base].untyped_storage()
-        return new_fake(_mode_of(tensors[0]), shape, stride, dtype, device, storage, offset)
+        return new_fake(self.mode, shape, stride, dtype, device, storage, offset)
 
 
 class FakeOutputs:
@@ -74,7 +75,7 @@ class FakeOutputs:
 
         `run` runs it, if what it makes is not known.
         """
-        if not tensors or not _is_simple(func) or not all(map(_is_plain, tensors)):
+        if not _is_simple(func) or not all(map(_is_plain, tensors)):
             return run()
         whole_key = (torch.get_default_dtype(), *key)
         known = self._known.get(whole_key)
@@ -99,18 +100,13 @@ def _is_simple(func: Any) -> bool:
     )
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> TypeGuard[FakeTensor]:
     return (
         type(tensor) is FakeTensor
         and tensor.constant is None
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
-
-
-def _mode_of(tensor: torch.Tensor) -> Any:
-    assert isinstance(tensor, FakeTensor)
-    return tensor.fake_mode
 
 
 def _read(result: Any, tensors: Sequence[torch.Tensor]) -> _Output | None:
@@ -124,7 +120,7 @@ def _read(result: Any, tensors: Sequence[torch.Tensor]) -> _Output | None:
     base = storages.index(storage) if storage in storages else None
     if base is None and (result.storage_offset() or result.layout != torch.strided):
         return None
-    return _Output(looks_of(result), base)
+    return _Output(looks_of(result), base, result.fake_mode)
 
 
 def _read_all(
