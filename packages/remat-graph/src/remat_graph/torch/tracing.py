@@ -64,7 +64,6 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
         process_lock,
         generators_restored(),
         original_forwards(module),
-        _RnnInSteps(),
         left_as_it_was(module),
     ):
         repeats: tuple[Repeat, ...] = ()
@@ -268,7 +267,7 @@ class _FlatModule(torch.nn.Module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
-            with _replaced_buffers_written_in_place(self.module), noted:
+            with _replaced_buffers_written_in_place(self.module), _RnnInSteps(), noted:
                 result = original_forward(self.module)(*args, **kwargs)
         leaves, self.output_structure = flatten(result)
         return leaves
