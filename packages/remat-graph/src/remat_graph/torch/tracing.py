@@ -67,12 +67,12 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
         left_as_it_was(module),
     ):
         repeats: tuple[Repeat, ...] = ()
+        rows = {} if whole else candidates(module)
 
         @contextmanager
         def few_traced() -> Iterator[None]:
             nonlocal repeats
             repeats = ()
-            rows = {} if whole else candidates(module)
             if rows:
                 with flat.stopping_at(rows):
                     try_start(flat, flat.inputs)

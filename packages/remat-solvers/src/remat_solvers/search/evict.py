@@ -227,11 +227,12 @@ class Closures:
         inputs, producer, slot = wiring.inputs, wiring.producer_list, wiring.slot_list
         size, latest, until = self._size, self._latest, self._until
         key, first, end = self._key, self._first, self._end
+        times, replayable = wiring.time_list, wiring.replayable_list
         small = hold * size[v]
         wanted = [producer[v]]
         chosen = {producer[v]}
         held: set[int] = set()
-        cost = wiring.time_list[producer[v]]
+        cost = times[producer[v]]
         while wanted:
             for u in inputs[wanted.pop()]:
                 op = producer[u]
@@ -243,10 +244,10 @@ class Closures:
                     last = end[first[bisect_left(key, op * width + position) - 1] + slot[u]]
                 if last >= position:
                     continue
-                if not wiring.replayable_list[op] or size[u] <= small:
+                if not replayable[op] or size[u] <= small:
                     held.add(u)
                     continue
-                cost += wiring.time_list[op]
+                cost += times[op]
                 if cost > most:
                     return None
                 chosen.add(op)
