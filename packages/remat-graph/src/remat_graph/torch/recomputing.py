@@ -62,7 +62,7 @@ def is_collective(target: Any) -> bool:
     return _namespace(target) in _COLLECTIVE
 
 
-@functools.cache
+@functools.lru_cache(4096)  # not without end: some are made for one graph
 def _decides_nothing(target: Any) -> bool:
     return _namespace(target) in _OF_TORCH and not _names(target) & _DECIDING
 
@@ -71,7 +71,7 @@ def _namespace(target: Any) -> str:
     return next((name.partition("::")[0] for name in _names(target)), "")
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _names(target: Any) -> frozenset[str]:
     """Give what an operator may be called: with its overload, and without."""
     if isinstance(target, torch._ops.OpOverload):
