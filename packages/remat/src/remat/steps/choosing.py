@@ -48,7 +48,8 @@ class StepChooser:
     """Plans for recorded steps, within the budget less what is set aside.
 
     `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
-    plan. `room` is what a step may take, `None` before the first plan.
+    plan. `room` is what a step may take, `None` before the first plan. A refusal names the most
+    that any pattern of calls was seen to need.
     """
 
     settings: Settings
@@ -58,6 +59,7 @@ class StepChooser:
     breaks: list[str] = field(default_factory=list)
     set_aside: int = 0
     room: int | None = None
+    _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
     def is_unknown(self) -> bool:
@@ -81,9 +83,11 @@ class StepChooser:
         try:
             choice = self._choose(kinds, record, room)
         except BudgetTooSmall as error:
+            # Other steps like it need more; and so may those with other calls that did not fit.
+            self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
             refused = BudgetTooSmall(
                 budget,
-                int(error.smallest_bytes * _NAMED) + 1 + self.set_aside,  # other steps need more
+                max(self._needed.values()),
                 error.least_bytes,
                 error.least_at,
                 error.status,
@@ -92,6 +96,7 @@ class StepChooser:
                 where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
                 refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
             raise refused from None
+        self._needed.pop(record.pattern, None)
         options = [
             kind.front.options[index] for kind, index in zip(kinds, choice.indices, strict=True)
         ]

@@ -119,11 +119,16 @@ class StepPlanner:
             made = chooser.follow(wanted, given, origin) if given else None
             made = made or chooser.plan(wanted, origin)
         except BudgetTooSmall as error:
-            if record.provisional and peak > error.budget_bytes:
-                self._over_in_a_row += planned is None
-                self._tell_over(peak, error.budget_bytes, f"{_AT_FIRST}, for which no plan fits")
-            if record.provisional or (again and over <= 0):
+            if again and over <= 0:
                 return None
+            if record.provisional:
+                is_over = peak > error.budget_bytes
+                self._over_in_a_row += planned is None and is_over
+                if self._over_in_a_row < _ATTEMPTS:
+                    if is_over:
+                        reason = f"{_AT_FIRST}, for which no plan fits"
+                        self._tell_over(peak, error.budget_bytes, reason)
+                    return None
             raise
         if peak > made.plan.budget_bytes and not was_unknown:
             then = f"the next step is planned anew, with {chooser.set_aside:,} bytes set aside"
