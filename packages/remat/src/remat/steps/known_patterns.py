@@ -108,13 +108,20 @@ class KnownPatterns:
             known.awaited = max(0, known.awaited - 1)
 
     def add(self, made: KnownPattern) -> None:
-        """Add what was planned last. What is part of it goes, then what was not seen longest."""
+        """Add what was planned last.
+
+        What is part of it goes, and what no step ran by that was planned by a provisional record;
+        then what was not seen longest.
+        """
         pattern = made.record.pattern
         kept = [
             known
             for known in self.known
-            if not is_part(known.record.pattern, pattern)
-            or (not made.fits and known.record.pattern != pattern)
+            if (known.plan.measured_peak_bytes is not None or not known.record.provisional)
+            and (
+                not is_part(known.record.pattern, pattern)
+                or (not made.fits and known.record.pattern != pattern)
+            )
         ]
         self.known = [*kept[1 - _MOST :], made]
         self._followed = made
