@@ -5,7 +5,6 @@ The models are those of benchmarks/patterns.py, which trains each for 50 steps.
 
 import copy
 import gc
-import warnings
 
 import pytest
 import torch
@@ -163,29 +162,6 @@ def test_a_call_without_a_backward_goes_with_its_outputs():
         gc.enable()
 
 
-class Between(nn.Module):
-    """Two regions, and code after them that takes memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter, self.leave = (
-            nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh())
-            for _ in range(2)
-        )
-        self.taken = 0
-
-    def forward(self, x):
-        x = self.enter(x)
-        torch._dynamo.graph_break()
-        x = self.leave(x)
-        self.take()
-        return x.square().mean()
-
-    @torch.compiler.disable
-    def take(self):
-        torch.empty(self.taken, dtype=torch.uint8)
-
-
 X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -199,121 +175,6 @@ def peak_of(model):
     with measure_peak() as peak:
         model(X).backward()
     return peak.peak_bytes
-
-
-def planned_between(budget=None, **options):
-    torch.manual_seed(0)
-    model = Between()
-    budget = budget or int(0.9 * peak_of(model))
-    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
-    run(model)  # captured and recorded; the next step is planned, and recorded, too
-    return model, budget
-
-
-def test_a_step_over_its_budget_is_told_with_its_bytes_and_planned_anew():
-    model, budget = planned_between()
-    model.taken = int(0.5 * budget)  # in the step that is measured
-    run(model)
-    with pytest.warns(remat.BudgetWarning, match=r"step 2 took .* bytes, .* more than the budget"):
-        run(model)
-    assert model.plan.predicted_peak_bytes <= budget
-    run(model)
-    assert peak_of(model) <= budget
-
-
-def test_code_between_regions_that_takes_more_than_there_is_is_refused():
-    model, budget = planned_between()
-    model.taken = 2 * budget
-    run(model)
-    with pytest.raises(remat.BudgetTooSmall) as error:
-        run(model)
-    assert error.value.smallest_bytes > budget
-
-
-def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch):
-    monkeypatch.setattr("remat.steps.step_planner._ATTEMPTS", 1)
-    model, budget = planned_between()
-    model.taken = int(0.5 * budget)
-    run(model)
-    with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
-        run(model)
-    assert error.value.peak_bytes > error.value.budget_bytes == budget
-
-
-class Keeps(Between):
-    """Leaves what it takes behind, as what another thread lets go of seems to be."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    @torch.compiler.disable
-    def take(self):
-        self.kept.append(torch.empty(self.taken, dtype=torch.uint8))
-
-
-def test_a_step_of_ranks_that_may_have_been_within_the_budget_is_judged_by_others(monkeypatch):
-    monkeypatch.setattr("remat.steps.step_planner._has_other_ranks", lambda: True)
-    torch.manual_seed(0)
-    original = Keeps()
-    budget = int(0.9 * peak_of(original))
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
-    run(model)
-    for taken in (0, budget // 4, budget // 4, 0):  # a warning would be an error
-        model.taken = taken
-        run(model)
-        model.kept.clear()
-    assert model.plan.measured_peak_bytes <= budget
-    model.taken = budget // 4
-    told = []
-    for _ in range(8):  # those that are recorded come to their end
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always", remat.BudgetWarning)
-            run(model)
-        model.kept.clear()
-        told += [str(w.message) for w in found if w.category is remat.BudgetWarning]
-    assert len(told) == 1
-    assert "more than the budget" in told[0]
-
-
-class Grows(Between):
-    """Computes more at each step, so that a region is planned in each."""
-
-    def __init__(self):
-        super().__init__()
-        self.by = 0
-
-    def forward(self, x):
-        self.by += 1
-        x = self.enter(x)
-        for _ in range(self.by):
-            x = x.sin()
-        torch._dynamo.graph_break()
-        x = self.leave(x)
-        self.take()
-        return x.square().mean()
-
-
-def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused():
-    torch.manual_seed(0)
-    model = Grows()
-    budget = int(0.9 * peak_of(model))
-    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
-    told, refused = [], None
-    while refused is None:
-        model.taken = (8 - len(told)) * budget
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always", remat.BudgetWarning)
-            try:
-                run(model)
-            except remat.RematError as error:
-                refused = error
-        told.append([str(w.message) for w in found if w.category is remat.BudgetWarning])
-    assert told[0] == told[-1] == []  # it is told of at the next forward
-    assert all(len(one) == 1 and "regions were planned in it" in one[0] for one in told[1:-1])
-    assert len(told) == 5
-    assert isinstance(refused, remat.BudgetTooSmall)
-    assert refused.smallest_bytes >= 8 * budget  # as the first of them needed
 
 
 class Deep(nn.Module):

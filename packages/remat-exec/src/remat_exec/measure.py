@@ -63,7 +63,8 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
 
     Raises:
         MeasurementError: if another profiler is already running in this thread, and the CPU is
-            measured; where the block begins within a backward pass, if another block is measured.
+            measured; where the block begins within a backward pass, if another block is measured
+            or `remat` records the step.
     """
     peak = Peak()
     gc.collect()

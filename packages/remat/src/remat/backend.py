@@ -81,6 +81,8 @@ def _log_plan(plan: object) -> None:
 
 
 def _reset() -> None:
+    for _, stepper, _ in _steppers.values():
+        stepper.stop_recording()
     _steppers.clear()
 
 

@@ -269,6 +269,8 @@ class RematForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
+            for stepper, _ in self.__dict__.get("_machines", {}).values():
+                stepper.rest()
             return self.original_forward(*args, **kwargs)
         refuse_transforms()
         refuse_checkpointed(self._module)
@@ -327,7 +329,8 @@ class RematForward:
             return () if held is None else held.parameters()
 
         auto = AutoBudget(self._settings.optimizer, parameters)
-        stepper = Stepper(self._settings, told, auto, alone=not self._by_regions)
+        alone = not self._by_regions
+        stepper = Stepper(self._settings, told, auto, alone=alone, parameters=parameters)
         weakref.finalize(self._module, _stop_recording, weakref.ref(stepper)).atexit = False
         allow_rnn = not _has_dropout_between_layers(self._module)
         if not allow_rnn:

@@ -145,4 +145,5 @@ def _end(recordings: list[CpuMemory]) -> None:
 @atexit.register
 def _end_all() -> None:
     """End what records: torch's profiler crashes at the exit else."""
-    _end(_thread.running)
+    with contextlib.suppress(RuntimeError):  # of one that another profiler broke
+        _end(_thread.running)

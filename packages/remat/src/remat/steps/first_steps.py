@@ -6,7 +6,6 @@ it so much, measured or guessed. One that takes more is seen here, told of, and 
 
 from __future__ import annotations
 
-import gc
 import warnings
 import weakref
 from collections.abc import Hashable, Sequence
@@ -75,7 +74,6 @@ class FirstSteps:
         checked = region.checked.get(numbers) is call.planned.plan or numbers in region.left
         if checked or gradients_present(tensors):
             return
-        gc.collect()  # lest what was there before is let go of in the step
         self._recording.start(call.planned.capture.program.device)
         self._begun = weakref.ref(call, self._dropped)
 
@@ -110,6 +108,11 @@ class FirstSteps:
                 self._judge()
         finally:
             self.stop()
+
+    def rest(self) -> None:
+        """Judge a step that has ended where a forward without gradients runs after it."""
+        if self._recording.ended:
+            self.finish()
 
     def stop(self) -> None:
         """Drop what was recorded."""

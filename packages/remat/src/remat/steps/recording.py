@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -114,8 +115,13 @@ class StepRecording:
         """Whether the step is recorded."""
         return self._recorder is not None
 
+    def is_on(self, device: torch.device) -> bool:
+        """Whether it is that device's memory that is recorded."""
+        return self._recorder is not None and self._recorder.device.type == device.type
+
     def start(self, device: torch.device) -> None:
         """Begin, unless someone else's profiler is running."""
+        gc.collect()  # lest what was there before is let go of in the step
         recorder = AllocationRecorder(device, shared=True)
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()

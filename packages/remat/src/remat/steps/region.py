@@ -50,6 +50,7 @@ class Region:
         self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
+        self.whole = found.whole
         self.caller = found.caller
         if checkpoints:
             logger.info(
@@ -83,6 +84,7 @@ class Region:
         if stepper.preparing and not any(map(_requires_grad, inputs)):
             raise Prepared
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
+            stepper.rest()
             return self._as_it_is(inputs)
         key = self.numbers(inputs)
         if key not in self.plans:

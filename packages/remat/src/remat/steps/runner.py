@@ -66,7 +66,7 @@ class StepRunner:
         self._let_go: list[dict[str, int]] = []
         self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
-        self._is_provisional = False
+        self._is_provisional = self._next_is_provisional = False
         self._autocast: torch.dtype | None = None
         self._stored = 0
         self._steps = 0
@@ -103,7 +103,10 @@ class StepRunner:
         """
         capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
         self._device = capture.program.device
-        self._is_provisional = True
+        if self.within_forward or self.live:
+            self._is_provisional = True
+        else:  # the step begins with this region
+            self._next_is_provisional = True
         kinds = self._kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number == len(kinds):
@@ -166,14 +169,19 @@ class StepRunner:
                 self._stored = sum(option.kept_bytes for option in everything)
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
-        self._backward_began = self._is_provisional = False
-        self._calls, self._present, self._let_go = [], [], []
+        self._backward_began = False
+        self._is_provisional, self._next_is_provisional = self._next_is_provisional, False
+        self.forget_calls()
         if recorded is not None:
             self._planner.take(recorded, before, self._steps, Origin.here(device))
         if self._planner.error is not None:
             raise self._planner.error
-        if self._patterns.wanted and device is not None:
+        if self._patterns.wanted and device is not None and torch.is_grad_enabled():
             self._recording.start(device)
+
+    def forget_calls(self) -> None:
+        """Begin the list of the calls of a step."""
+        self._calls, self._present, self._let_go = [], [], []
 
     def enter_first(self, device: torch.device) -> None:
         """Begin the first step, of which it is not known yet whether it has several regions."""
@@ -194,6 +202,8 @@ class StepRunner:
         """Run the forward of a region by its plan."""
         if not self.within_forward:
             self.enter(plan.capture.program.device)
+        if self._recording.under_way and not self._recording.is_on(plan.capture.program.device):
+            self.stop_recording()  # of a first step, whose device was not known
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
@@ -313,13 +323,21 @@ class StepRunner:
                 self._calls, self._present, self._let_go, strict=True
             )
         ]
-        marks = self._recording.read()
+        marks = self._recording.read() if calls else ()
         return Recorded.of(calls, marks, provisional=self._is_provisional) if marks else None
 
     def _optimizer_steps(self) -> None:
         """Record no longer than that, for others who want to profile."""
         if not self.live:
             self._recording.read()
+
+    def rest(self) -> None:
+        """Record no further where a forward without gradients runs between two steps."""
+        if not self.within_forward and not self.live and torch._C._current_graph_task_id() == -1:
+            if self._recording.ended:
+                self._recording.read()
+            else:
+                self.stop_recording()
 
     def stop_recording(self) -> None:
         """Drop the recording of a step that came to no end, or in which something is measured."""

@@ -26,11 +26,12 @@ from remat_solvers import BudgetTooSmall
 
 __all__ = ["StepPlanner"]
 
-_ATTEMPTS = 4  # steps in a row that may go over the budget, each by a plan of its own
+_ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none
 
 _BY_PLAN = "what runs between the regions took more than in the step that was planned by"
 _OFF_PLAN = "it was not planned for, or its calls of regions were not"
-_AT_FIRST = "regions were planned in it, and it shows what is made but once, too"
+_UNFITTING = "no plan fits what it showed, some of which is made but once: later steps decide"
+_AT_FIRST = "regions were planned in it, and what is made but once counts"
 
 
 @dataclass(eq=False)
@@ -64,7 +65,9 @@ class StepPlanner:
                 return
             most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
             ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
-            if not _has_other_ranks():  # whose messages come sooner or later from step to step
+            if (
+                not record.provisional and not _has_other_ranks()
+            ):  # whose messages come sooner or later from step to step
                 ran_by.awaited = 0
             if ran_by.fits:
                 self.told(ran_by.plan)
@@ -97,42 +100,43 @@ class StepPlanner:
         was_unknown = chooser.is_unknown
         if record.provisional and was_unknown:  # a share of what is exact
             return None
+        given = self.given
+        if not record.provisional:
+            self.given = None
         again, over = False, 0
         if planned is not None:
-            again = planned.record.provisional and record.pattern == planned.record.pattern
+            same = record.pattern == planned.record.pattern
+            again = same and (record.provisional or planned.record.provisional)
             over = peak - planned.plan.budget_bytes
             if over <= 0 or not planned.fits:
                 self._over_in_a_row = 0
                 if record.provisional or not again or chooser.serves(planned, record):
                     return None
+            elif record.provisional and not same:
+                self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
+                return None
             else:
                 self._over_in_a_row += 1
-                if record.provisional:
-                    self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
-                    return None
                 chooser.set_aside += 0 if again else over + over // 4
         wanted = _wanted(record, planned)
-        given = self.given
-        if not record.provisional:
-            self.given = None
         try:
             made = chooser.follow(wanted, given, origin) if given else None
             made = made or chooser.plan(wanted, origin)
         except BudgetTooSmall as error:
-            if again and over <= 0:
-                return None
-            if record.provisional:
-                is_over = peak > error.budget_bytes
-                self._over_in_a_row += planned is None and is_over
+            if record.provisional and peak > error.budget_bytes:
+                self._over_in_a_row += planned is None
                 if self._over_in_a_row < _ATTEMPTS:
-                    if is_over:
-                        reason = f"{_AT_FIRST}, for which no plan fits"
-                        self._tell_over(peak, error.budget_bytes, reason)
+                    self._tell_over(peak, error.budget_bytes, _UNFITTING)
                     return None
+            elif record.provisional or (again and over <= 0):
+                return None
             raise
-        if peak > made.plan.budget_bytes and not was_unknown:
-            then = f"the next step is planned anew, with {chooser.set_aside:,} bytes set aside"
+        if peak <= made.plan.budget_bytes:
+            self._over_in_a_row = 0
+        elif not was_unknown:
+            aside = f", with {chooser.set_aside:,} bytes set aside" if chooser.set_aside else ""
             reason = _BY_PLAN if by_plan else _OFF_PLAN
+            then = f"the next step is planned anew{aside}"
             self._tell_over(peak, made.plan.budget_bytes, reason, then)
         return made
 

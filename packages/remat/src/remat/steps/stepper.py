@@ -12,7 +12,7 @@ import logging
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Stepper:
 
     `told` is given each plan that a step begins to run by. `auto` fixes that budget. `alone` says
     that a graph which is all of a function has the whole budget, unless a plan of several is given.
-    `call` are the arguments of the
+    `parameters` are those of the model whose forwards are `run`. `call` are the arguments of the
     call that is run, for a loss that asks for them.
     """
 
@@ -76,7 +76,9 @@ class Stepper:
         auto: AutoBudget,
         *,
         alone: bool = True,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]] = tuple,
     ) -> None:
+        self._parameters = parameters
         self.together = StepRunner(settings, told, auto)
         self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.answer: Any = None
@@ -130,6 +132,16 @@ class Stepper:
         for region in self._regions:
             region.plans.clear()  # they had the whole budget
 
+    def _plan_apart(self) -> None:
+        """Have a budget for each region again, after a forward that failed: it may have met parts.
+
+        A part that is met again has the others planned with it.
+        """
+        self._alone = True
+        self.together.forget_calls()
+        for region in self._regions:
+            region.plans.clear()
+
     def backward_begins(self, call: object) -> None:
         """See that no other call of a region that has the whole budget waits for its backward."""
         self.calls.discard(call)
@@ -156,8 +168,7 @@ class Stepper:
             self.together.enter(None)
         first = not self._has_run and torch.is_grad_enabled() and not self.preparing
         if first:
-            self._has_run = True
-            self.together.enter_first(_device(flatten(self.call)[0]))
+            self.together.enter_first(_device(tuple(self._parameters())))
         self.together.within_forward = True
         self._met = self._met and not outermost
         alone = self._alone
@@ -167,10 +178,11 @@ class Stepper:
                 self.together.await_backward(returned)
             elif first:
                 self.together.stop_recording()
+            self._has_run |= first
         except BaseException as error:
             self.together.stop_recording()
-            if isinstance(error, Exception):  # parts that ran before it were met by themselves
-                self._alone = alone
+            if isinstance(error, Exception) and alone and not self._alone:
+                self._plan_apart()
             raise
         finally:
             self.together.within_forward = not outermost
@@ -183,6 +195,11 @@ class Stepper:
                 f"that could be planned ({reason}); train this module without remat"
             )
         return returned
+
+    def rest(self) -> None:
+        """Record no further where a forward without gradients runs between two steps."""
+        self.first_steps.rest()
+        self.together.rest()
 
     def stop_recording(self) -> None:
         """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
@@ -266,6 +283,8 @@ class Stepper:
             region.caller = None
         if self._settings.budget.is_auto:
             self._auto.see(inputs, _device(inputs))
+        if self._alone and not region.whole:
+            self._plan_together()
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for
         if self._settings.given is not None and not self._alone:

@@ -1,0 +1,314 @@
+"""Recorded steps of several regions: told of, planned by, refused, or not judged at all."""
+
+import copy
+import gc
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat_exec import measure_peak
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """A model that is gone leaves no profiler running, whatever came of its last step."""
+    yield
+    gc.collect()
+    assert not is_recorded()
+
+
+def is_recorded():
+    return torch._C._autograd._profiler_enabled()
+
+
+class Between(nn.Module):
+    """Two regions, and code after them that takes memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = (
+            nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh())
+            for _ in range(2)
+        )
+        self.taken = 0
+
+    def forward(self, x):
+        x = self.enter(x)
+        torch._dynamo.graph_break()
+        x = self.leave(x)
+        self.take()
+        return x.square().mean()
+
+    @torch.compiler.disable
+    def take(self):
+        torch.empty(self.taken, dtype=torch.uint8)
+
+
+X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
+
+
+def run(model):
+    model.zero_grad()
+    model(X).backward()
+
+
+def peak_of(model):
+    model.zero_grad()
+    with measure_peak() as peak:
+        model(X).backward()
+    return peak.peak_bytes
+
+
+def told_by(act):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", remat.BudgetWarning)
+        act()
+    return [str(w.message) for w in found if w.category is remat.BudgetWarning]
+
+
+def planned_between(budget=None, **options):
+    torch.manual_seed(0)
+    model = Between()
+    budget = budget or int(0.9 * peak_of(model))
+    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
+    run(model)  # captured and recorded; the next step is planned, and recorded, too
+    return model, budget
+
+
+def test_a_step_over_its_budget_is_told_with_its_bytes_and_planned_anew():
+    model, budget = planned_between()
+    model.taken = int(0.5 * budget)  # in the step that is measured
+    run(model)
+    with pytest.warns(remat.BudgetWarning, match=r"step 2 took .* bytes, .* more than the budget"):
+        run(model)
+    assert model.plan.predicted_peak_bytes <= budget
+    run(model)
+    assert peak_of(model) <= budget
+
+
+def test_code_between_regions_that_takes_more_than_there_is_is_refused():
+    model, budget = planned_between()
+    model.taken = 2 * budget
+    run(model)
+    with pytest.raises(remat.BudgetTooSmall) as error:
+        run(model)
+    assert error.value.smallest_bytes > budget
+
+
+def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch):
+    monkeypatch.setattr("remat.steps.step_planner._ATTEMPTS", 1)
+    model, budget = planned_between()
+    model.taken = int(0.5 * budget)
+    run(model)
+    with pytest.raises(remat.BudgetExceeded, match="raise the budget") as error:
+        run(model)
+    assert error.value.peak_bytes > error.value.budget_bytes == budget
+
+
+class Keeps(Between):
+    """Leaves what it takes behind, as what another thread lets go of seems to be."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    @torch.compiler.disable
+    def take(self):
+        self.kept.append(torch.empty(self.taken, dtype=torch.uint8))
+
+
+def test_a_step_of_ranks_that_may_have_been_within_the_budget_is_judged_by_others(monkeypatch):
+    monkeypatch.setattr("remat.steps.step_planner._has_other_ranks", lambda: True)
+    torch.manual_seed(0)
+    original = Keeps()
+    budget = int(0.9 * peak_of(original))
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    run(model)
+    for taken in (0, budget // 4, budget // 4, 0):  # a warning would be an error
+        model.taken = taken
+        run(model)
+        model.kept.clear()
+    assert model.plan.measured_peak_bytes <= budget
+    model.taken = budget // 4
+    told = []
+    for _ in range(8):  # those that are recorded come to their end
+        told += told_by(lambda: run(model))
+        model.kept.clear()
+    assert len(told) == 1
+    assert "more than the budget" in told[0]
+
+
+class Grows(Between):
+    """Computes more at each step, so that a region is planned in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = 0
+
+    def forward(self, x):
+        self.by += 1
+        x = self.enter(x)
+        for _ in range(self.by):
+            x = x.sin()
+        torch._dynamo.graph_break()
+        x = self.leave(x)
+        self.take()
+        return x.square().mean()
+
+
+def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused():
+    torch.manual_seed(0)
+    model = Grows()
+    budget = int(0.9 * peak_of(model))
+    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
+    told, refused = [], None
+
+    def tried():
+        nonlocal refused
+        try:
+            run(model)
+        except remat.RematError as error:
+            refused = error
+
+    while refused is None:
+        model.taken = (8 - len(told)) * budget
+        told.append(told_by(tried))
+    assert told[0] == told[-1] == []  # it is told of at the next forward
+    assert all(len(one) == 1 and "no plan fits what it showed" in one[0] for one in told[1:-1])
+    assert len(told) == 5
+    assert isinstance(refused, remat.BudgetTooSmall)
+    assert refused.smallest_bytes >= 8 * budget  # as the first of them needed
+
+
+class Settles(Between):
+    """Reads other numbers in its first steps, so that regions are planned in these."""
+
+    by = 0
+
+    def forward(self, x):
+        self.by += self.by < 3
+        x = self.enter(x).roll(self.by, 0)
+        torch._dynamo.graph_break()
+        x = self.leave(x)
+        self.take()
+        return x.square().mean()
+
+
+def test_a_step_over_its_plan_in_which_regions_were_planned_is_planned_anew():
+    torch.manual_seed(0)
+    original = Settles()
+    budget = int(0.9 * peak_of(original))
+    original.by = 0
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    run(model)
+    model.taken = int(0.6 * budget)
+    told = [told_by(lambda: run(model)) for _ in range(6)]
+    assert sum(map(len, told)) == 1
+    assert "more than the budget" in told[1][0]
+    assert model.plan.measured_peak_bytes <= budget
+    assert peak_of(model) <= budget
+
+
+def test_what_is_made_but_once_does_not_stay_in_the_plan():
+    torch.manual_seed(0)
+    original = Settles()
+    budget = int(0.9 * peak_of(original))
+    original.by = 0
+    plans = []
+    for once in (0, budget // 4):
+        model = remat.rematerialize(copy.deepcopy(original), budget=budget, limit_seconds=0.2)
+        model.taken = once
+        for _ in range(6):
+            run(model)
+            model.taken = 0
+        plans.append(model.plan)
+    assert plans[0].predicted_peak_bytes == plans[1].predicted_peak_bytes
+
+
+class NoRegions(nn.Module):
+    """Views of a parameter, with a break: there is nothing to plan."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(32))
+
+    def forward(self, x):
+        viewed = self.weight.view(4, 8)
+        torch._dynamo.graph_break()
+        return (viewed.reshape(32) - x).square().mean()
+
+
+def test_a_step_that_calls_no_region_is_not_planned_for():
+    model, plain = remat.rematerialize(NoRegions(), budget="1MiB"), NoRegions()
+    for each in (model, plain):
+        for _ in range(3):
+            run(each)
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+class Node:
+    def __init__(self, x):
+        self.x, self.me = x, self
+
+
+class TakesANode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, node):
+        x = self.layer(node.x)
+        torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_an_argument_may_contain_itself():
+    model = remat.rematerialize(TakesANode(), budget="1MiB", limit_seconds=0.2)
+    for _ in range(3):
+        model(Node(X)).backward()
+    assert model.layer.weight.grad is not None
+
+
+def test_an_evaluation_ends_what_is_recorded():
+    model = remat.rematerialize(Between(), budget="4MiB", limit_seconds=0.2)
+    model(X)  # no backward follows
+    assert is_recorded()
+    with torch.no_grad():
+        model(X)
+    assert not is_recorded()
+    loss = model(X)
+    with torch.no_grad():
+        model(X[:8])
+    loss.backward()
+    assert model.enter[0].weight.grad is not None
+
+
+class Fails(Between):
+    """Fails behind its last region at first."""
+
+    bad = True
+
+    @torch.compiler.disable
+    def take(self):
+        if self.bad:
+            raise ValueError("not yet")
+        super().take()
+
+
+def test_steps_after_a_forward_that_failed_are_planned_and_told_of():
+    torch.manual_seed(0)
+    original = Fails()
+    original.bad = False
+    budget = int(0.9 * peak_of(original))
+    original.bad = True
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    with pytest.raises(ValueError, match="not yet"):
+        run(model)
+    model.bad = False
+    for _ in range(3):
+        run(model)
+    assert peak_of(model) <= budget
+    assert model.plan.measured_peak_bytes <= budget
