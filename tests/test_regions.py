@@ -104,7 +104,7 @@ def test_a_budget_that_the_regions_cannot_reach_is_refused_with_one_that_they_ca
     original, plain, x, y = pair()
     model = remat.rematerialize(original, budget=int(0.1 * peak_of_a_step(plain, x, y)))
     step(model, x, y)
-    with pytest.warns(remat.BudgetWarning, match="step 1 took .* what is made but once"):
+    with pytest.warns(remat.BudgetWarning, match="step 1 took .* is made but once"):
         step(model, x, y)  # recorded, with what keeps the least
     with pytest.raises(remat.BudgetTooSmall) as error:
         step(model, x, y)
