@@ -14,7 +14,6 @@ what plain eager computes, and the bits of storing everything, within the budget
 | as compiled | eager differs, and `torch.compile(backend="eager")` gives what remat gives |
 | OVER | no exception, and a step took more than the budget |
 | refused | an exception of remat's own |
-| not measured | it plans anew at every step, so that no step's peak can be measured |
 | foreign | any other exception, where eager raises none |
 | timeout, crash | the process was too slow, or died |
 | unstable in eager, not runnable | not counted: eager differs from itself, or fails |
@@ -189,7 +188,6 @@ def table(records: Sequence[Record]) -> list[list[str]]:
         "as compiled",
         *NEVER,
         "refused",
-        "not measured",
         "timeout",
         "crash",
         *NOT_COUNTED,

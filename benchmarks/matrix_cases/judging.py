@@ -26,7 +26,6 @@ __all__ = ["CATEGORIES", "FRACTION", "Outcome", "judge", "judge_eager"]
 
 FRACTION = 0.6
 STEPS = 3
-ATTEMPTS = 3
 RIGHT = 1e-5
 ROUNDING = 1e-3
 FLOOR = 1e-4  # of the largest gradient of the model: what is smaller is noise of a sum to zero
@@ -34,8 +33,8 @@ PLANNING_SECONDS = 1.0  # to solve: these models are tiny, and what counts is th
 PLENTY = 100 * 2**30
 
 CATEGORIES = (
-    "WRONG", "not bitwise", "OVER", "crash", "timeout", "foreign", "refused", "not measured",
-    "as compiled", "rounding", "right", "unstable in eager", "not runnable",
+    "WRONG", "not bitwise", "OVER", "crash", "timeout", "foreign", "refused", "as compiled",
+    "rounding", "right", "unstable in eager", "not runnable",
 )  # fmt: skip
 """The worst first; the last two are not counted."""
 
@@ -110,11 +109,7 @@ def _descend(built: Built) -> None:
 def _train(
     built: Built, wrap: Callable[[Any], Any] | None = None, *, peak: bool = True
 ) -> _Trained:
-    """Train for some steps; the last is then run once more and measured.
-
-    A model that plans anew in that step measures, too, which cannot be done within a measurement:
-    then it is run without, and tried again.
-    """
+    """Train for some steps; the last is then run once more and measured."""
     trained = _Trained()
     model = built.model if wrap is None else wrap(built.model)
 
@@ -137,21 +132,11 @@ def _train(
         trained.steps.append(_snapshot(built, loss))
         _descend(built)
     trained.plan = getattr(model, "plan", None)
-    for _ in range(ATTEMPTS if peak else 0):
-        before = getattr(model, "plan", None)
+    if peak:
         prepare(STEPS - 1)
-        try:
-            with measure_peak("cpu") as taken:
-                step()
-        except remat.RematError as error:
-            if "profiler" not in str(error):
-                raise
-            prepare(STEPS - 1)
+        with measure_peak("cpu") as taken:
             step()
-            continue
-        if getattr(model, "plan", None) is before:
-            trained.peak_bytes = taken.peak_bytes
-            return trained
+        trained.peak_bytes = taken.peak_bytes
     return trained
 
 
@@ -319,8 +304,7 @@ def _judge_variant(variant: str, build: Callable[[], Built]) -> Outcome:
     if not facts["bitwise"]:
         off, where = _error(ours, stored)
         return Outcome("not bitwise", f"{off:.1e} from storing everything, {where}", **facts)
-    if ours.peak_bytes is None:
-        return Outcome("not measured", "it is planned anew at every step", **facts)
+    assert ours.peak_bytes is not None
     if ours.peak_bytes > budget:
         over = 100 * (ours.peak_bytes / budget - 1)
         return Outcome("OVER", f"{over:.1f}% over the budget", **facts)
