@@ -26,6 +26,7 @@ __all__ = ["CATEGORIES", "FRACTION", "Outcome", "judge", "judge_eager"]
 
 FRACTION = 0.6
 STEPS = 3
+MORE_STEPS = 4  # after as many over the budget in a row without a plan, the next is refused
 RIGHT = 1e-5
 ROUNDING = 1e-3
 FLOOR = 1e-4  # of the largest gradient of the model: what is smaller is noise of a sum to zero
@@ -109,7 +110,10 @@ def _descend(built: Built) -> None:
 def _train(
     built: Built, wrap: Callable[[Any], Any] | None = None, *, peak: bool = True
 ) -> _Trained:
-    """Train for some steps; the last is then run once more and measured."""
+    """Train for some steps; the last is then run once more and measured.
+
+    Where regions are planned in each of them, it is run until there is a plan, or it is refused.
+    """
     trained = _Trained()
     model = built.model if wrap is None else wrap(built.model)
 
@@ -133,6 +137,10 @@ def _train(
         _descend(built)
     trained.plan = getattr(model, "plan", None)
     if peak:
+        for _ in range(MORE_STEPS):
+            if wrap is not None and not hasattr(model.plan, "budget_bytes"):
+                prepare(STEPS - 1)
+                step()
         prepare(STEPS - 1)
         with measure_peak("cpu") as taken:
             step()
