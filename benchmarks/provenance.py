@@ -55,7 +55,7 @@ def write_results(
 def as_json(content: dict[str, Any]) -> str:
     """Write out what was found, with the files that it names as on any machine."""
     text = json.dumps(content, indent=1) + "\n"
-    for folder in (sysconfig.get_path("purelib"), str(ROOT)):
+    for folder in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(ROOT)):
         text = text.replace(json.dumps(f"{folder}{os.sep}")[1:-1], "")
     return text
 
