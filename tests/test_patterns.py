@@ -8,6 +8,7 @@ import gc
 
 import pytest
 import torch
+from integration_cases.one_step import X, run
 from torch import nn
 
 import remat
@@ -17,7 +18,6 @@ from remat.steps.recording import is_part
 from remat.steps.region_calls import RegionCall
 from remat.steps.runner import StepRunner
 from remat.steps.step_planner import StepPlanner
-from remat_exec import measure_peak
 
 
 def train(name, budget, steps, plans=None):
@@ -160,21 +160,6 @@ def test_a_call_without_a_backward_goes_with_its_outputs():
         assert not live
     finally:
         gc.enable()
-
-
-X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
-
-
-def run(model):
-    model.zero_grad()
-    model(X).backward()
-
-
-def peak_of(model):
-    model.zero_grad()
-    with measure_peak() as peak:
-        model(X).backward()
-    return peak.peak_bytes
 
 
 class Deep(nn.Module):

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
+from integration_cases.one_step import X, peak_of, run
 from torch import nn
 
 import remat
-from remat_exec import measure_peak
 
 
 @pytest.fixture(autouse=True)
@@ -45,21 +45,6 @@ class Between(nn.Module):
     @torch.compiler.disable
     def take(self):
         torch.empty(self.taken, dtype=torch.uint8)
-
-
-X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
-
-
-def run(model):
-    model.zero_grad()
-    model(X).backward()
-
-
-def peak_of(model):
-    model.zero_grad()
-    with measure_peak() as peak:
-        model(X).backward()
-    return peak.peak_bytes
 
 
 def told_by(act):

@@ -106,8 +106,7 @@ class StepChooser:
         """Whether the plan by a provisional record is as good as one made by a later one."""
         kinds = [self.kinds[number] for number in record.pattern]
         budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
-        peaks = (self._peak(one, known.options) for one in (known.record, record))
-        before, now = peaks
+        before, now = (self._peak(one, known.options) for one in (known.record, record))
         is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - _WORTH_REFINING * budget
 

@@ -1,8 +1,9 @@
 """Holds recorded steps of several regions against the budget, and plans by them.
 
 A step that was not planned for is planned; one that went over is told of, and planned anew. A
-provisional record is planned by, and told of, but nothing is refused by it: later steps may take
-less, and the first that is recorded says so.
+provisional record is planned by, and told of, but alone it refuses nothing: later steps may take
+less, and the first that is recorded says so. After several in a row that are over the budget and
+for which no plan fits, the next step is refused.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ class StepPlanner:
                 return
             most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
             ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
-            if (
-                not record.provisional and not _has_other_ranks()
-            ):  # whose messages come sooner or later from step to step
+            # Where there are other ranks, messages come sooner or later from step to step.
+            if not record.provisional and not _has_other_ranks():
                 ran_by.awaited = 0
             if ran_by.fits:
                 self.told(ran_by.plan)
@@ -117,7 +117,8 @@ class StepPlanner:
                 return None
             else:
                 self._over_in_a_row += 1
-                chooser.set_aside += 0 if again else over + over // 4
+                if not again:
+                    chooser.set_aside += over + over // 4
         wanted = _wanted(record, planned)
         try:
             made = chooser.follow(wanted, given, origin) if given else None
