@@ -35,7 +35,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from remat_graph.torch.draws import DrawnInPlace, draws_out_of_order
+from remat_graph.torch.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.errors import CaptureError
 
 __all__ = [
@@ -272,8 +272,8 @@ def _trace(
     exporting: bool,
 ) -> Joint:
     joint = _traced(module, tensors, within, exporting=exporting)
-    if draws_out_of_order(joint.graph):
-        mode = DrawnInPlace()  # type: ignore[no-untyped-call]
+    if may_draw_in_order_of_dimensions(joint.graph):
+        mode = DrawnAnew()  # type: ignore[no-untyped-call]
         joint = _traced(module, tensors, within, mode, exporting=exporting)
     return joint
 

@@ -3,7 +3,8 @@
 `x.bernoulli_(p)`, as dropout in place calls it, draws in the order in which `x` lies in memory.
 Functionalised it is `bernoulli(x, p)`, which draws in the order of the dimensions: where `x` is
 transposed, other elements are dropped. On a view of `x` whose dimensions are in the order of memory
-the two are the same.
+the two are the same. How `x` really lies is known only after tracing (`strides.py`): each such node
+of a graph is one drawn in place, and given its view then.
 """
 
 from __future__ import annotations
@@ -12,32 +13,56 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DrawnInPlace", "draws_out_of_order"]
+__all__ = ["DrawnAnew", "drawn_in_order_of_memory", "may_draw_in_order_of_dimensions"]
 
-_FUNCTIONAL = torch.ops.aten.bernoulli.p
-_IN_PLACE = torch.ops.aten.bernoulli_.float
+aten = torch.ops.aten
 
-
-def draws_out_of_order(graph: torch.fx.Graph) -> bool:
-    """Whether a functionalised graph may draw in another order than eager."""
-    nodes = graph.find_nodes(op="call_function", target=_FUNCTIONAL)
-    return any(_order(node.args[0].meta["val"]) is not None for node in nodes)
+_DRAW = aten.bernoulli.p
+_MADE_TO_BE_DRAWN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 
 
-class DrawnInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets what draws in place do so on a view in the order of memory."""
+def may_draw_in_order_of_dimensions(graph: Graph) -> bool:
+    """Whether a functionalised graph may have a node that eager would not draw in place.
+
+    What is drawn in place has just been made for it, as a rule.
+    """
+    return any(
+        _order(node.args[0].meta["val"]) is not None or node.args[0].target not in _MADE_TO_BE_DRAWN
+        for node in graph.find_nodes(op="call_function", target=_DRAW)
+    )
+
+
+class DrawnAnew(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets what draws in the order of dimensions do so in place, on a new tensor in that order."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator."""
-        order = _order(args[0]) if func is _IN_PLACE else None
-        if order is None:
+        if func is not _DRAW:
             return func(*args, **(kwargs or {}))
-        func(args[0].permute(order), *args[1:], **(kwargs or {}))
-        return args[0]
+        new = args[0].new_empty(args[0].shape)
+        return new.bernoulli_(*args[1:], **(kwargs or {}))
+
+
+def drawn_in_order_of_memory(node: Node) -> list[Node]:
+    """Make a node that draws one that reads what is drawn in the order of memory, where it must.
+
+    Given are the new nodes before it. What it draws on must have been run on fake tensors.
+    """
+    order = _order(node.args[0].meta["fake"]) if node.target is _DRAW else None
+    if order is None:
+        return []
+    with node.graph.inserting_before(node):
+        view = node.graph.call_function(aten.permute.default, (node.args[0], order))
+        draw = node.graph.call_function(_DRAW, (view, *node.args[1:]), node.kwargs)
+    view.meta, draw.meta = dict(node.meta), dict(node.meta)
+    node.target, node.kwargs = aten.permute.default, {}
+    node.args = (draw, [order.index(dimension) for dimension in range(len(order))])
+    return [view, draw]
 
 
 def _order(tensor: torch.Tensor) -> list[int] | None:

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
 from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor, new_fake
+from remat_graph.torch.draws import drawn_in_order_of_memory
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.strides import (
     RealStrides,
@@ -86,7 +87,8 @@ def propagate(joint: Joint, real: RealStrides | None = None) -> None:
     with mode:
         for node in list(joint.graph.nodes):
             if node.op == "call_function":
-                _run(node, real)
+                for call in (*drawn_in_order_of_memory(node), node):
+                    _run(call, real)
             elif node.op != "output" and "fake" not in node.meta:
                 node.meta["fake"] = _given(joint, node, mode)
 
