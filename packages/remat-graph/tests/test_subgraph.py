@@ -61,6 +61,20 @@ def test_backward_ops_sit_where_they_are_said_to(hierarchies, data):
         assert place.get(op.name) == (None if expected is None else order[expected])
 
 
+def test_a_constant_sits_with_a_reader_that_another_source_places():
+    """`sum` reads `zero` and `one`, of which `one` sits with the first op, through its twin."""
+    ops = (
+        Op("f", (), ("f",), 1.0),
+        Op("loss", (), ("loss",), 1.0, stage=Stage.BACKWARD),
+        Op("one", (), ("one",), 1.0, stage=Stage.BACKWARD),
+        Op("zero", (), ("zero",), 1.0, stage=Stage.BACKWARD),
+        Op("sum", ("one", "zero"), ("sum",), 1.0, stage=Stage.BACKWARD),
+        Op("d", ("one",), ("d",), 1.0, stage=Stage.BACKWARD, twin="f"),
+    )
+    graph = Graph(tuple(Value(op.name, 1) for op in ops), ops, boundary="loss")
+    assert backward_placement(graph, ["f"]) == dict.fromkeys(("one", "zero", "sum", "d"), "f")
+
+
 @given(data=st.data())
 def test_a_subgraph_is_what_it_says(hierarchies, data):
     hierarchy = hierarchies(data)

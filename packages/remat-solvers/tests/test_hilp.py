@@ -585,6 +585,23 @@ def test_a_given_schedule_in_another_order_is_kept():
     assert (found.status, found.time) == (Status.OPTIMAL, graph.time)
 
 
+def test_a_given_schedule_may_have_another_order_than_the_hierarchy():
+    """`b` is computed twice; `n` cannot be, and is first in the hierarchy."""
+    values = (Value("b", 10), Value("n", 1), Value("e", 1), Value("d", 1))
+    ops = (
+        Op("b", (), ("b",), 1.0),
+        Op("n", (), ("n",), 1.0, replayable=False),
+        Op("e", (), ("e",), 1.0, workspace_bytes=12),
+        Op("d", ("b", "n", "e"), ("d",), 1.0),
+    )
+    graph = Graph(values, ops, results=frozenset({"d"}))
+    hierarchy = Hierarchy(graph, Block("root", ("n", "b", "e", "d")))
+    start = expand(Wiring.of(graph), np.array([0, 1, 2, 0, 3]))
+    given = Problem(graph, 14, hierarchy, start=start)
+    found = HILP().solve(given, Limit.starting_now(5), silent)
+    assert found.time == graph.time + 1
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(small, st.randoms(use_true_random=False), st.floats(0, 0.5))
 def test_h_ilp_is_never_slower_than_a_given_schedule_that_fits(hierarchy, random, seconds):

@@ -96,14 +96,16 @@ def search(
     """Start from evictions at the level, then solve its program until `deadline` or the gap.
 
     `tell` is called with every sequence that is faster than those before. `begun` are sequences of
-    ops to start from as well: as they are in a level without smaller blocks, whose order they must
-    have; else by the options that follow them.
+    ops to start from as well: as they are in a level without smaller blocks, if they have its
+    order; else by the options that follow them.
     """
     best = _Best(level, budget_bytes, tell)
     if begun and not level.layers:
         wiring = compose(level, ())
         for former in begun:
-            _offer(best, (), wiring, trace(wiring, former))
+            nodes = _as_nodes(level, former)
+            if nodes is not None:
+                _offer(best, (), wiring, trace(wiring, nodes))
     _start(best, deadline, begun)
     if best.now is not None and best.time <= float(level.wiring.time.sum()) * (1 + 1e-9):
         return Found(best.now.sequence, Outcome.SOLVED)
@@ -121,6 +123,14 @@ def search(
             break
     sequence = None if best.now is None else best.now.sequence
     return Found(sequence, outcome)
+
+
+def _as_nodes(level: Level, sequence: Ints) -> Ints | None:
+    """Give ops as nodes of a level without smaller blocks; `None` if the order is another."""
+    node_of = {node.choices[0].first.ops[0]: k for k, node in enumerate(level.nodes)}
+    nodes = [node_of[op] for op in sequence.tolist()]
+    first = list(dict.fromkeys(nodes))
+    return np.array(nodes, dtype=np.int64) if first == sorted(first) else None
 
 
 def _start(best: _Best, deadline: float, begun: Sequence[Ints]) -> None:
