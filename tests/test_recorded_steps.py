@@ -168,6 +168,35 @@ def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused()
     assert refused.smallest_bytes >= 8 * budget  # as the first of them needed
 
 
+def test_a_share_of_what_is_not_known_yet_is_exceeded_by_what_exceeds_its_most():
+    """Where a region is planned in each step, of which storing everything would take more."""
+    torch.manual_seed(0)
+    model = remat.rematerialize(Grows(), budget=0.9, limit_seconds=0.2)
+    told = []
+    for taken in (0, 0, 4_000_000, 0):
+        model.taken = taken
+        told.append(told_by(lambda: run(model)))
+    assert told[:3] == [[], [], []]
+    assert "regions were planned in it" in told[3][0]
+
+
+def test_the_first_step_of_another_batch_size_is_told_of_if_it_is_over_the_budget():
+    model, budget = planned_between()
+    for _ in range(4):
+        run(model)  # nothing is recorded any more
+
+    def step(rows):
+        model(torch.randn(rows, 32)).backward()
+
+    step(3 * len(X))
+    (told,) = told_by(lambda: run(model))
+    assert f"more than the budget of {budget:,}" in told
+    assert "recorded from the first of these on" in told
+    model.taken = 0
+    assert told_by(lambda: step(len(X) // 2)) == []
+    assert told_by(lambda: run(model)) == []
+
+
 class Settles(Between):
     """Reads other numbers in its first steps, so that regions are planned in these."""
 

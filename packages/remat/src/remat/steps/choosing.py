@@ -71,6 +71,10 @@ class StepChooser:
         asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
         return asked.resolve(lambda: stored)
 
+    def stored_peak(self, record: Recorded) -> int:
+        """Give the bytes that a recorded step would have taken with everything stored."""
+        return self._peak(record, [self.kinds[number].everything for number in record.pattern])
+
     def plan(self, record: Recorded, origin: Origin) -> KnownPattern:
         """Plan for a step like the one that was recorded.
 
@@ -78,7 +82,7 @@ class StepChooser:
             BudgetTooSmall: if no plan of the regions is within the budget.
         """
         kinds = [self.kinds[number] for number in record.pattern]
-        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
+        budget = self.budget(self.stored_peak(record))
         room = self.take_room(budget)
         try:
             choice = self._choose(kinds, record, room)
@@ -104,8 +108,7 @@ class StepChooser:
 
     def serves(self, known: KnownPattern, record: Recorded) -> bool:
         """Whether the plan by a provisional record is as good as one made by a later one."""
-        kinds = [self.kinds[number] for number in record.pattern]
-        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
+        budget = self.budget(self.stored_peak(record))
         before, now = (self._peak(one, known.options) for one in (known.record, record))
         is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - _WORTH_REFINING * budget
@@ -120,7 +123,7 @@ class StepChooser:
         plan = given.plan
         options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
         self.set_aside = max(self.set_aside, plan.set_aside_bytes)
-        budget = self.budget(self._peak(record, [kind.everything for kind in kinds]))
+        budget = self.budget(self.stored_peak(record))
         peak = self._peak(record, options)
         if peak > self.take_room(budget):
             logger.warning(

@@ -5,7 +5,8 @@ is held at the start and end of each half of each region, and the most in betwee
 schedule is chosen for every call (`choosing.py`). What is made but once counts in it, so the first
 step like it in which no region is planned is recorded, too, and planned by if it took less; nothing
 is refused before. So is the first by that plan, and planned again if it takes more than predicted.
-Between two steps nothing is alive between its halves.
+A step in which a region is found that earlier ones did not call is recorded from there on, to tell
+whether it was over the budget. Between two steps nothing is alive between its halves.
 
 A plan of an earlier process brings the options of its regions, and what was chosen, which is taken
 if the step is recorded to make the same calls and to fit. Its own record of the step is no more
@@ -67,6 +68,7 @@ class StepRunner:
         self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
         self._is_provisional = self._next_is_provisional = False
+        self._begun_late = False
         self._autocast: torch.dtype | None = None
         self._stored = 0
         self._steps = 0
@@ -160,7 +162,12 @@ class StepRunner:
             return
         self.live.clear()
         device = device or self._device
-        recorded = self._recorded() if self._recording.ended else None
+        recorded, at_least = None, 0
+        if self._recording.ended:
+            if self._begun_late:
+                at_least = max((mark.peak_bytes for mark in self._recording.read()), default=0)
+            else:
+                recorded = self._recorded()
         self.stop_recording()
         before: KnownPattern | None = None
         if self._calls:
@@ -174,9 +181,12 @@ class StepRunner:
         self.forget_calls()
         if recorded is not None:
             self._planner.take(recorded, before, self._steps, Origin.here(device))
+        elif at_least:
+            self._planner.see_part(at_least, self._steps)
         if self._planner.error is not None:
             raise self._planner.error
-        if self._patterns.wanted and device is not None and torch.is_grad_enabled():
+        wanted = self._patterns.wanted or self._is_provisional
+        if wanted and device is not None and torch.is_grad_enabled():
             self._recording.start(device)
 
     def forget_calls(self) -> None:
@@ -204,6 +214,9 @@ class StepRunner:
             self.enter(plan.capture.program.device)
         if self._recording.under_way and not self._recording.is_on(plan.capture.program.device):
             self.stop_recording()  # of a first step, whose device was not known
+        if self._is_provisional and not self._recording.under_way:
+            self._begun_late = True
+            self._recording.start(plan.capture.program.device)
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))
@@ -341,4 +354,5 @@ class StepRunner:
 
     def stop_recording(self) -> None:
         """Drop the recording of a step that came to no end, or in which something is measured."""
+        self._begun_late = False
         self._recording.stop()

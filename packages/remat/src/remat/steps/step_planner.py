@@ -33,6 +33,7 @@ _BY_PLAN = "what runs between the regions took more than in the step that was pl
 _OFF_PLAN = "it was not planned for, or its calls of regions were not"
 _UNFITTING = "no plan fits what it showed, some of which is made but once: later steps decide"
 _AT_FIRST = "regions were planned in it, and what is made but once counts"
+_IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 
 
 @dataclass(eq=False)
@@ -87,6 +88,20 @@ class StepPlanner:
             if made.fits:
                 self.told(made.plan)
 
+    def see_part(self, at_least: int, step: int) -> None:
+        """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
+
+        What it had before was not seen to be let go of, so that it took so much at least. With
+        other ranks that does not follow: what their messages leave is not seen to be let go of.
+        Of a fraction it is not known what it would be of.
+        """
+        if self.settings.budget.fraction is not None or _has_other_ranks():
+            return
+        self._step = step
+        budget = self.chooser.budget(0)
+        if at_least > budget:
+            self._tell_over(at_least, budget, _IN_PART)
+
     def _plan_by(
         self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
     ) -> KnownPattern | None:
@@ -98,7 +113,10 @@ class StepPlanner:
         """
         chooser, peak = self.chooser, record.peak_bytes
         was_unknown = chooser.is_unknown
-        if record.provisional and was_unknown:  # a share of what is exact
+        if record.provisional and was_unknown:  # a share of what is exact, which is no more
+            at_most = chooser.budget(chooser.stored_peak(record))
+            if peak > at_most:
+                self._tell_over(peak, at_most, _AT_FIRST)
             return None
         given = self.given
         if not record.provisional:
