@@ -29,9 +29,11 @@ def may_draw_in_order_of_dimensions(graph: Graph) -> bool:
 
     What is drawn in place has just been made for it, as a rule.
     """
+    draws = graph.find_nodes(op="call_function", target=_DRAW)
+    drawn = [node.all_input_nodes[0] for node in draws]
     return any(
-        _order(node.args[0].meta["val"]) is not None or node.args[0].target not in _MADE_TO_BE_DRAWN
-        for node in graph.find_nodes(op="call_function", target=_DRAW)
+        node.target not in _MADE_TO_BE_DRAWN or _order(node.meta["val"]) is not None
+        for node in drawn
     )
 
 
@@ -53,7 +55,7 @@ def drawn_in_order_of_memory(node: Node) -> list[Node]:
 
     Given are the new nodes before it. What it draws on must have been run on fake tensors.
     """
-    order = _order(node.args[0].meta["fake"]) if node.target is _DRAW else None
+    order = _order(node.all_input_nodes[0].meta["fake"]) if node.target is _DRAW else None
     if order is None:
         return []
     with node.graph.inserting_before(node):
