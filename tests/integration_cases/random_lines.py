@@ -33,7 +33,7 @@ ELEMENTWISE = (
 )
 VIEWS = (
     "{v}.transpose(0, -1)",
-    "{v}.mT",
+    "{v}.swapaxes(-2, -1)",
     "{v}[..., 1:]",
     "{v}[::2]",
     "{v}[:, ::2]",
@@ -56,7 +56,7 @@ OTHER_SHAPES = (
     "{v}.sum(-1, keepdim=True)",
     "{v}.amax(0)",
     "{v}.square().mean()",
-    "{v} @ {v}.mT",
+    "{v} @ {v}.swapaxes(-2, -1)",
     "F.avg_pool1d({v}, 2)",
     "F.max_pool2d({v}, 2)",
     "F.pad({v}, (1, 1))",
@@ -73,7 +73,7 @@ PAIRS = (
     "torch.where({v} > {w}, {v}, {w})",
     "torch.cat([{v}, {w}], -1)",
     "torch.stack([{v}, {w}])",
-    "{v} @ {w}.mT",
+    "{v} @ {w}.swapaxes(-2, -1)",
     "torch.addcmul({v}, {w}, {w})",
 )
 IN_PLACE = (
