@@ -1,9 +1,11 @@
 """From a module to its unique blocks: equal layers are cut alike, found, and scheduled once."""
 
 import pytest
+import torch
 
+import remat
 from remat_graph import Block, Compute, Free, Schedule, simulate
-from remat_graph.torch import capture
+from remat_graph.torch import capture, tracing
 from remat_partition import partition
 from zoo import gpt2
 
@@ -62,3 +64,23 @@ def test_a_schedule_of_one_block_is_one_for_all_of_its_class(cut):
             assert found == expected
             translated += 1
     assert translated > len(hierarchy.unique_blocks)
+
+
+def test_a_model_of_which_few_layers_were_traced_trains_as_in_eager(monkeypatch):
+    rows = []
+    shortened = tracing.shortened
+    monkeypatch.setattr(tracing, "shortened", lambda *a: rows.append(shortened(*a)) or rows[-1])
+    example = gpt2.make("gpt2", (12, 16, 2, 32, 2, 8), dropout=0.3)
+    plain = example.model
+    planned = remat.rematerialize(plain, example.args, example.kwargs, budget=0.6)
+    ((_, repeats),) = rows
+    assert [len(repeat.blocks) for repeat in repeats] == [11]
+    results = []
+    for model in (planned, plain):
+        torch.manual_seed(3)
+        plain.zero_grad()
+        loss = model(*example.args, **example.kwargs).loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in plain.parameters())])
+    assert all(map(torch.equal, *results))
+    assert "recomputed" in str(planned.plan)

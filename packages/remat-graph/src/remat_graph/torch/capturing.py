@@ -79,7 +79,7 @@ class Capture:
     module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
     tensors without data: its program can be read but not run. Nothing says whether another call
     would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
-    none.
+    none. `_finished` are graphs for other gradients, as traced, which captures of one trace share.
     """
 
     graph: Graph
@@ -98,6 +98,9 @@ class Capture:
     _in_channels_last: frozenset[str] = frozenset()
     _plain: Capture | None = field(default=None, repr=False)
     _variants: dict[frozenset[int], Capture] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _finished: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -126,13 +129,18 @@ class Capture:
             CaptureError: if no gradient is left.
         """
         if missing not in self._variants:
-            with _own_modes():
-                made = _finish(
-                    self._joint, missing, self._costs, self._known,
-                    self.output_structure, self._real, self.dry, self._repeats,
-                )  # fmt: skip
+            if missing not in self._finished:
+                with _own_modes():
+                    self._finished[missing] = _finish(
+                        self._joint, missing, self._costs, self._known,
+                        self.output_structure, self._real, self.dry, self._repeats,
+                    )  # fmt: skip
+            made = self._finished[missing]
             if self.numerics is not None:
+                made = replace(made, _costs=self._costs, _known=self._known)
                 made = made._with(self.numerics, self._in_channels_last)
+            elif made._costs != self._costs:
+                made = made.costed(self._costs, self._known)
             self._variants[missing] = made
         return self._variants[missing]
 
@@ -315,11 +323,7 @@ def capture(
             )  # fmt: skip
 
     with nullcontext() if costs == "measure" else collector_at_rest():
-        try:
-            return captured(whole=False)
-        except Irregular as error:
-            logger.info("every block is traced: %s", error)
-            return captured(whole=True)
+        return _traced_in_part(captured)
 
 
 def capture_region(
@@ -344,21 +348,39 @@ def capture_region(
             requires a gradient, or an operator cannot be measured.
     """
     tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
-    flat = FlatRegion(region, inputs, tensors)
-    with torch.enable_grad():
-        joint = trace_region(flat, tensors)
-    joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
-    if not joint.gradients:
-        raise NoBackward(
-            "nothing that the region returns depends on a tensor that requires a gradient; "
-            "there is no backward pass to plan"
-        )
-    leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
-    joint = replace(joint, leaves=frozenset(leaves))
-    missing = _all_but_scalar(joint) if loss_alone else frozenset()
-    with _own_modes():
-        dry = any(map(has_no_data, tensors))
-        return _finish(joint, missing, costs, {}, flat.output_structure, real, dry)
+
+    def captured(*, whole: bool) -> Capture:
+        flat = FlatRegion(region, inputs, tensors, whole=whole)
+        with torch.enable_grad():
+            joint = trace_region(flat, tensors)
+        joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
+        if not joint.gradients:
+            raise NoBackward(
+                "nothing that the region returns depends on a tensor that requires a gradient; "
+                "there is no backward pass to plan"
+            )
+        leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
+        joint = replace(joint, leaves=frozenset(leaves))
+        missing = _all_but_scalar(joint) if loss_alone else frozenset()
+        with _own_modes():
+            dry = any(map(has_no_data, tensors))
+            made = _finish(
+                joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats
+            )
+        if flat.repeats and missing:
+            made.variant(frozenset())  # which a backward may need that has no time to trace
+        return made
+
+    return _traced_in_part(captured)
+
+
+def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
+    """Capture with few of the blocks that do the same, or all where that does not say the rest."""
+    try:
+        return captured(whole=False)
+    except Irregular as error:
+        logger.info("every block is traced: %s", error)
+        return captured(whole=True)
 
 
 @contextmanager

@@ -40,13 +40,13 @@ from remat_graph.torch.noting import (
 )
 from remat_graph.torch.structure import Structure, flatten
 
-__all__ = ["Repeat", "candidates", "find_repeats", "passed_over"]
+__all__ = ["FEWEST_PERIODS", "KEPT_PERIODS", "Repeat", "candidates", "find_repeats", "passed_over"]
 
 logger = logging.getLogger(__name__)
 
-_FEWEST = 8  # what is saved by half of them pays for looking
+FEWEST_PERIODS = 8  # what is saved by half of them pays for looking
 _LONGEST_PERIOD = 6
-_KEPT = 2  # periods at each end
+KEPT_PERIODS = 2  # at each end
 _ODD = 3  # blocks at the start of a row that may be unlike the others
 
 
@@ -68,14 +68,14 @@ class Repeat:
     def kept(self) -> tuple[int, ...]:
         """The positions of the periods that are traced."""
         last = len(self.blocks)
-        return (*range(_KEPT), *range(last - _KEPT, last))
+        return (*range(KEPT_PERIODS), *range(last - KEPT_PERIODS, last))
 
     @property
     def own_between(self) -> dict[Key, Key]:
         """The inputs of the periods that are not traced, with those that stand there in one."""
         return {
             key: traced
-            for keys in self.own[_KEPT:-_KEPT]
+            for keys in self.own[KEPT_PERIODS:-KEPT_PERIODS]
             for key, traced in zip(keys, self.own[1], strict=True)
         }
 
@@ -91,7 +91,7 @@ def candidates(module: torch.nn.Module) -> dict[str, str]:
         f"{name}.{key}".removeprefix("."): name
         for name, parent in module.named_modules()
         if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential)
-        and len(parent) >= _FEWEST
+        and len(parent) >= FEWEST_PERIODS
         and _look_alike(list(parent.children()))
         for key, _ in parent.named_children()
     }
@@ -167,7 +167,7 @@ class _Hope:
         sizes = Counter(rows.values())
         inner = {c for c in sizes for name in rows if f"{c}.".startswith(f"{name}.")}
         self._judged_at = {
-            container: min(_LONGEST_PERIOD, size // _FEWEST) + _ODD
+            container: min(_LONGEST_PERIOD, size // FEWEST_PERIODS) + _ODD
             for container, size in sizes.items()
             if container not in inner  # whose blocks are parts of blocks
         }
@@ -261,7 +261,7 @@ class _Comparison:
             or outside.intersection(taken)
         ):
             return None
-        between = range(periods[_KEPT][0], periods[-_KEPT][0])
+        between = range(periods[KEPT_PERIODS][0], periods[-KEPT_PERIODS][0])
         passing = {}
         for index in between:
             sources, structure = self._sources(index), blocks[index].structure
@@ -272,7 +272,7 @@ class _Comparison:
         readers = itertools.chain(
             notes.returned,
             *notes.reads[: hidden.start],
-            *notes.reads[blocks[periods[-_KEPT][-1]].end :],
+            *notes.reads[blocks[periods[-KEPT_PERIODS][-1]].end :],
         )
         if any(read[0] == "made" and read[1] in hidden for read in readers):
             return None
@@ -335,11 +335,11 @@ class _Comparison:
 
 def _row(start: int, end: int, are_same: Callable[[int, int], bool]) -> tuple[int, int, int] | None:
     """Find the longest row of periods: its first block, the length of a period, how many."""
-    for length in range(1, min(_LONGEST_PERIOD, (end - start) // _FEWEST) + 1):
+    for length in range(1, min(_LONGEST_PERIOD, (end - start) // FEWEST_PERIODS) + 1):
         same = [are_same(index, index + length) for index in range(start, end - length)]
         first, longest = max(_stretches(same), key=lambda stretch: stretch[1], default=(0, 0))
         count = longest // length  # the backward of the last begins otherwise
-        if count >= _FEWEST:
+        if count >= FEWEST_PERIODS:
             return start + first, length, count
     return None
 

@@ -28,6 +28,7 @@ from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.provenance import NotedInterpreter, NotedModules
 from remat_graph.torch.repeats import Repeat, candidates, find_repeats, passed_over
 from remat_graph.torch.restoring import left_as_it_was
+from remat_graph.torch.rows import shortened
 from remat_graph.torch.structure import FlatCall, Structure, flatten
 
 __all__ = [
@@ -88,25 +89,42 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
 
 
 class FlatRegion(torch.nn.Module):
-    """A function of a flat list of inputs, as a module whose inputs are distinct tensors alone."""
+    """A function of a flat list of inputs, as a module whose inputs are distinct tensors alone.
+
+    Of a graph only a few of the periods that do the same are run, unless all are asked for: see
+    `repeats` for the rest.
+    """
 
     def __init__(
-        self, region: Callable[..., Any], inputs: Sequence[Any], tensors: list[torch.Tensor]
+        self,
+        region: Callable[..., Any],
+        inputs: Sequence[Any],
+        tensors: list[torch.Tensor],
+        *,
+        whole: bool,
     ) -> None:
         super().__init__()
-        self._region = region
+        self.repeats: tuple[Repeat, ...] = ()
         position = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._inputs = [position.get(id(item), item) for item in inputs]
         self._is_tensor = [isinstance(item, torch.Tensor) for item in inputs]
+        if isinstance(region, torch.fx.GraphModule):
+            if not whole:
+                placeholders = region.graph.find_nodes(op="placeholder")
+                given = {
+                    node: (("input", position[id(item)]), item)
+                    for node, item in zip(placeholders, inputs, strict=True)
+                    if isinstance(item, torch.Tensor)
+                }
+                region, self.repeats = shortened(region, given)
+            region = NotedInterpreter(region).run
+        self._region = region
         _, self.output_structure = flatten(())
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Give the tensors that the function returns."""
         given = zip(self._inputs, self._is_tensor, strict=True)
-        region = self._region
-        if isinstance(region, torch.fx.GraphModule):
-            region = NotedInterpreter(region).run
-        result = region(*(tensors[item] if known else item for item, known in given))
+        result = self._region(*(tensors[item] if known else item for item, known in given))
         leaves, self.output_structure = flatten(result)
         return leaves
 

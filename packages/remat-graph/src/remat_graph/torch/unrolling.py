@@ -13,8 +13,6 @@ every period. Where it does not hold, `Irregular` is raised, and the whole is tr
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -74,7 +72,6 @@ class _Unrolling:
             (periods.root(name), periods.chain(name)): name for name in self.program.views
         }
         self.taken = {*self.storage, *self.program.order, *self.program.constants}
-        self.numbers: dict[str, int] = {}
         self.moved_from: dict[tuple[Provenance, int, int], Provenance] = {}
 
     def unrolled(self) -> Program:
@@ -144,20 +141,21 @@ class _Unrolling:
         label = self.periods.op_labels
         for made in self.program.calls[op].results:
             if made is not None:
-                self.copies[period, self.periods.labels[made][1]] = self._fresh(made)
+                self.copies[period, self.periods.labels[made][1]] = self._fresh(made, period)
         results = self.program.calls[op].results
         self.op_copies[period, label[op][1]] = (
-            self.copies[period, self.periods.labels[op][1]] if op in results else self._fresh(op)
+            self.copies[period, self.periods.labels[op][1]]
+            if op in results
+            else self._fresh(op, period)
         )
 
-    def _fresh(self, name: str) -> str:
-        stem = _stem(name)
-        number = self.numbers.get(stem, 1)
-        while f"{stem}_{number}" in self.taken:
-            number += 1
-        self.numbers[stem] = number + 1
-        self.taken.add(f"{stem}_{number}")
-        return f"{stem}_{number}"
+    def _fresh(self, like: str, period: int) -> str:
+        """Find a name that is the same whatever else is in the program, as in its variants."""
+        name = f"{like}_{period}"
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
 
     def _store(self, mine: str, its: str) -> None:
         """Say of what the copies of an op of B make what is known before."""
@@ -266,7 +264,7 @@ class _Unrolling:
         key = root, self.periods.chain(like)
         if key not in self.viewed:
             base = self._view(self.periods.base(like), period, place)
-            name = self._fresh(like)
+            name = self._fresh(like, period)
             view = self.program.views[like]
             results = tuple(name if made == like else None for made in view.results)
             self.views[name] = view.of([base] * len(view.variables), results)
@@ -347,8 +345,3 @@ class _Unrolling:
             for period in periods:
                 for mine, _ in pairs:
                     yield self.op_copies[period, self.periods.op_labels[mine][1]]
-
-
-@functools.cache
-def _stem(name: str) -> str:
-    return re.sub(r"_\d+$", "", name)
