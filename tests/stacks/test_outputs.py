@@ -112,6 +112,7 @@ def convnext():
     return made(transformers.ConvNextModel, config)
 
 
+@pytest.mark.filterwarnings("ignore:step 1 took:remat.BudgetWarning")
 def test_only_the_last_hidden_state_of_wav2vec2(monkeypatch):
     def call(each, step):
         return square(each(batch(step, 4, 400)).last_hidden_state)

@@ -40,6 +40,7 @@ def test_adapters_are_trained_as_in_the_plain_model():
     assert_same_state(model, eager)
 
 
+@pytest.mark.filterwarnings("ignore:step 1 took:remat.BudgetWarning")
 def test_inputs_that_are_made_to_require_gradients():
     """A hook on the embedding, which PEFT's users set for checkpointing."""
     model, eager = adapted(gpt2()), adapted(gpt2())

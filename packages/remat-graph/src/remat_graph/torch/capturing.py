@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -322,7 +322,7 @@ def capture(
                 is_dry(module, call), traced.repeats,
             )  # fmt: skip
 
-    with nullcontext() if costs == "measure" else collector_at_rest():
+    with _collector(costs):
         return _traced_in_part(captured)
 
 
@@ -371,7 +371,12 @@ def capture_region(
             made.variant(frozenset())  # which a backward may need that has no time to trace
         return made
 
-    return _traced_in_part(captured)
+    with _collector(costs):
+        return _traced_in_part(captured)
+
+
+def _collector(costs: Costs) -> AbstractContextManager[None]:
+    return nullcontext() if costs == "measure" else collector_at_rest()
 
 
 def _traced_in_part(captured: Callable[..., Capture]) -> Capture:

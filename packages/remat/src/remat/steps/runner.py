@@ -69,6 +69,8 @@ class StepRunner:
         self._backward_began = False
         self._is_provisional = self._next_is_provisional = False
         self._begun_late = False
+        self._forward_done = False
+        self._awaited: list[weakref.ref[RegionCall]] = []
         self._autocast: torch.dtype | None = None
         self._stored = 0
         self._steps = 0
@@ -191,7 +193,8 @@ class StepRunner:
 
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
-        self._calls, self._present, self._let_go = [], [], []
+        self._calls, self._present, self._let_go, self._awaited = [], [], [], []
+        self._forward_done = False
 
     def enter_first(self, device: torch.device) -> None:
         """Begin the first step, of which it is not known yet whether it has several regions."""
@@ -239,6 +242,8 @@ class StepRunner:
             lambda drop: setattr(call, "drop", drop),
         )
         self.live.add(call)
+        if self._recording.under_way:
+            self._awaited.append(weakref.ref(call, self._dropped))
         self.mark(f"kept {position}")
         watched = plan.changes.protect_outputs(outputs)
         if any(plan.changes.is_new(position) for position, *_ in watched):
@@ -324,6 +329,13 @@ class StepRunner:
         for tensor in flatten(returned)[0]:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(begins)
+        self._forward_done = True
+
+    def _dropped(self, _: object) -> None:
+        """Record no further where what the forward returned is gone, and no backward can follow."""
+        in_use = self.within_forward or self._backward_began or any(True for _ in self.live)
+        if self._forward_done and not in_use and torch._C._current_graph_task_id() == -1:
+            self.stop_recording()
 
     def _backward_over(self) -> bool:
         """Whether a backward of this step has begun, and none is under way."""
