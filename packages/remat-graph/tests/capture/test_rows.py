@@ -9,6 +9,7 @@ from torch import nn
 
 from remat_graph import canonical_hash
 from remat_graph.torch import capture_region, capturing
+from remat_graph.torch.periods import Irregular
 
 WIDTH = 4
 
@@ -121,8 +122,59 @@ class InPlace(Block):
         return super().forward(x, memory).clone().mul_(2.0).tanh_()
 
 
+class InOtherOrder(Block):
+    """Reads its own in another order in two blocks, as often as before."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.a, self.b = (nn.Parameter(torch.randn(WIDTH)) for _ in "ab")
+
+    def forward(self, x, memory):
+        x = torch.tanh(x * self.a + self.b)
+        one, two = (self.b, self.a) if self.number in (6, 7) else (self.a, self.b)
+        return x * one + two
+
+
+class Conjugates(Block):
+    def __init__(self, number):
+        super().__init__(number)
+        other = torch.randn(WIDTH, dtype=torch.cfloat)
+        self.register_buffer("other", other.conj() if number in (5, 6) else other)
+
+    def forward(self, x, memory):
+        return super().forward(x, memory) + (self.other * 2).imag
+
+
+class ReadsAhead(nn.Module):
+    """What was made for each block before the first, at the distances of the blocks."""
+
+    def __init__(self, chosen=(6, 7, 9)):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(14))
+        self.chosen = chosen
+
+    def forward(self, x):
+        t = x.abs()
+        ms = [t[:, 1 if i in self.chosen else 0].unsqueeze(1) for i in range(14)]
+        for layer, m in zip(self.layers, ms, strict=True):
+            x = layer(x)
+            x = x * m
+        return x.square().mean()
+
+
+class Aside(nn.Module):
+    """Two outputs, of which the second does not depend on the row."""
+
+    def __init__(self):
+        super().__init__()
+        self.row, self.aside = stack(Block)[0], nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.row(x)[1], self.aside(x)
+
+
 class Stack(nn.Module):
-    def __init__(self, make=Block, count=20, *, returns_all=False):
+    def __init__(self, make=Block, count=14, *, returns_all=False):
         super().__init__()
         self.blocks = nn.ModuleList(make(number) for number in range(count))
         self.enter, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
@@ -154,7 +206,7 @@ def tied():
         gpt2,
         llama,
         lambda: stack(Block),
-        lambda: stack(InTurn),
+        lambda: stack(InTurn, count=20),
         lambda: stack(ReadsPlace),
         lambda: stack(InPlace),
     ],
@@ -177,8 +229,22 @@ def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
         lambda: stack(Block, count=7),
         lambda: stack(Block, returns_all=True),
         tied,
+        lambda: stack(InOtherOrder),
+        lambda: stack(Conjugates, count=12),
+        lambda: (ReadsAhead(), (torch.randn(3, WIDTH),)),
     ],
-    ids=["one unlike", "memory", "statistics", "counts", "few", "returned", "tied"],
+    ids=[
+        "one unlike",
+        "memory",
+        "statistics",
+        "counts",
+        "few",
+        "returned",
+        "tied",
+        "other order",
+        "conjugates",
+        "reads ahead",
+    ],
 )
 def test_what_does_not_repeat_is_traced_at_once(monkeypatch, make):
     traced = []
@@ -198,3 +264,26 @@ def test_two_rows_of_a_graph_are_both_found(monkeypatch):
     few, whole = few_and_whole(monkeypatch, graph, inputs)
     assert len(few._repeats) == 2
     assert_same(few, whole)
+
+
+def test_a_backward_that_does_not_pass_the_row(monkeypatch):
+    few, whole = few_and_whole(monkeypatch, *found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)))
+    assert len(few._repeats) == 1
+    for missing in (frozenset({0}), frozenset({1})):
+        one, other = few.variant(missing), whole.variant(missing)
+        assert canonical_hash(one.graph) == canonical_hash(other.graph)
+
+
+def test_a_variant_that_few_periods_do_not_tell_is_traced_whole(monkeypatch):
+    few = capture_region(*found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)), costs="estimate")
+    unroll = capturing.unroll
+
+    def refuses(program, repeats):
+        if repeats:
+            raise Irregular("not told")
+        return unroll(program, repeats)
+
+    monkeypatch.setattr(capturing, "unroll", refuses)
+    told = few.variant(frozenset({0}))
+    assert not told.dry
+    assert len(told.graph.ops) < len(few.graph.ops)

@@ -13,12 +13,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from remat_graph.graph import Graph, Numerics
-from remat_graph.torch._aot import Joint, has_no_data, without_modes
+from remat_graph.torch._aot import Joint, StandIns, has_no_data, without_modes
 from remat_graph.torch.alternatives import add_alternatives
 from remat_graph.torch.attention import name_causal_masks
 from remat_graph.torch.checks import (
@@ -79,7 +80,8 @@ class Capture:
     module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
     tensors without data: its program can be read but not run. Nothing says whether another call
     would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
-    none. `_finished` are graphs for other gradients, as traced, which captures of one trace share.
+    none. `_finished` are graphs for other gradients, as traced, which captures of one trace share;
+    `_trace_whole` traces all of what was traced in part.
     """
 
     graph: Graph
@@ -100,6 +102,7 @@ class Capture:
     _variants: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _trace_whole: Callable[[], Capture] | None = field(default=None, repr=False, compare=False)
     _finished: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -130,11 +133,7 @@ class Capture:
         """
         if missing not in self._variants:
             if missing not in self._finished:
-                with _own_modes():
-                    self._finished[missing] = _finish(
-                        self._joint, missing, self._costs, self._known,
-                        self.output_structure, self._real, self.dry, self._repeats,
-                    )  # fmt: skip
+                self._finished[missing] = self._traced_variant(missing)
             made = self._finished[missing]
             if self.numerics is not None:
                 made = replace(made, _costs=self._costs, _known=self._known)
@@ -143,6 +142,19 @@ class Capture:
                 made = made.costed(self._costs, self._known)
             self._variants[missing] = made
         return self._variants[missing]
+
+    def _traced_variant(self, missing: frozenset[int]) -> Capture:
+        try:
+            with _own_modes():
+                return _finish(
+                    self._joint, missing, self._costs, self._known,
+                    self.output_structure, self._real, self.dry, self._repeats,
+                )  # fmt: skip
+        except Irregular as error:
+            if self._trace_whole is None:
+                raise
+            logger.info("every block is traced for other gradients: %s", error)
+            return self._trace_whole().variant(missing)
 
     def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
         """Give the same graph with other costs; `known` are measured before, and are added to.
@@ -348,8 +360,10 @@ def capture_region(
             requires a gradient, or an operator cannot be measured.
     """
     tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+    leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
+    dry = any(map(has_no_data, tensors))
 
-    def captured(*, whole: bool) -> Capture:
+    def traced(inputs: Sequence[Any], tensors: list[torch.Tensor], *, whole: bool) -> Capture:
         flat = FlatRegion(region, inputs, tensors, whole=whole)
         with torch.enable_grad():
             joint = trace_region(flat, tensors)
@@ -359,17 +373,24 @@ def capture_region(
                 "nothing that the region returns depends on a tensor that requires a gradient; "
                 "there is no backward pass to plan"
             )
-        leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
         joint = replace(joint, leaves=frozenset(leaves))
         missing = _all_but_scalar(joint) if loss_alone else frozenset()
         with _own_modes():
-            dry = any(map(has_no_data, tensors))
-            made = _finish(
+            return _finish(
                 joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats
             )
-        if flat.repeats and missing:
-            made.variant(frozenset())  # which a backward may need that has no time to trace
-        return made
+
+    def captured(*, whole: bool) -> Capture:
+        made = traced(inputs, tensors, whole=whole)
+        if not made._repeats:
+            return made
+        if made.missing:
+            made.variant(frozenset())  # a backward may need it, and has no time to trace
+        stand_ins = StandIns()
+        fakes = {id(tensor): stand_ins.without_data(tensor) for tensor in tensors}
+        given = [fakes.get(id(item), item) for item in inputs]
+        trace_whole = partial(traced, given, list(fakes.values()), whole=True)
+        return replace(made, _trace_whole=trace_whole)
 
     with _collector(costs):
         return _traced_in_part(captured)

@@ -46,13 +46,13 @@ class Periods:
         boundary = program.order.index(LOSS)
         forward = [op for op in program.order[:boundary] if op in program.calls]
         backward = list(program.order[boundary + 1 :])
-        self.pairs = [  # of ops of B and C
-            *self._label(forward, *self._section(forward, B, C), "forward"),
-            *(
-                (mine, its)
-                for its, mine in self._label(backward, *self._section(backward, C, B), "backward")
-            ),
-        ]
+        there, back = self._section(forward, B, C), self._section(backward, C, B)
+        if there is None:
+            raise Irregular("blocks have no inputs of their own")
+        self.pairs = list(self._label(forward, *there, "forward"))  # of ops of B and C
+        if back is not None:  # else no gradient passes here
+            of_backward = self._label(backward, *back, "backward")
+            self.pairs += [(mine, its) for its, mine in of_backward]
 
     def root(self, variable: str) -> str:
         """Find what a view is of."""
@@ -78,8 +78,11 @@ class Periods:
             self._chains[variable] = self._numbers.setdefault(made, len(self._numbers))
         return self._chains[variable]
 
-    def _section(self, ops: Sequence[str], first: int, second: int) -> tuple[int, int]:
-        """Find the first op of one period, and how many there are to that of the next."""
+    def _section(self, ops: Sequence[str], first: int, second: int) -> tuple[int, int] | None:
+        """Find the first op of one period, and how many there are to that of the next.
+
+        `None` if nothing touches what is of either.
+        """
         gradient_of = {gradient: given for given, gradient in self.program.gradients.items()}
         begin: dict[int, int] = {}
         for position, op in enumerate(ops):
@@ -91,8 +94,10 @@ class Periods:
             for variable in touched:
                 if variable in self.labels:
                     begin.setdefault(self.labels[variable][0], position)
+        if first not in begin and second not in begin:
+            return None
         if first not in begin or second not in begin:
-            raise Irregular("blocks have no inputs of their own")
+            raise Irregular("only one of two blocks has inputs of its own")
         start, length = begin[first], begin[second] - begin[first]
         if length <= 0 or start + 2 * length > len(ops):
             raise Irregular("blocks are not one after another")

@@ -4,6 +4,8 @@ Such a graph has no calls of modules, so a row of blocks is found in the nodes t
 has so many nodes, each calls what the one so many nodes before it calls, with the same constants
 and sizes, and reads what stands at the same place, its own inputs, or what was made before the row.
 A period need not begin where a block does: the first block most often reads what the others do not.
+What each period reads is put as seen from there, and must be the same for all (`_form`): nothing
+that is traced says what those between would have read.
 As in `repeats`, two periods at each end are traced, and what those between do is put into the
 program (`unrolling`): here their nodes are left out, and the period after them reads what it would
 read if the second one were before it.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,7 +182,7 @@ class _Nodes:
 
     def _stands_for(self, read: Node, counterpart: Node, by: int) -> bool:
         if read in self.given and counterpart in self.given:
-            return bool(_looks(self.given[read][1]) == _looks(self.given[counterpart][1]))
+            return _looks(self.given[read][1]) == _looks(self.given[counterpart][1])
         return (
             read in self.place
             and counterpart in self.place
@@ -188,45 +190,65 @@ class _Nodes:
         )
 
     def _row(self, start: int, length: int, count: int) -> _Row | None:
-        """Make a row of periods; `None` if they are not alone with what is theirs."""
+        """Make a row of periods; `None` if they do not all read the same, each where it stands."""
         end = start + length * count
-        own: list[tuple[Key, ...]] = []
-        shared: set[Key] = set()
-        for first in range(start, end, length):
-            keys: dict[Key, None] = {}
-            for at in range(first, first + length):
-                if not self._may_repeat(at, first):
-                    return None
-                like = at + length if at + length < end else at - length
-                for read, other in zip(self.reads[at], self.reads[like], strict=True):
-                    if read is other and self._is_differentiated(read):
-                        return None  # the last to add to its gradient does what no other does
-                    if read in self.given:
-                        key = self.given[read][0]
-                        if read is other:
-                            shared.add(key)
-                        else:
-                            keys[key] = None
-                    elif self.place.get(read, -1) >= start and (
-                        read is other or self.place[read] < first - length
-                    ):
-                        return None  # what one period made for all, or more than one before
-            own.append(tuple(keys))
-        if not own[0] or len({len(keys) for keys in own}) > 1:
+        firsts = range(start, end, length)
+        if not all(self._may_repeat(at, first) for first in firsts
+                   for at in range(first, first + length)):  # fmt: skip
             return None
-        taken = Counter(itertools.chain(*own))
-        outside = itertools.chain(self.returned, *self.reads[:start], *self.reads[end:])
-        hidden = range(start + KEPT_PERIODS * length, end - KEPT_PERIODS * length)
-        later = itertools.chain(self.returned, *self.reads[end - (KEPT_PERIODS - 1) * length :])
-        if (
-            max(taken.values()) > 1
-            or not shared.isdisjoint(taken)
-            or any(read in self.given and self.given[read][0] in taken for read in outside)
-            or any(self.place.get(read, -1) in hidden for read in later)
+        given = [self._given_to(range(first, first + length)) for first in firsts]
+        times = Counter(itertools.chain(*given))
+        own = [{key: looks for key, looks in keys.items() if times[key] == 1} for keys in given]
+        if not own[0] or any(1 < n < count for n in times.values()):
+            return None
+        if any([*keys.values()] != [*own[0].values()] for keys in own):
+            return None
+        forms = [
+            self._form(first, length, start, list(keys))
+            for first, keys in zip(firsts, own, strict=True)
+        ]
+        if any(form != forms[1] for form in forms[2:]) or not all(
+            mine == its or (mine[0] == "same" and its[0] == "before")
+            for mine, its in zip(forms[0], forms[1], strict=True)
         ):
             return None
-        periods = [tuple(self.nodes[at : at + length]) for at in range(start, end, length)]
-        return _Row(tuple(periods), tuple(own))
+        if any(kind == "far" or (kind == "same" and self._is_differentiated(read))
+               for kind, read in forms[1]):  # fmt: skip
+            return None
+        outside = self._given_to([*range(start), *range(end, len(self.nodes))], self.returned)
+        hidden = range(start + KEPT_PERIODS * length, end - KEPT_PERIODS * length)
+        later = itertools.chain(self.returned, *self.reads[end - (KEPT_PERIODS - 1) * length :])
+        if any(key in outside for keys in own for key in keys) or any(
+            self.place.get(read, -1) in hidden for read in later
+        ):
+            return None
+        periods = [tuple(self.nodes[at : at + length]) for at in firsts]
+        return _Row(tuple(periods), tuple(map(tuple, own)))
+
+    def _given_to(self, places: Iterable[int], more: Iterable[Node] = ()) -> dict[Key, Hashable]:
+        """List the inputs of the program that nodes read, in order, and how they look."""
+        reads = itertools.chain(*(self.reads[at] for at in places), more)
+        given = [self.given[read] for read in reads if read in self.given]
+        return {key: _looks(tensor) for key, tensor in given}
+
+    def _form(self, first: int, length: int, start: int, own: list[Key]) -> list[tuple[str, Any]]:
+        """Say what the nodes of a period read, each read as seen from there.
+
+        That is an input of its own, what it `made` or the one `before` it in the row; or the
+        `same` node, from before the row. What stands further back is `far`: it has no such name.
+        """
+        form: list[tuple[str, Any]] = []
+        for read in itertools.chain(*self.reads[first : first + length]):
+            place = self.place.get(read, -1)
+            if read in self.given and self.given[read][0] in own:
+                form.append(("own", own.index(self.given[read][0])))
+            elif place >= first:
+                form.append(("made", place - first))
+            elif place >= max(start, first - length):
+                form.append(("before", place - first))
+            else:
+                form.append(("same", read) if place < start else ("far", None))
+        return form
 
     def _is_differentiated(self, node: Node) -> bool:
         """Whether a gradient of what a node gives is computed."""
@@ -289,18 +311,15 @@ def _kind_of(node: Node) -> Hashable:
     return node.op, node.target, repr(constants), repr(made)
 
 
-def _looks(item: Any) -> Any:
+def _looks(item: Any) -> tuple[Any, ...]:
+    """Say what tracing can see of a tensor."""
     if not isinstance(item, torch.Tensor):
-        return type(item)
-    shown = (
-        tuple(item.shape),
-        item.dtype,
-        item.device,
-        item.layout,
-        item.requires_grad,
-        item.is_leaf,
-    )
-    return type(item), *shown, item.stride() if item.layout is torch.strided else None
+        return (type(item),)
+    shown = type(item), tuple(item.shape), item.dtype, item.device, item.layout
+    where = None
+    if item.layout is torch.strided:
+        where = item.stride(), item.storage_offset(), item.is_conj(), item.is_neg()
+    return *shown, where, item.requires_grad, item.is_leaf
 
 
 def _module_of(node: Node) -> str:

@@ -338,7 +338,8 @@ class _Unrolling:
         forward = [pair for pair in self.periods.pairs if pair[0] not in self.program.backward_ops]
         backward = self.periods.pairs[len(forward) :]
         ends = {forward[-1][0]: (forward, self.between)}
-        ends[backward[-1][1]] = (backward, self.between[::-1])
+        if backward:
+            ends[backward[-1][1]] = (backward, self.between[::-1])
         for op in self.program.order:
             yield op
             pairs, periods = ends.get(op, ((), ()))

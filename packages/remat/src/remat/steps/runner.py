@@ -68,7 +68,7 @@ class StepRunner:
         self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
         self._is_provisional = self._next_is_provisional = False
-        self._begun_late = False
+        self._is_new = self._begun_late = False
         self._forward_done = False
         self._awaited: list[weakref.ref[RegionCall]] = []
         self._autocast: torch.dtype | None = None
@@ -108,7 +108,7 @@ class StepRunner:
         capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
         self._device = capture.program.device
         if self.within_forward or self.live:
-            self._is_provisional = True
+            self._is_provisional = self._is_new = True
         else:  # the step begins with this region
             self._next_is_provisional = True
         kinds = self._kinds
@@ -194,7 +194,7 @@ class StepRunner:
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
         self._calls, self._present, self._let_go, self._awaited = [], [], [], []
-        self._forward_done = False
+        self._is_new = self._forward_done = False
 
     def enter_first(self, device: torch.device) -> None:
         """Begin the first step, of which it is not known yet whether it has several regions."""
@@ -217,9 +217,11 @@ class StepRunner:
             self.enter(plan.capture.program.device)
         if self._recording.under_way and not self._recording.is_on(plan.capture.program.device):
             self.stop_recording()  # of a first step, whose device was not known
-        if self._is_provisional and not self._recording.under_way:
-            self._begun_late = True
-            self._recording.start(plan.capture.program.device)
+        if self._is_new and not self._recording.under_way:
+            self._is_new = False
+            if torch._C._current_graph_task_id() == -1:  # else a checkpoint computes again
+                self._begun_late = True
+                self._recording.start(plan.capture.program.device)
         position = len(self._calls)
         option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
         self._calls.append((plan, option))

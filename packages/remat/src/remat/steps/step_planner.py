@@ -33,6 +33,7 @@ _BY_PLAN = "what runs between the regions took more than in the step that was pl
 _OFF_PLAN = "it was not planned for, or its calls of regions were not"
 _UNFITTING = "no plan fits what it showed, some of which is made but once: later steps decide"
 _AT_FIRST = "regions were planned in it, and what is made but once counts"
+_NEXT = "the next may, too, until one is planned for"
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 
 
@@ -100,7 +101,8 @@ class StepPlanner:
         self._step = step
         budget = self.chooser.budget(0)
         if at_least > budget:
-            self._tell_over(at_least, budget, _IN_PART)
+            text = self._over(at_least, budget, _IN_PART)
+            warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
 
     def _plan_by(
         self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
@@ -175,21 +177,24 @@ class StepPlanner:
         peak: int,
         budget: int,
         reason: str,
-        then: str = "the next may, too, until one is planned for",
+        then: str = _NEXT,
     ) -> None:
         """Warn of a step over the budget.
 
         Raises:
             BudgetExceeded: after the steps of several plans in a row.
         """
-        text = (
-            f"step {self._step} took {peak:,} bytes, {peak - budget:,} more than the budget of "
-            f"{budget:,}: {reason}. Its gradients are right"
-        )
+        text = self._over(peak, budget, reason)
         if self._over_in_a_row >= _ATTEMPTS:
             text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"
             raise BudgetExceeded(text, budget, peak)
         warnings.warn(f"{text}, and {then}", BudgetWarning, stacklevel=2)
+
+    def _over(self, peak: int, budget: int, reason: str) -> str:
+        return (
+            f"step {self._step} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
 
 
 def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:

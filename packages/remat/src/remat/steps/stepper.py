@@ -7,13 +7,10 @@ between regions runs in eager autograd.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,28 +22,21 @@ from remat.errors import BudgetWarning, PlanMismatch, RematError
 from remat.planning.given import GivenPlan
 from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import (
-    SCALAR_BYTES,
     Planned,
     for_missing,
-    make_plan,
-    refuse_other_profilers,
 )
 from remat.planning.settings import Settings
-from remat.planning.solving import have_same_ops
 from remat.plans.plan import Plan
-from remat.steps.first_steps import FirstSteps, SeenLoss
+from remat.steps.first_steps import FirstSteps
 from remat.steps.region import Prepared, Region
 from remat.steps.region_calls import RegionPlan
+from remat.steps.region_planner import RegionPlanner
 from remat.steps.runner import StepRunner
-from remat_exec import BudgetExceeded, SecondDerivative, get_executor, with_call
-from remat_graph import Graph, simulate
+from remat_exec import BudgetExceeded, SecondDerivative, with_call
 from remat_graph.torch import (
     AllocationRecorder,
-    Capture,
     CaptureError,
     Cost,
-    Costs,
-    LossCost,
     NoBackward,
     RealStrides,
     flatten,
@@ -90,10 +80,8 @@ class Stepper:
         self._auto = auto
         self._told = told
         self._last: Plan | None = None
-        self._known: list[Planned] = []
-        self._costs: dict[str, Cost] = {}
+        self._planner = RegionPlanner(settings, auto)
         self.real_strides = RealStrides() if settings.costs == "measure" else None
-        self._granted_bytes = 0
         self._alone = alone and settings.given_step is None
         self._met = self._has_run = False
         self._unplanned: set[str] = set()
@@ -260,7 +248,7 @@ class Stepper:
     @property
     def measured(self) -> dict[str, Cost] | None:
         """What operators were measured to cost; `None` if none is to be."""
-        return self._costs if self._settings.costs == "measure" else None
+        return self._planner.costs if self._settings.costs == "measure" else None
 
     def plan(
         self, region: Region, inputs: Sequence[Any]
@@ -291,8 +279,8 @@ class Stepper:
             self._refuse_given(self._settings.given)
         if self._alone:
             try:
-                with remembered_costs(self._costs, _device(inputs), self._settings.costs):
-                    return self._plan_with_loss(region, inputs)
+                with remembered_costs(self._planner.costs, _device(inputs), self._settings.costs):
+                    return self._planner.plan(region, inputs, self._loss())
             except NoBackward:
                 return None
             except (BudgetTooSmall, BudgetExceeded) as error:
@@ -300,10 +288,10 @@ class Stepper:
                     raise
                 return warn_of_misfit(f"a call of {region.name}", error)
         try:
-            captured = region.captured(inputs, self._first_costs, loss_alone=False)
+            captured = region.captured(inputs, self._planner.first_costs, loss_alone=False)
             if region.expected is not None:
                 captured = for_missing(captured, region.expected)
-            return self.together.add(region.name, captured, self._costs)
+            return self.together.add(region.name, captured, self._planner.costs)
         except NoBackward:
             return None
         except CaptureError as error:
@@ -325,126 +313,15 @@ class Stepper:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return False
         with contextlib.suppress(NoBackward):
-            return region.captured(inputs, self._first_costs).communicates
+            return region.captured(inputs, self._planner.first_costs).communicates
         return False
 
-    @property
-    def _first_costs(self) -> Costs:
-        """With which a graph is captured, before it is known whether it must be measured."""
-        return "estimate" if self._settings.costs == "measure" else self._settings.costs
-
-    def _plan_with_loss(self, region: Region, inputs: Sequence[Any]) -> Planned:
-        """Plan with room for what a loss was seen to take, or without if no plan has."""
-        seen = region.seen_loss
-        if seen is None or region.numbers(inputs) in region.left:
-            return self._plan_alone(region, inputs, None)
-        try:
-            return self._plan_alone(region, inputs, seen)
-        except (BudgetTooSmall, BudgetExceeded) as error:
-            made = self._plan_alone(region, inputs, None)
-            region.leave_loss(inputs, error)
-            return made
-
-    def _plan_alone(
-        self, region: Region, inputs: Sequence[Any], seen_loss: SeenLoss | None
-    ) -> Planned:
-        """Plan for a region that is all of the function.
-
-        The graph is captured with estimated costs first: if it is known, or has the ops of one that
-        is, its plan is too, and nothing is measured or solved.
-        """
-        settings = self._settings
-        measured = settings.costs == "measure"
-        start = time.perf_counter()
-        captured = region.captured(inputs, self._first_costs)
-        if region.expected is not None:
-            captured = for_missing(captured, region.expected)
-        kin = self._kin(captured)
-        if not kin:  # the layouts that were traced may have been faster within the budget
-            traced = captured.in_traced_layouts()
-            kin = self._kin(traced)
-            captured = traced if kin else captured
-        if region.let_go:
-            captured = captured.letting_go(region.let_go)
-        seen = None if seen_loss is None else seen_loss.of(captured)
-        if seen is not None:
-            captured = captured.with_loss(captured.loss.at_least(seen))
-        for known in kin:
-            if (
-                known.capture.let_go == captured.let_go
-                and _is_equal(known.capture.graph, captured.with_loss(known.capture.loss).graph)
-                and (seen is None or known.plan is not region.exceeded)
-                and (seen is None or _has_room(known, known.capture.loss.at_least(seen)))
-            ):
-                same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
-                executable = get_executor(settings.executor)(
-                    same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
-                )
-                return Planned(known.plan, same, executable)
-        if measured:
-            refuse_other_profilers(_device(inputs))
-        same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
-        of_other_sizes = measured and kin and not same_sizes
-        if measured and not of_other_sizes:  # of the same sizes all is measured already
-            captured = captured.costed("measure", self._costs)
-        if settings.loss is not None:
-            told = with_call(settings.loss, *self.call)
-            settings = replace(settings, loss=lambda returned: told(self._rebuilt(returned)))
-        if settings.budget.is_auto:
-            settings = replace(settings, budget=self._auto.fix())
-        made = functools.partial(
-            make_plan,
-            region.graph,
-            tuple(inputs),
-            {},
-            settings,
-            run=True,
-            missing=region.expected,
-            let_go=region.let_go or frozenset(),
-            seen=seen,
-            granted_bytes=self._granted_bytes,
-            schedules=[
-                known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
-            ],
-            given=None if self._known else settings.given,
-            started=start,
-        )
-        try:
-            planned = made(captured)
-        except BudgetExceeded:
-            if not of_other_sizes:
-                raise
-            planned = made(captured.costed("measure", self._costs))  # estimates know no workspace
-        if region.expected is None and settings.given is None and self._is_for_too_few(planned):
-            with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
-                planned = made(planned.capture, missing=frozenset(), schedules=[])
-        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
-        self._known.append(planned)
-        return planned
-
-    def _kin(self, captured: Capture) -> list[Planned]:
-        """Find the plans of graphs with the ops of this one, for the same gradients."""
-        return [
-            known
-            for known in self._known
-            if known.capture.missing == captured.missing
-            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
-        ]
-
-    def _is_for_too_few(self, planned: Planned) -> bool:
-        """Whether a backward over more than what was taken for the loss is likely, or impossible.
-
-        That is, where it would not fit: likely if some parameters get no gradient of that, as of a
-        penalty beside the outputs; impossible, whatever the budget, if it needs again what may be
-        computed only once, for it reads what the forward overwrites.
-        """
-        capture = planned.capture
-        if not capture.missing or planned.executable.takes_all:
-            return False
-        if not set(capture.differentiable) <= capture.program.gradients.keys():
-            return True
-        executor = get_executor(self._settings.executor)
-        return not executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
+    def _loss(self) -> Callable[[Any], Any] | None:
+        """Give what makes the loss that was told of what the only region returns."""
+        if self._settings.loss is None:
+            return None
+        told = with_call(self._settings.loss, *self.call)
+        return lambda returned: told(self._rebuilt(returned))
 
     def _rebuilt(self, returned: Any) -> Any:
         """Give what the function returns, if its only region returns this."""
@@ -453,16 +330,6 @@ class Stepper:
             return self.rebuild(returned)
         finally:
             self.answer = before
-
-
-def _has_room(known: Planned, loss: LossCost) -> bool:
-    """Whether a plan stays within its budget where a loss takes so much."""
-    capture, plan = known.capture, known.plan
-    graphs = capture.graph, capture.with_loss(loss).graph
-    before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
-    unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)
-    aside = SCALAR_BYTES["cuda" if capture.program.device.type == "cuda" else "cpu"]
-    return after + unforeseen + aside <= plan.budget_bytes
 
 
 def _leads_to(caller: str) -> str:
@@ -483,16 +350,6 @@ def _storage(tensor: torch.Tensor) -> int:
         return id(tensor)
     storage: int = tensor.untyped_storage()._cdata
     return storage
-
-
-def _is_equal(one: Graph, other: Graph) -> bool:
-    """Whether two graphs are the same but for costs."""
-    return one.values == other.values and _have_same_costs(one, other)
-
-
-def _have_same_costs(one: Graph, other: Graph) -> bool:
-    """Whether the operators of two graphs of as many ops run on the same sizes."""
-    return all(a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True))
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:
