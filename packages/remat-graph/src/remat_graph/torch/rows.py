@@ -39,6 +39,7 @@ __all__ = ["shortened"]
 _NODE = "\0"  # among the arguments of a call: no string that a graph holds
 _LENGTHS = 12  # of a period that are looked at, those seen most often
 
+_IN_PLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"}
 _NORMS = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm}
 
 
@@ -261,7 +262,7 @@ class _Nodes:
         node, reads = self.nodes[at], self.reads[at]
         if node.op not in ("call_function", "call_method") or node.target is operator.setitem:
             return False  # which makes constants
-        if node.target in _NORMS and len(node.all_input_nodes) > 1 and _has_statistics(node):
+        if node.target in _NORMS and _has_statistics(node):
             return False
         return not _writes(node) or (bool(reads) and self.place.get(reads[0], -1) >= first)
 
@@ -276,25 +277,10 @@ def _writes(node: Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return (
         (name.endswith("_") and not name.endswith("__"))
-        or (name.startswith("i") and name[1:] in _OPERATORS)
+        or name in _IN_PLACE
         or bool(node.kwargs.get("inplace"))
         or "out" in node.kwargs
     )
-
-
-_OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "matmul",
-)
 
 
 def _read_by(node: Node) -> tuple[Node, ...]:
