@@ -145,6 +145,12 @@ class Conjugates(Block):
         return super().forward(x, memory) + (self.other * 2).imag
 
 
+class SignOfNan(Block):
+    def forward(self, x, memory):
+        sign = -float("nan") if self.number in (6, 7) else float("nan")
+        return super().forward(x, memory) + torch.copysign(x, sign)
+
+
 class ReadsAhead(nn.Module):
     """What was made for each block before the first, at the distances of the blocks."""
 
@@ -231,6 +237,7 @@ def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
         tied,
         lambda: stack(InOtherOrder),
         lambda: stack(Conjugates, count=12),
+        lambda: stack(SignOfNan),
         lambda: (ReadsAhead(), (torch.randn(3, WIDTH),)),
     ],
     ids=[
@@ -243,6 +250,7 @@ def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
         "tied",
         "other order",
         "conjugates",
+        "sign of NaN",
         "reads ahead",
     ],
 )

@@ -292,9 +292,10 @@ def _read_by(node: Node) -> tuple[Node, ...]:
 
 def _kind_of(node: Node) -> Hashable:
     """Say what a node calls, but for which nodes it reads."""
-    constants = map_arg((node.args, node.kwargs), lambda _: _NODE)
+    constants = repr(map_arg((node.args, node.kwargs), lambda _: _NODE))
     made = [_looks(item) for item in pytree.tree_leaves(node.meta.get("example_value"))]
-    return node.op, node.target, repr(constants), repr(made)
+    alone = node if "nan" in constants else None  # whose sign is not shown
+    return node.op, node.target, constants, repr(made), alone
 
 
 def _looks(item: Any) -> tuple[Any, ...]:
