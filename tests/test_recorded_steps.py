@@ -14,7 +14,13 @@ import remat
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    """A model that is gone leaves no profiler running, whatever came of its last step."""
+    """A model that is gone leaves no profiler running, whatever came of its last step.
+
+    One of other tests in this process that was compiled by `torch.compile` may, until a reset.
+    """
+    if is_recorded():
+        torch._dynamo.reset()
+        gc.collect()
     yield
     gc.collect()
     assert not is_recorded()
