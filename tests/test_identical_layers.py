@@ -83,4 +83,4 @@ def test_a_model_of_which_few_layers_were_traced_trains_as_in_eager(monkeypatch)
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in plain.parameters())])
     assert all(map(torch.equal, *results))
-    assert "recomputed" in str(planned.plan)
+    assert planned.plan.predicted_overhead > 0  # something is computed again

@@ -146,10 +146,11 @@ class Capture:
     def _traced_variant(self, missing: frozenset[int]) -> Capture:
         try:
             with _own_modes():
-                return _finish(
+                made = _finish(
                     self._joint, missing, self._costs, self._known,
                     self.output_structure, self._real, self.dry, self._repeats,
                 )  # fmt: skip
+            return replace(made, _finished=self._finished, _trace_whole=self._trace_whole)
         except Irregular as error:
             if self._trace_whole is None:
                 raise

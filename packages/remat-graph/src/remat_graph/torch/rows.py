@@ -258,7 +258,10 @@ class _Nodes:
         return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
 
     def _may_repeat(self, at: int, first: int) -> bool:
-        """Whether a node changes nothing but what its period, which begins at `first`, made."""
+        """Whether a node may be of a period, which begins at `first`, as far as its call tells.
+
+        What it changes beside what the period made shows in the traced program, at the latest.
+        """
         node, reads = self.nodes[at], self.reads[at]
         if node.op not in ("call_function", "call_method") or node.target is operator.setitem:
             return False  # which makes constants

@@ -21,10 +21,7 @@ from remat.dynamo import Found
 from remat.errors import BudgetWarning, PlanMismatch, RematError
 from remat.planning.given import GivenPlan
 from remat.planning.misfit import NotPlanned, warn_of_misfit
-from remat.planning.planner import (
-    Planned,
-    for_missing,
-)
+from remat.planning.planner import Planned, for_missing
 from remat.planning.settings import Settings
 from remat.plans.plan import Plan
 from remat.steps.first_steps import FirstSteps
