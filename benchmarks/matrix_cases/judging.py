@@ -149,8 +149,13 @@ def _train(
 
 
 def _error(found: _Trained, expected: _Trained) -> tuple[float, str]:
-    """Find the largest relative difference over steps and tensors, and where it is."""
+    """Find the largest relative difference over steps and tensors, and where it is.
+
+    A loss may pass zero, where what rounding leaves of its terms is no share of it: its difference
+    is relative to the largest of the steps.
+    """
     worst, where = 0.0, ""
+    largest_loss = max(float(step["loss"].abs().max()) for step in expected.steps)
     for number, (ours, theirs) in enumerate(zip(found.steps, expected.steps, strict=True)):
         gradients = [
             value
@@ -159,7 +164,8 @@ def _error(found: _Trained, expected: _Trained) -> tuple[float, str]:
         ]
         largest = max((float(value.abs().max()) for value in gradients), default=0.0)
         for name, wanted in theirs.items():
-            error = _distance(ours.get(name), wanted, 0.0 if name == "loss" else FLOOR * largest)
+            floor = largest_loss if name == "loss" else FLOOR * largest
+            error = _distance(ours.get(name), wanted, floor)
             if error > worst or math.isnan(error):
                 worst, where = error, f"step {number + 1}, {name}"
             if math.isnan(error):

@@ -76,6 +76,30 @@ def test_a_target_ends_the_search():
     assert enough.bound < best.bound
 
 
+def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypatch):
+    asked = []
+
+    def noted(problem, x, program, seconds, gap, start, back_end, options, meanwhile):
+        asked.append((seconds, start, options["mip_allow_restart"]))
+        return run(problem, x, program, seconds, gap, start, back_end, options, meanwhile)
+
+    run = milp._run
+    monkeypatch.setattr(milp, "_run", noted)
+    small = knapsacks(60, 5)
+    assert solve_program(small, seconds=60).value == pytest.approx(
+        solve_program(small, seconds=60, near=True).value
+    )
+    assert [anew for _, _, anew in asked] == [False, True]  # solved at once
+    asked.clear()
+    monkeypatch.setattr(milp, "_SECONDS_ANEW", 0.3)
+    answer = solve_program(knapsacks(), seconds=1, near=True)
+    (first, none, anew), (second, start, again) = asked
+    assert (first, none, anew, again) == (0.3, None, True, False)
+    assert start is not None and first + second <= 1
+    assert answer.outcome is Outcome.STOPPED
+    assert answer.bound < answer.value <= knapsacks().cost @ start
+
+
 def test_a_sweep_with_gurobi_starts_where_it_is_told():
     plain = knapsacks()
     program = BudgetedProgram(

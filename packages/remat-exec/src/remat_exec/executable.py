@@ -173,7 +173,7 @@ class Executable:
             process_lock,
             generators_restored(),
             torch.no_grad(),
-            measure_peak(self.device) as peak,
+            measure_peak(self.device, collect=False) as peak,
         ):
             self._run_without_autograd(bound, loss)
         return peak

@@ -146,7 +146,7 @@ def measure_loss(
     """
     with torch.enable_grad():
         loss_gradients(loss, returned(), tensors)  # to warm up: what a library allocates once
-        with measure_peak(device) as peak:
+        with measure_peak(device, collect=False) as peak:
             gradients, _left = loss_gradients(loss, returned(), tensors)
     made = turned = 0
     for tensor, gradient in zip(tensors, gradients, strict=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remat_graph.torch import AllocationRecorder
+from remat_graph.torch import AllocationRecorder, collector_at_rest
 
 __all__ = [
     "Peak",
@@ -51,13 +51,18 @@ class StepProfile:
 
 
 @contextmanager
-def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
+def measure_peak(
+    device: torch.device | str | None = None, *, collect: bool = True
+) -> Iterator[Peak]:
     """Measure the most memory held at once in the block beyond what was held before it.
 
     Without `device` it is CUDA's current one if anything is allocated there in the block, else the
     CPU. Gradients that exist already are part of what was held before; set them to `None` first to
     count them. What `remat` takes to make a plan within the block is not counted. On CUDA torch's
     own maxima (`torch.cuda.max_memory_allocated`) start anew.
+
+    What older cycles of objects hold is not to be let go of in the block: they are collected before
+    it, or, without `collect`, Python collects none in it, which for one step is quicker.
 
     Blocks may lie within one another, and `remat` records first steps within them as elsewhere.
 
@@ -67,9 +72,12 @@ def measure_peak(device: torch.device | str | None = None) -> Iterator[Peak]:
             or `remat` records the step.
     """
     peak = Peak()
-    gc.collect()
+    if collect:
+        gc.collect()
     shared = torch._C._current_graph_task_id() == -1  # a backward's could not be stopped
     with ExitStack() as stack:
+        if not collect:
+            stack.enter_context(collector_at_rest())
         recorders = [
             stack.enter_context(AllocationRecorder(each, shared=shared))
             for each in _devices(device)

@@ -19,6 +19,7 @@ import importlib.metadata
 import logging
 import math
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ _OPTIMAL = "optimal"
 _INFEASIBLE = ("infeasible", "infeasible_or_unbounded")  # the box bounds every program
 # Else HiGHS spends most of the time on few nodes: on trying their branches, and on beginning anew.
 _MANY_NODES = {"mip_pscost_minreliable": 0, "mip_allow_restart": False}
+_ANEW = {**_MANY_NODES, "mip_allow_restart": True}
+_SECONDS_ANEW = 2.0
 _TOLERANCE = 1e-5
 _INTERIOR_COLUMNS = 20_000
 
@@ -140,13 +143,15 @@ def solve_program(
     gap: float = 0.0,
     start: Floats | None = None,
     target: float | None = None,
+    near: bool = False,
     back_end: str = HIGHS,
     meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
 
-    A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone).
-    `meanwhile` is called by turns, with the seconds of a turn, while the back end works, if there
+    A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone). `near` says
+    that the start is near the bound, where a search that begins anew once most columns are fixed
+    may end at once. `meanwhile` is called by turns, with the seconds of a turn, while the back end works, if there
     is a second core.
     """
     count = len(program.cost)
@@ -159,13 +164,26 @@ def solve_program(
     x = cp.Variable(count, bounds=[program.lower, program.upper], **_kind(program.integral))
     problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
     more: dict[str, Any] = {}
-    if back_end == HIGHS:
-        more |= {} if target is None else {"objective_target": target}
-        more |= _MANY_NODES if program.integral.any() else {}
-    answer = _run(problem, x, program, seconds, gap, start, back_end, more, meanwhile)
-    if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
-        return dataclasses.replace(answer, outcome=Outcome.SOLVED)
-    return answer
+    if back_end == HIGHS and target is not None:
+        more["objective_target"] = target
+
+    def run(seconds: float, start: Floats | None, options: dict[str, Any]) -> Answer:
+        answer = _run(problem, x, program, seconds, gap, start, back_end, options, meanwhile)
+        if answer.outcome is Outcome.STOPPED and target is not None and answer.value <= target:
+            return dataclasses.replace(answer, outcome=Outcome.SOLVED)
+        return answer
+
+    if back_end != HIGHS or not program.integral.any():
+        return run(seconds, start, more)
+    if not near:
+        return run(seconds, start, more | _MANY_NODES)
+    begun = time.perf_counter()
+    first = run(min(_SECONDS_ANEW, seconds), start, more | _ANEW)
+    left = seconds - (time.perf_counter() - begun)
+    if first.outcome is not Outcome.STOPPED or left <= 0:
+        return first
+    answer = run(left, start if first.point is None else first.point, more | _MANY_NODES)
+    return dataclasses.replace(answer, bound=max(answer.bound, first.bound))
 
 
 class BudgetedProgram:

@@ -39,6 +39,7 @@ _TOO_LARGE_COLUMNS = 50_000
 _MOMENTS = 6  # over budget, that are looked at
 
 _SKETCH_SHARE = 0.15  # of the time left, for each pass
+_NEAR = 0.01
 _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many times the gap:
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
@@ -174,6 +175,7 @@ class Programs:
             gap=0.0 if exact else GAP,
             start=start,
             target=COST_OF_ONCE * (state.bound * (1 + TOLERANCE) / state.once - 1),
+            near=state.best_time - state.bound <= _NEAR * state.once,
             back_end=state.back_end,
             meanwhile=self._polish,
         )

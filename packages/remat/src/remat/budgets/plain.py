@@ -62,7 +62,7 @@ def measure_plain(
         return None
     with _undone(module, args, kwargs, capture) as (forward, sources):
         try:
-            with checkpoints_off(), measure_peak(device) as peak:
+            with checkpoints_off(), measure_peak(device, collect=False) as peak:
                 if loss is None:
                     outputs = _with_gradient(forward(), capture)
                     _kept = stand_in_loss(capture.loss, device)

@@ -45,7 +45,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph import Provenance
-from remat_graph.torch import note, process_lock, quietly, source_of
+from remat_graph.torch import collector_at_rest, note, process_lock, quietly, source_of
 
 __all__ = ["Found", "compile_frames", "found_in", "is_last_compilation", "let_through"]
 
@@ -131,7 +131,13 @@ class _Frames:
         if self._failures[code] >= _TRIES:
             return _AS_IT_IS
         settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
-        with quietly(), compile_lock, config.patch(settings), patched(self._skipped):
+        with (
+            quietly(),
+            collector_at_rest(),
+            compile_lock,
+            config.patch(settings),
+            patched(self._skipped),
+        ):
             before = self.code, self.name
             breaks = counters["graph_break"].copy()
             self.found = False

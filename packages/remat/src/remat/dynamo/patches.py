@@ -11,10 +11,11 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import guards, trace_rules
+from torch._dynamo import guards, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, builder, higher_order_ops, misc
+from torch._logging._internal import log_state
 
 __all__ = ["patched"]
 
@@ -40,6 +41,7 @@ def patched(told: Callable[[str], None]) -> Iterator[None]:
             lambda original: _tell_of_checkpoint(original, told),
         ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
+        (symbolic_convert, "get_funcname", _named_in_logs),
         (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
     )
     before = [getattr(owner, name) for owner, name, _ in changes]
@@ -123,6 +125,12 @@ def _is_forward(code: CodeType) -> bool:
         and _TORCH_MODULES in code.co_filename
         and not code.co_filename.endswith("rnn.py")
     )
+
+
+def _named_in_logs(original: Any) -> Any:
+    """Find functions' names, for which whole source files are parsed, only if a log shows them."""
+    shown = any(log_state.is_artifact_enabled(log) for log in ("trace_call", "trace_source"))
+    return original if shown else lambda filename, lineno: None
 
 
 def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
