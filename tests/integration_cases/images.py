@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from remat_graph.torch import capturing
+from remat_graph.torch import captures
 from remat_graph.torch.costs import measure_costs
 from remat_graph.torch.layouts import _able
 
@@ -40,5 +40,5 @@ def choose_layouts(monkeypatch, *, share=1, cost=1.0):
     def chosen(program, times_of):
         return frozenset(op for op in _able(program) if len(op) % share == 0)
 
-    monkeypatch.setattr(capturing, "measure_costs", costs)
-    monkeypatch.setattr(capturing, "choose_layouts", chosen)
+    monkeypatch.setattr(captures, "measure_costs", costs)
+    monkeypatch.setattr(captures, "choose_layouts", chosen)

@@ -14,7 +14,7 @@ from torch import nn
 
 from remat_exec import Executable
 from remat_graph import Compute, Numerics
-from remat_graph.torch import capture, capturing
+from remat_graph.torch import capture, captures
 from remat_graph.torch.layouts import choose_layouts
 from remat_solvers.baselines.store_all import store_all
 
@@ -53,7 +53,7 @@ def favouring(share, copied):
 
 def laid_out(model, args, times_of, numerics=Numerics.ROUNDING):
     choose = lambda program, _: choose_layouts(program, times_of)  # noqa: E731
-    with mock.patch.object(capturing, "choose_layouts", choose):
+    with mock.patch.object(captures, "choose_layouts", choose):
         return capture(model, args).with_alternatives(numerics)
 
 

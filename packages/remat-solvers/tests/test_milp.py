@@ -95,7 +95,8 @@ def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypa
     answer = solve_program(knapsacks(), seconds=1, near=True)
     (first, none, anew), (second, start, again) = asked
     assert (first, none, anew, again) == (0.3, None, True, False)
-    assert start is not None and first + second <= 1
+    assert first + second <= 1
+    assert start is not None
     assert answer.outcome is Outcome.STOPPED
     assert answer.bound < answer.value <= knapsacks().cost @ start
 

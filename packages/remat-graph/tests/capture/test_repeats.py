@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from remat_graph import canonical_hash
-from remat_graph.torch import capture, capturing, tracing
+from remat_graph.torch import capture, captures, capturing, tracing
 
 SMALL = {
     "hidden_size": 16,
@@ -292,12 +292,12 @@ def test_an_irregular_program_is_traced_whole(monkeypatch):
     model, call = Stack(), (torch.ones(2, 4),)
     whole = both(monkeypatch, model, {}, call)[1]
     monkeypatch.undo()
-    unroll = capturing.unroll
+    unroll = captures.unroll
 
     def refusing(program, repeats):
         if repeats:
-            raise capturing.Irregular("not so")
+            raise captures.Irregular("not so")
         return unroll(program, repeats)
 
-    monkeypatch.setattr(capturing, "unroll", refusing)
+    monkeypatch.setattr(captures, "unroll", refusing)
     assert capture(model, call, costs="estimate").graph == whole.graph

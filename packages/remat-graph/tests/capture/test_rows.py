@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from remat_graph import canonical_hash
-from remat_graph.torch import capture_region, capturing
+from remat_graph.torch import capture_region, captures, capturing
 from remat_graph.torch.periods import Irregular
 
 WIDTH = 4
@@ -284,14 +284,14 @@ def test_a_backward_that_does_not_pass_the_row(monkeypatch):
 
 def test_a_variant_that_few_periods_do_not_tell_is_traced_whole(monkeypatch):
     few = capture_region(*found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)), costs="estimate")
-    unroll = capturing.unroll
+    unroll = captures.unroll
 
     def refuses(program, repeats):
         if repeats:
             raise Irregular("not told")
         return unroll(program, repeats)
 
-    monkeypatch.setattr(capturing, "unroll", refuses)
+    monkeypatch.setattr(captures, "unroll", refuses)
     told = few.variant(frozenset({0}))
     assert not told.dry
     assert len(told.graph.ops) < len(few.graph.ops)

@@ -1,6 +1,7 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.capturing import Capture, Costs, capture, capture_region, tensor_at
+from remat_graph.torch.captures import Capture, Costs
+from remat_graph.torch.capturing import capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.devices import DEVICES
 from remat_graph.torch.errors import (

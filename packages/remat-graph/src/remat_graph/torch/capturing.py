@@ -8,279 +8,37 @@ module returns into the gradients of it.
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from remat_graph.graph import Graph, Numerics
 from remat_graph.torch._aot import Joint, StandIns, has_no_data, without_modes
-from remat_graph.torch.alternatives import add_alternatives
-from remat_graph.torch.attention import name_causal_masks
+from remat_graph.torch.captures import Capture, Costs, finish, own_modes
 from remat_graph.torch.checks import (
     check_devices,
     check_differentiable,
     check_measurable,
     is_dry,
 )
-from remat_graph.torch.costs import Cost, DeviceSpec, estimate_costs, measure_costs
+from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, NoBackward
-from remat_graph.torch.layouts import choose_layouts, lay_out
-from remat_graph.torch.lowering import build_program, returned_nodes
+from remat_graph.torch.lowering import returned_nodes
 from remat_graph.torch.periods import Irregular
 from remat_graph.torch.process import collector_at_rest
-from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
-from remat_graph.torch.recomputing import is_collective
-from remat_graph.torch.repeats import Repeat
-from remat_graph.torch.rewrite import (
-    copy_joint,
-    drop_dead,
-    forward_first,
-    merge_items,
-    merge_tied,
-    pin_mutated,
-    propagate,
-    separate_gradients,
-    set_batch_norm_apart,
-)
-from remat_graph.torch.simplify import drop_copies, merge_equal
+from remat_graph.torch.rewrite import merge_tied
 from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import Structure, distinct, read_call
-from remat_graph.torch.tangents import drop_tangents, merge_tangents
+from remat_graph.torch.tangents import merge_tangents
 from remat_graph.torch.tracing import FlatRegion, trace, trace_region
-from remat_graph.torch.unrolling import unroll
 
-__all__ = [
-    "Capture",
-    "Costs",
-    "capture",
-    "capture_region",
-    "tensor_at",
-]
+__all__ = ["capture", "capture_region", "tensor_at"]
 
 logger = logging.getLogger(__name__)
-
-_LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
-
-Costs = Literal["measure", "estimate"] | DeviceSpec
-
-
-@dataclass(frozen=True)
-class Capture:
-    """One training graph of a module, for one call of it.
-
-    `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
-    what the forward returns, whose gradients the graph takes to be absent; `let_go` those that it
-    takes the user to hold no more when the backward starts. `loss` is what a loss outside the
-    module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
-    tensors without data: its program can be read but not run. Nothing says whether another call
-    would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
-    none. `_finished` are graphs for other gradients, as traced, which captures of one trace share;
-    `_trace_whole` traces all of what was traced in part.
-    """
-
-    graph: Graph
-    program: Program
-    output_structure: Structure
-    missing: frozenset[int]
-    loss: LossCost
-    dry: bool
-    _joint: Joint = field(repr=False)
-    _costs: Costs = field(repr=False)
-    _known: dict[str, Cost] = field(repr=False)
-    _real: RealStrides | None = field(repr=False)
-    _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
-    let_go: frozenset[int] = frozenset()
-    numerics: Numerics | None = None
-    _in_channels_last: frozenset[str] = frozenset()
-    _plain: Capture | None = field(default=None, repr=False)
-    _variants: dict[frozenset[int], Capture] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _trace_whole: Callable[[], Capture] | None = field(default=None, repr=False, compare=False)
-    _finished: dict[frozenset[int], Capture] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    @property
-    def differentiable(self) -> tuple[str, ...]:
-        """The inputs of the program that get a gradient if every output does."""
-        traced = {self._joint.inputs[node] for node in self._joint.gradients}
-        rows = (zip(*repeat.own, strict=True) for repeat in self._repeats)
-        for keys in itertools.chain.from_iterable(rows):
-            if keys[1] in traced:  # of a period that was traced
-                traced.update(keys)
-        return tuple(node.name for node, key in self._joint.inputs.items() if key in traced)
-
-    @property
-    def communicates(self) -> bool:
-        """Whether it has an operator that the ranks of a group run together."""
-        return any(is_collective(call.target) for call in self.program.calls.values())
-
-    def variant(self, missing: frozenset[int]) -> Capture:
-        """Make the graph for when the gradients at these positions of `returned` do not come.
-
-        Its forward ops are those of this capture; operators already measured are not measured
-        again, and a variant is made once.
-
-        Raises:
-            CaptureError: if no gradient is left.
-        """
-        if missing not in self._variants:
-            if missing not in self._finished:
-                self._finished[missing] = self._traced_variant(missing)
-            made = self._finished[missing]
-            if self.numerics is not None:
-                made = replace(made, _costs=self._costs, _known=self._known)
-                made = made._with(self.numerics, self._in_channels_last)
-            elif made._costs != self._costs:
-                made = made.costed(self._costs, self._known)
-            self._variants[missing] = made
-        return self._variants[missing]
-
-    def _traced_variant(self, missing: frozenset[int]) -> Capture:
-        try:
-            with _own_modes():
-                made = _finish(
-                    self._joint, missing, self._costs, self._known,
-                    self.output_structure, self._real, self.dry, self._repeats,
-                )  # fmt: skip
-            return replace(made, _finished=self._finished, _trace_whole=self._trace_whole)
-        except Irregular as error:
-            if self._trace_whole is None:
-                raise
-            logger.info("every block is traced for other gradients: %s", error)
-            return self._trace_whole().variant(missing)
-
-    def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
-        """Give the same graph with other costs; `known` are measured before, and are added to.
-
-        Raises:
-            CaptureError: if an operator cannot be measured.
-        """
-        known = self._known if known is None else known
-        with _own_modes():
-            graph = _costed(self.program, costs, known, self.loss)
-        made = replace(
-            self, graph=graph, _costs=costs, _known=known, let_go=frozenset(), _variants={}
-        )
-        return made.letting_go(self.let_go)
-
-    @property
-    def laid_out(self) -> tuple[int, ...]:
-        """Which ops run in channels_last, by their place among the calls without alternatives."""
-        plain = self if self._plain is None else self._plain
-        rounding = self.program.rounding
-        return tuple(at for at, op in enumerate(plain.program.calls) if op in rounding)
-
-    def without_alternatives(self) -> Capture:
-        """Give the same graph with one maker of each value, all in the layouts that were traced."""
-        if self._plain is None:
-            return self
-        plain = self._plain
-        if self._costs != plain._costs:
-            plain = plain.costed(self._costs, self._known)
-        return plain.with_loss(self.loss).letting_go(self.let_go)
-
-    def in_traced_layouts(self) -> Capture:
-        """Give the same graph with its alternatives, but every op in the layout that was traced."""
-        if self.numerics is None or not self._in_channels_last:
-            return self
-        return self.without_alternatives()._with(self.numerics, frozenset())
-
-    def with_alternatives(
-        self,
-        numerics: Numerics = Numerics.BITWISE,
-        *,
-        measured: dict[str, Cost] | None = None,
-        laid_out: Collection[int] | None = None,
-    ) -> Capture:
-        """Give the same graph with other makers of its values, as exact as asked for or more.
-
-        Where rounding may differ, ops run in the layouts in which the step is fastest, if that can
-        be measured: costs are measured, or `measured` is given, to which what is measured is added.
-        With `laid_out`, as another capture has it, they are those that can of these.
-
-        Raises:
-            CaptureError: if it has alternatives, or an operator cannot be measured.
-        """
-        if self.numerics is not None:
-            raise CaptureError(
-                f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
-                f"others of the one without"
-            )
-        known = self._known if measured is None and self._costs == "measure" else measured
-        laid: frozenset[str] = frozenset()
-        if laid_out is not None:
-            laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
-        elif numerics.allows(Numerics.ROUNDING) and known is not None and not self.dry:
-            with _own_modes():
-                laid = choose_layouts(
-                    self.program,
-                    lambda program: {op: c.time for op, c in measure_costs(program, known).items()},
-                )
-        return self._with(numerics, laid)
-
-    def _with(self, numerics: Numerics, laid: frozenset[str]) -> Capture:
-        program = add_alternatives(lay_out(self.program, laid), numerics)
-        made = replace(
-            self, program=program, numerics=numerics, _in_channels_last=laid, _plain=self
-        )
-        return made.costed(self._costs)
-
-    def with_loss(self, loss: LossCost) -> Capture:
-        """Plan for a loss outside the module that takes this much."""
-        ops = tuple(
-            replace(op, workspace_bytes=loss.workspace_bytes) if op.name == LOSS else op
-            for op in self.graph.ops
-        )
-        values = tuple(
-            replace(value, size_bytes=loss.kept_bytes) if value.name == KEPT_BY_LOSS else value
-            for value in self.graph.values
-        )
-        return replace(self, graph=replace(self.graph, values=values, ops=ops), loss=loss)
-
-    def letting_go(self, positions: frozenset[int]) -> Capture:
-        """Plan for outputs that the user holds no more when the backward starts.
-
-        They are positions of what the forward returns. Such a value is there until the loss has
-        run, and after it only if the backward reads it.
-        """
-        graph, gone = self.graph, self.values_let_go(positions) - self.values_let_go(self.let_go)
-        ops = tuple(
-            replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
-            if op.name == LOSS
-            else op
-            for op in graph.ops
-        )
-        freed = replace(graph, ops=ops, results=graph.results - gone)
-        return replace(self, graph=freed, let_go=positions)
-
-    def with_other_results(self, positions: frozenset[int]) -> bool:
-        """Whether it makes a difference to let go of outputs at these positions."""
-        size = self.graph.value_by_name
-        gone = self.values_let_go(positions) ^ self.values_let_go(self.let_go)
-        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
-            1, sum(value.size_bytes for value in self.graph.values)
-        )
-
-    def values_let_go(self, positions: frozenset[int]) -> frozenset[str]:
-        """Name the values that are held for the user alone, who lets go of these outputs."""
-        program = self.program
-        storage = program.storage
-        kept = {storage[v] for p, v in enumerate(program.handed) if p not in positions}
-        kept.update(storage[gradient] for gradient in program.gradients.values())
-        gone = {storage[program.handed[p]] for p in positions}
-        return frozenset((gone & self.graph.value_by_name.keys()) - kept - self.graph.resident)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
-        """Return the capture itself: it is immutable and belongs to no module."""
-        return self
 
 
 def capture(
@@ -329,8 +87,8 @@ def capture(
                 "there is no backward pass to plan"
             )
         missing = _all_but_loss(joint, traced.structure)
-        with _own_modes():
-            return _finish(
+        with own_modes():
+            return finish(
                 joint, missing, costs, {} if known is None else known, traced.structure, real,
                 is_dry(module, call), traced.repeats,
             )  # fmt: skip
@@ -376,10 +134,8 @@ def capture_region(
             )
         joint = replace(joint, leaves=frozenset(leaves))
         missing = _all_but_scalar(joint) if loss_alone else frozenset()
-        with _own_modes():
-            return _finish(
-                joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats
-            )
+        with own_modes():
+            return finish(joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats)
 
     def captured(*, whole: bool) -> Capture:
         made = traced(inputs, tensors, whole=whole)
@@ -410,17 +166,6 @@ def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
         return captured(whole=True)
 
 
-@contextmanager
-def _own_modes() -> Iterator[None]:
-    """Leave the user's modes, autocast too: the casts of a traced program are calls of its own."""
-    with (
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-        without_modes(),
-    ):
-        yield
-
-
 def tensor_at(
     module: torch.nn.Module, tensors: list[torch.Tensor], kind: str, key: str | int
 ) -> torch.Tensor:
@@ -437,59 +182,6 @@ def tensor_at(
     if not isinstance(found, torch.Tensor):
         raise CaptureError(f"{kind} {key!r} of the module is no tensor any more")
     return found
-
-
-def _finish(
-    base: Joint,
-    missing: frozenset[int],
-    costs: Costs,
-    known: dict[str, Cost],
-    output_structure: Structure,
-    real: RealStrides | None,
-    dry: bool,
-    repeats: tuple[Repeat, ...] = (),
-) -> Capture:
-    joint = copy_joint(base)
-    returned = returned_nodes(joint)
-    gone = {t for t, output in joint.tangents.items() if returned.index(output) in missing}
-    if len(gone) == len(joint.tangents):
-        raise CaptureError("none of the module's outputs gets a gradient; nothing to plan")
-    joint = drop_tangents(joint, gone)
-    merge_items(joint)
-    set_batch_norm_apart(joint)
-    drop_dead(joint)
-    forward_first(joint)
-    propagate(joint, real)
-    if any([drop_copies(joint), merge_equal(joint), name_causal_masks(joint)]):
-        drop_dead(joint)
-        propagate(joint, real)
-    pinned = pin_mutated(joint)
-    joint, copied = separate_gradients(joint)
-    if pinned or copied:
-        propagate(joint, real)
-    program = unroll(build_program(joint), repeats)
-    loss = program.loss_allowance
-    graph = _costed(program, costs, known, loss)
-    logger.info(
-        "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
-        costs if isinstance(costs, str) else costs.name,
-    )  # fmt: skip
-    return Capture(
-        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats
-    )  # fmt: skip
-
-
-def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCost) -> Graph:
-    if costs == "measure":
-        found = measure_costs(program, known)
-    else:
-        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-        found = estimate_costs(program, spec)
-    return program.graph(
-        {name: cost.time for name, cost in found.items()},
-        {name: cost.workspace_bytes for name, cost in found.items()},
-        loss,
-    )
 
 
 def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:

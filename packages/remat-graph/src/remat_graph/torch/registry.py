@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from remat_graph.plugins import Plugin, Registry
-from remat_graph.torch.capturing import Capture, Costs, capture_region
+from remat_graph.torch.captures import Capture, Costs
+from remat_graph.torch.capturing import capture_region
 from remat_graph.torch.errors import BrokenCapture, DuplicateCapture, UnknownCapture
 from remat_graph.torch.strides import RealStrides
 

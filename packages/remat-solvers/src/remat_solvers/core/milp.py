@@ -151,8 +151,8 @@ def solve_program(
 
     A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone). `near` says
     that the start is near the bound, where a search that begins anew once most columns are fixed
-    may end at once. `meanwhile` is called by turns, with the seconds of a turn, while the back end works, if there
-    is a second core.
+    may end at once. `meanwhile` is called by turns, with the seconds of a turn, while the back end
+    works, if there is a second core.
     """
     count = len(program.cost)
     if count == 0:
