@@ -37,7 +37,7 @@ from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def random_sequence(graph, random):
@@ -184,7 +184,7 @@ def test_plans_over_alternatives_against_brute_force(graph, fraction):
         assert found.time <= best * (1 + 2e-6)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings_with_alternatives(), st.floats(0.0, 1.0), st.booleans())
 def test_a_wider_choice_is_never_slower(graph, fraction, exact_first):
     kinds = [Numerics.BITWISE, Numerics.LOSSY]

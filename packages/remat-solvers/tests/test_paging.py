@@ -120,7 +120,7 @@ def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
 
 def test_the_smallest_peak_found_is_near_the_bound():
     wiring = Wiring.of(gpt2(layers=4))
-    found = smallest_trace(wiring, time.perf_counter() + 5)
+    found = smallest_trace(wiring, time.perf_counter() + 2)
     assert found.peak_bytes <= 1.25 * least(wiring).peak_bytes
 
 
