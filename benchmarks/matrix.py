@@ -8,7 +8,7 @@ what plain eager computes, and the bits of storing everything, within the budget
 
 | category | |
 |---|---|
-| right, rounding | within 1e-5, or 1e-3, of eager's losses, gradients and buffers; those bits |
+| right, rounding | within 1e-5, or 1e-3, of eager's losses (relative to the largest), gradients and buffers; those bits |
 | WRONG | no exception, and further from eager |
 | not bitwise | close to eager, but not the bits of storing everything |
 | as compiled | eager differs, and `torch.compile(backend="eager")` gives what remat gives |
