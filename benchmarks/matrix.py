@@ -1,14 +1,14 @@
 """Does remat train it? Hundreds of architectures, each tiny, in a process of its own.
 
 One architecture for every package of transformers, the modules of torch's own tests, and families
-of timm. Each model is built from its configuration with random weights and handed to
+of timm, if it is installed (`hatch run timm`). Each model is built from its configuration with random weights and handed to
 `remat.rematerialize` before it was ever called, with six tenths of plain autograd's peak as the
 budget, or the least that remat names if that is too small. Three steps of training must compute
 what plain eager computes, and the bits of storing everything, within the budget.
 
 | category | |
 |---|---|
-| right, rounding | within 1e-5, or 1e-3, of eager's losses (relative to the largest), gradients and buffers; those bits |
+| right, rounding | within 1e-5, or 1e-3, of eager's gradients, buffers, largest loss; those bits |
 | WRONG | no exception, and further from eager |
 | not bitwise | close to eager, but not the bits of storing everything |
 | as compiled | eager differs, and `torch.compile(backend="eager")` gives what remat gives |
