@@ -1,10 +1,11 @@
 """Does remat train it? Hundreds of architectures, each tiny, in a process of its own.
 
 One architecture for every package of transformers, the modules of torch's own tests, and families
-of timm, if it is installed (`hatch run timm`). Each model is built from its configuration with random weights and handed to
-`remat.rematerialize` before it was ever called, with six tenths of plain autograd's peak as the
-budget, or the least that remat names if that is too small. Three steps of training must compute
-what plain eager computes, and the bits of storing everything, within the budget.
+of timm, if it is installed (`hatch run timm`). Each model is built from its configuration with
+random weights and handed to `remat.rematerialize` before it was ever called, with six tenths of
+plain autograd's peak as the budget, or the least that remat names if that is too small. Three steps
+of training must compute what plain eager computes, and the bits of storing everything, within the
+budget.
 
 | category | |
 |---|---|
