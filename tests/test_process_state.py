@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import scipy.special  # noqa: F401 - adds a filter of warnings when it is imported first
 import torch
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
-from torch._dynamo.variables import builder, misc
+from torch._dynamo import symbolic_convert
+from torch._dynamo.variables import builder, misc, tensor
 from torch.utils import _python_dispatch
 
 import remat
@@ -56,7 +58,8 @@ def state_of_the_process():
         "warnings": (list(warnings.filters), warnings.showwarning, warnings.warn),
         "patched functions": (
             torch.manual_seed, nn.Module.__call__, nn.Module.__getattr__,
-            torch._dynamo.trace_rules.check, misc.LoggingLoggerVariable.call_method,
+            torch._dynamo.trace_rules.check, symbolic_convert.get_funcname,
+            tensor.TensorVariable.method_requires_grad_, misc.LoggingLoggerVariable.call_method,
             misc.DebuggingVariable.call_function, builder.process_automatic_dynamic,
         ),
         "modes": (
@@ -305,3 +308,13 @@ def test_other_threads_compute_with_onednn_while_one_is_traced():
     remat.plan(Seen(8, 8), (batch(),), budget="1MiB", costs="estimate")
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_source_files_are_parsed_for_a_log_that_is_on_alone(is_on, monkeypatch):
+    parsed = []
+    state = torch._logging._internal.log_state
+    monkeypatch.setattr(symbolic_convert, "get_funcname", lambda file, line: parsed.append(file))
+    monkeypatch.setattr(state, "is_artifact_enabled", lambda log: is_on and log == "trace_call")
+    remat.rematerialize(Layers(), (batch(),), budget="1GiB")
+    assert bool(parsed) == is_on

@@ -222,3 +222,20 @@ def test_a_machine_with_a_gpu_is_measured_where_the_block_allocates(monkeypatch,
     with measure_peak() as peak:
         _made = torch.empty(1024)
     assert peak.peak_bytes == expected
+
+
+@pytest.mark.parametrize("collect", [True, False])
+def test_garbage_is_collected_before_the_block_or_not_in_it(collect):
+    gc.disable()
+    try:
+        cycle = [torch.zeros(1000)]
+        cycle.append(cycle)
+        there = weakref.ref(cycle[0])
+        del cycle
+        gc.enable()
+        with measure_peak("cpu", collect=collect):
+            assert (there() is None) == collect
+            assert gc.isenabled() == collect
+        assert gc.isenabled()
+    finally:
+        gc.enable()

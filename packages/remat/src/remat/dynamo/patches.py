@@ -131,8 +131,8 @@ def _is_forward(code: CodeType) -> bool:
 
 def _named_in_logs(original: Any) -> Any:
     """Find functions' names, for which whole source files are parsed, only if a log shows them."""
-    shown = any(log_state.is_artifact_enabled(log) for log in ("trace_call", "trace_source"))
-    return original if shown else lambda filename, lineno: None
+    is_on: Callable[[str], bool] = log_state.is_artifact_enabled
+    return original if is_on("trace_call") or is_on("trace_source") else lambda *_: None
 
 
 def _not_for_checkpoints(original: Any) -> Any:
