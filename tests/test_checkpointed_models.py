@@ -236,3 +236,43 @@ def test_a_step_trained_in_eager_alone_is_no_step_within_the_budget(goes_on):
     model = remat.rematerialize(TrainsInEager(goes_on), budget="1MiB", costs="estimate")
     with pytest.raises(remat.RematError, match="ran as it is, without a plan: TorchDynamo made no"):
         model(rows())
+
+
+class Adapted(nn.Module):
+    """Adapters in reentrant checkpoints after a frozen layer whose output is made to need one.
+
+    What the checkpoints run breaks the graph, and so does the forward before them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Linear(32, 32).requires_grad_(False)
+        self.embedding.register_forward_hook(self.make_inputs_require_grad)
+        self.adapters = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.head = nn.Linear(32, 32)
+
+    @staticmethod
+    def make_inputs_require_grad(module, given, output):
+        output.requires_grad_(True)
+
+    @staticmethod
+    def _run(adapter, x):
+        x = adapter(x).tanh()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    def forward(self, x):
+        x = self.embedding(x)
+        torch._dynamo.graph_break()
+        for adapter in self.adapters:
+            x = checkpoint(self._run, adapter, x, use_reentrant=True)
+        return self.head(x)
+
+
+def test_reentrant_checkpoints_after_a_frozen_layer_give_their_gradients():
+    """They give none unless an input requires a gradient: what makes it do so is not left out."""
+    eager = Adapted()
+    expected = record(eager)
+    assert all(adapter.weight.grad is not None for adapter in eager.adapters)
+    assert_bitwise_equal(record(remat.rematerialize(Adapted(), budget="1GiB")), expected)

@@ -15,7 +15,7 @@ import torch
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
 from torch._dynamo import symbolic_convert
-from torch._dynamo.variables import builder, misc, tensor
+from torch._dynamo.variables import builder, misc
 from torch.utils import _python_dispatch
 
 import remat
@@ -59,7 +59,7 @@ def state_of_the_process():
         "patched functions": (
             torch.manual_seed, nn.Module.__call__, nn.Module.__getattr__,
             torch._dynamo.trace_rules.check, symbolic_convert.get_funcname,
-            tensor.TensorVariable.method_requires_grad_, misc.LoggingLoggerVariable.call_method,
+            misc.LoggingLoggerVariable.call_method,
             misc.DebuggingVariable.call_function, builder.process_automatic_dynamic,
         ),
         "modes": (

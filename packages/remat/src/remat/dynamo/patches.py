@@ -14,14 +14,13 @@ import torch
 from torch._dynamo import guards, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import ConstantVariable, builder, higher_order_ops, misc, tensor
+from torch._dynamo.variables import ConstantVariable, builder, higher_order_ops, misc
 from torch._logging._internal import log_state
 
 __all__ = ["patched"]
 
 _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _TORCH_FUNCTIONS = torch.nn.functional.__file__
-_FOR_CHECKPOINTS = frozenset({"make_inputs_require_grad", "make_inputs_require_grads"})
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -43,7 +42,6 @@ def patched(told: Callable[[str], None]) -> Iterator[None]:
         ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
         (symbolic_convert, "get_funcname", _named_in_logs),
-        (tensor.TensorVariable, "method_requires_grad_", _not_for_checkpoints),
         (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
     )
     before = [getattr(owner, name) for owner, name, _ in changes]
@@ -133,21 +131,6 @@ def _named_in_logs(original: Any) -> Any:
     """Find functions' names, for which whole source files are parsed, only if a log shows them."""
     is_on: Callable[[str], bool] = log_state.is_artifact_enabled
     return original if is_on("trace_call") or is_on("trace_source") else lambda *_: None
-
-
-def _not_for_checkpoints(original: Any) -> Any:
-    """Leave out what makes a frozen embedding's output require a gradient, which would be a break.
-
-    The hooks by which `transformers` and PEFT do so, for checkpoints that drop the gradients of
-    parameters otherwise, and users after them, have these names. Checkpoints are taken out.
-    """
-
-    def requires_grad(self: Any, tx: Any, *rest: Any) -> Any:
-        if tx.f_code.co_name in _FOR_CHECKPOINTS:
-            return self
-        return original(self, tx, *rest)
-
-    return requires_grad
 
 
 def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
