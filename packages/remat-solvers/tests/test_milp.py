@@ -99,6 +99,12 @@ def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypa
     assert start is not None
     assert answer.outcome is Outcome.STOPPED
     assert answer.bound < answer.value <= knapsacks().cost @ start
+    found = iter([Answer(Outcome.STOPPED, np.ones(300), -5.0, -8.0),
+                  Answer(Outcome.STOPPED, None, np.inf, -9.0)])  # fmt: skip
+    monkeypatch.setattr(milp, "_run", lambda *_: next(found))
+    kept = solve_program(knapsacks(), seconds=1, near=True)
+    assert (kept.value, kept.bound) == (-5.0, -8.0)
+    assert kept.point is not None
 
 
 def test_a_sweep_with_gurobi_starts_where_it_is_told():

@@ -165,7 +165,7 @@ def solve_program(
     problem = cp.Problem(cp.Minimize(program.cost @ x), [program.matrix @ x <= program.right])
     more: dict[str, Any] = {}
     if back_end == HIGHS and target is not None:
-        more["objective_target"] = target
+        more = {"objective_target": target}
 
     def run(seconds: float, start: Floats | None, options: dict[str, Any]) -> Answer:
         answer = _run(problem, x, program, seconds, gap, start, back_end, options, meanwhile)
@@ -183,6 +183,8 @@ def solve_program(
     if first.outcome is not Outcome.STOPPED or left <= 0:
         return first
     answer = run(left, start if first.point is None else first.point, more | _MANY_NODES)
+    if first.value < answer.value:  # the start could not be handed on
+        answer = dataclasses.replace(answer, point=first.point, value=first.value)
     return dataclasses.replace(answer, bound=max(answer.bound, first.bound))
 
 

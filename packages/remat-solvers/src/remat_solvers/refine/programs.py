@@ -39,7 +39,7 @@ _TOO_LARGE_COLUMNS = 50_000
 _MOMENTS = 6  # over budget, that are looked at
 
 _SKETCH_SHARE = 0.15  # of the time left, for each pass
-_NEAR = 0.01
+_NEAR = 0.01  # of the time of computing everything once, between schedule and bound
 _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many times the gap:
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
