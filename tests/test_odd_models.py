@@ -94,6 +94,20 @@ def first_squares(output):
     return squares(output[0] if isinstance(output, tuple) else output)
 
 
+def test_a_returned_value_requires_a_gradient_of_its_own():
+    make, x = IN_PARTS["made to require a gradient, and returned"]
+    torch.manual_seed(0)
+    eager = make()
+    model = remat.rematerialize(copy.deepcopy(eager), budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    for _ in range(3):
+        gradients = []
+        for each in (model, eager):
+            output, derived, leaf = each(x)
+            (squares(output) + squares(derived)).backward()
+            gradients.append(leaf.grad)
+        torch.testing.assert_close(*gradients)
+
+
 def test_parts_are_computed_again_within_the_budget():
     def made():
         torch.manual_seed(0)

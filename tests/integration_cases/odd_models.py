@@ -149,6 +149,21 @@ def hooked(m, x):
     return m.leave(y)
 
 
+def made_to_require_a_gradient(m, x):
+    y = m.frozen(x).requires_grad_()
+    z = m.leave(y.tanh())
+    return z if y.requires_grad and y.tanh().requires_grad else z.detach()
+
+
+def made_to_require_a_gradient_and_returned(m, x):
+    y = m.frozen(x).requires_grad_()
+    return m.leave(y.tanh()), y.tanh(), y
+
+
+def with_a_frozen_layer(forward):
+    return Made(forward, frozen=linear().requires_grad_(False), leave=linear())
+
+
 def gradient_inside(m, x):
     x = x.detach().requires_grad_()
     y = m.layer(x).tanh().sum()
@@ -220,6 +235,12 @@ RIGHT = {
     ),
     "cells": (lambda: Made(cells, cell=nn.GRUCell(8, 16)), (rows(4, 3, 8),), {}, squares),
     "recurrence": (lambda: Made(recurrence, layer=linear(), gate=linear()), (rows(),), {}, squares),
+    "made to require a gradient": (
+        lambda: with_a_frozen_layer(made_to_require_a_gradient),
+        (rows(64, 16),),
+        {},
+        squares,
+    ),
     "masked attention": (
         lambda: Made(masked_attention, attend=nn.MultiheadAttention(16, 4, 0.1, batch_first=True)),
         (rows(2, 6, 16),),
@@ -688,6 +709,10 @@ IN_PARTS = {
     ),
     "compiled inside": (
         lambda: Made(lambda m, x: m.layer(x), layer=torch.compile(linear(), backend="eager")),
+        rows(),
+    ),
+    "made to require a gradient, and returned": (
+        lambda: with_a_frozen_layer(made_to_require_a_gradient_and_returned),
         rows(),
     ),
     "branch": (branch, rows()),

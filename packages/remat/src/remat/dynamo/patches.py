@@ -11,10 +11,16 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import guards, symbolic_convert, trace_rules
+from torch._dynamo import guards, output_graph, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import ConstantVariable, builder, higher_order_ops, misc
+from torch._dynamo.variables import (
+    ConstantVariable,
+    TensorVariable,
+    builder,
+    higher_order_ops,
+    misc,
+)
 from torch._logging._internal import log_state
 
 __all__ = ["patched"]
@@ -39,6 +45,11 @@ def patched(told: Callable[[str], None]) -> Iterator[None]:
             higher_order_ops.CheckpointHigherOrderVariable,
             "_call_function",
             lambda original: _tell_of_checkpoint(original, told),
+        ),
+        (
+            output_graph.OutputGraph,
+            "_check_requires_grad_intermediate_outputs",
+            _leave_out_leaves,
         ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
         (symbolic_convert, "get_funcname", _named_in_logs),
@@ -131,6 +142,50 @@ def _named_in_logs(original: Any) -> Any:
     """Find functions' names, for which whole source files are parsed, only if a log shows them."""
     is_on: Callable[[str], bool] = log_state.is_artifact_enabled
     return original if is_on("trace_call") or is_on("trace_source") else lambda *_: None
+
+
+def _leave_out_leaves(original: Any) -> Any:
+    """Leave `requires_grad_()` on a value made in the graph out where it changes no output.
+
+    AOTAutograd drops it, so Dynamo breaks the graph there: in each step of a model with adapters
+    whose embedding has the hook that PEFT and transformers add. It stays a break if a returned
+    value, or that very value, would require no gradient without it.
+    """
+
+    def check(self: Any, returned: Any, tx: Any) -> None:
+        made = [
+            variable.as_proxy().node
+            for variable in self.leaf_var_creation_order
+            if isinstance(variable, TensorVariable) and not variable.source
+        ]
+        values = [node.meta["example_value"] for node in made]
+        if self.autograd_grad_consumed_grad_fns or not all(
+            _is_same_without(variable, values) for variable in returned
+        ):
+            return original(self, returned, tx)
+        calls = [node for node in self.graph.nodes if node.target == "requires_grad_"]
+        for node in calls:
+            if node.args[0] in made:  # between two that allow it and forbid it again
+                for each in (node.next, node, node.prev):
+                    self.graph.erase_node(each)
+        return None
+
+    return check
+
+
+def _is_same_without(variable: Any, leaves: list[torch.Tensor]) -> bool:
+    """Whether a returned value requires a gradient, or none, whether or not `leaves` do."""
+    if not isinstance(variable, TensorVariable) or not variable.requires_grad:
+        return True
+    waiting = [variable.as_proxy().node.meta["example_value"].grad_fn]
+    seen = {None}
+    while waiting:
+        function = waiting.pop()
+        if function not in seen:
+            seen.add(function)
+            waiting += [following for following, _ in function.next_functions]
+    ends = (getattr(function, "variable", None) for function in seen)
+    return any(end is not None and all(end is not leaf for leaf in leaves) for end in ends)
 
 
 def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
