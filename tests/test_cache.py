@@ -156,7 +156,7 @@ def test_a_cached_schedule_of_other_names_is_refused(folder, caplog, name):
 
 def test_a_bound_above_the_time_is_refused(folder, caplog):
     solution = solve(GRAPH, 60)
-    lies = Solution(Status.OPTIMAL, solution.schedule, 1.0, 1, 99.0, "x", 0.0)
+    lies = Solution(Status.OPTIMAL, solution.schedule, 99.0, 1, 99.0, "x", 0.0)
     keep_solution(GRAPH, 60, "auto", None, lies)
     assert cached_solution(GRAPH, 60, "auto", None) is None
     assert "bound" in caplog.text

@@ -191,6 +191,10 @@ def damaged(document, **changes):
     return {**document, "body": {**document["body"], **changes}}
 
 
+def with_solution(document, **changes):
+    return damaged(document, solution=damaged(document["body"]["solution"], **changes))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -199,6 +203,12 @@ def damaged(document, **changes):
         (lambda d: damaged(d, more=1), "more"),
         (lambda d: damaged(d, graph=d["body"]["solution"]), "is of kind 'solution'"),
         (lambda d: damaged(d, solution={**d["body"]["solution"], "body": {}}), "status"),
+        (lambda d: damaged(d, budget_bytes=2**63), "budget_bytes"),
+        (lambda d: damaged(d, predicted_peak_bytes=5), "the peak of its schedule is"),
+        (lambda d: damaged(d, store_all_peak_bytes=7), "the peak of storing everything is"),
+        (lambda d: with_solution(d, lower_bound=1e9), "less than its bound"),
+        (lambda d: with_solution(d, time=1e9, lower_bound=1e9), "less than its bound"),
+        (lambda d: with_solution(d, status="infeasible"), "is infeasible has a schedule"),
     ],
 )
 def test_a_damaged_plan_is_refused_by_name(made, tmp_path, change, said):

@@ -104,6 +104,8 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 # What msgspec raises for damaged input; the last two are no subclasses of its own error.
 _DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+_TOLERANCE = 1e-6  # of a time, within which two are the same
+
 _BODIES: dict[str, type[Any]] = {
     "graph": _Graph,
     "schedule": _Schedule,
@@ -116,7 +118,8 @@ def encode(item: Document) -> bytes:
     """Encode as canonical JSON: equal objects give equal bytes.
 
     Raises:
-        DocumentError: if `item` is of another type, or a figure of a solution is not finite.
+        DocumentError: if `item` is of another type, or a figure of a solution is not finite, or its
+            status or bound contradicts its schedule or time.
     """
     kind, body = _to_body(item)
     envelope = _Envelope(kind, SCHEMA_VERSION, msgspec.Raw(_dump(body)))
@@ -186,11 +189,13 @@ def _to_body(item: Document) -> tuple[str, Any]:
             return "hierarchy", _Hierarchy(_graph_body(item.graph), _block_body(item.root))
         case Solution():
             schedule = None if item.schedule is None else _schedule_body(item.schedule)
-            return "solution", _Solution(
+            body = _Solution(
                 item.status, schedule, _finite("time", item.time), item.peak_bytes,
                 _finite_or_none("lower_bound", item.lower_bound), item.solver,
                 _finite("solve_seconds", item.solve_seconds), [_trial(t) for t in item.trials],
             )  # fmt: skip
+            _consistent(item)
+            return "solution", body
     raise DocumentError(
         f"cannot write a {type(item).__name__}; a Graph, Schedule, Hierarchy or Solution can be"
     )
@@ -222,14 +227,26 @@ def _from_body(body: Any) -> Document:
         case _Hierarchy():
             return Hierarchy(_read_graph(body.graph), _read_block(body.root))
     schedule = None if body.schedule is None else _read_schedule(body.schedule)
-    return Solution(
+    return _consistent(Solution(
         body.status, schedule, body.time, body.peak_bytes,
         body.lower_bound, body.solver, body.solve_seconds,
         tuple(
             Trial(t.solver, t.status, t.time, t.peak_bytes, t.lower_bound, t.seconds)
             for t in body.trials
         ),
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _consistent(solution: Solution) -> Solution:
+    """Give a solution whose status and bound contradict neither its schedule nor its time."""
+    found = solution.schedule is not None
+    if found != (solution.status in {Status.OPTIMAL, Status.FEASIBLE}):
+        what = "a schedule" if found else "no schedule"
+        raise DocumentError(f"a solution that is {solution.status.value} has {what}")
+    bound = solution.lower_bound
+    if found and bound is not None and bound > solution.time * (1 + _TOLERANCE):
+        raise DocumentError(f"a solution takes {solution.time} s, less than its bound, {bound} s")
+    return solution
 
 
 def _graph_body(graph: Graph) -> _Graph:

@@ -3,8 +3,9 @@
 There are two kinds: `plan`, of one graph, which is read and written here, and `step plan`, of a
 step of several regions (`step_file.py`). A document of kind `plan` holds its graph and its solution
 as documents of their own, as `remat_graph.encode` writes them. A file is data: its names serve to
-tell what differs, and reach neither generated code nor a path; what it says of peak and time is
-computed again.
+tell what differs, and reach neither generated code nor a path. What it says of peak and time is
+computed again, and a file that says something else is refused; what it says was proved must not
+contradict them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from remat_graph import (
     encode,
     simulate,
 )
+from remat_solvers.baselines.store_all import store_all
 
 if TYPE_CHECKING:
     from remat.plans.plan import Plan
@@ -47,10 +49,11 @@ __all__ = [
 
 PLAN, STEP_PLAN = "plan", "step plan"
 _VERSION = 1
+_CLOSE = 1e-6  # of a time, within which two are the same
 
 Body = TypeVar("Body")
 
-Size = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Word = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -200,15 +203,26 @@ def _made(graph: Graph, solution: Solution, body: _Plan) -> dict[str, Any]:
     if Outline.of(graph).hash != body.outline:
         raise GraphError("the hash of its outline is not that of its graph")
     timeline = simulate(graph, solution.schedule)
+    solution = replace(solution, time=timeline.time, peak_bytes=timeline.peak_bytes)
+    everything = simulate(graph, store_all(graph)).peak_bytes
+    for what, said, found in (
+        ("its schedule", body.predicted_peak_bytes, timeline.peak_bytes),
+        ("storing everything", body.store_all_peak_bytes, everything),
+    ):
+        if said != found:
+            raise GraphError(f"the peak of {what} is {found:,} bytes, where it says {said:,}")
+    bound = solution.lower_bound
+    if bound is not None and bound > timeline.time * (1 + _CLOSE):
+        raise GraphError(f"it takes {timeline.time} s, less than its bound, {bound} s")
     return {
         "graph": graph,
-        "solution": replace(solution, time=timeline.time, peak_bytes=timeline.peak_bytes),
+        "solution": solution,
         "budget_bytes": body.budget_bytes,
         "plain_peak_bytes": body.plain_peak_bytes,
-        "store_all_peak_bytes": body.store_all_peak_bytes,
+        "store_all_peak_bytes": everything,
         "measured_peak_bytes": body.measured_peak_bytes,
         "capture_seconds": body.capture_seconds,
-        "predicted_peak_bytes": body.predicted_peak_bytes,
+        "predicted_peak_bytes": timeline.peak_bytes,
         "source": "",
         "origin": body.origin.read(),
         "missing": frozenset(body.missing),
