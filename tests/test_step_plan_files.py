@@ -409,6 +409,9 @@ def test_the_command_reads_such_files(made, tmp_path):
     told = json.loads(run("explain", path, "--json").stdout)
     assert [region["name"] for region in told["regions"]] == [name for name, _ in plan.regions]
     assert plan.regions[0][0] in run("explain", path).stdout
+    for words in (("tradeoff", path), ("solve", path, "--budget", "50%")):
+        refused = run(*words).exception
+        assert "several regions" in str(refused)
     assert run("report", path, "--curve", "-o", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert page.index("<h2>The step</h2>") < page.index(f"<h2>{plan.regions[0][0]}</h2>")

@@ -50,6 +50,14 @@ class Loud(torch.nn.Linear):
         print("running")
         return super().forward(x)
 
+def stopped():
+    raise KeyboardInterrupt
+
+def chatty():
+    import subprocess, sys
+    subprocess.run([sys.executable, "-c", "print('from a child')"])
+    return Loud(4, 4), torch.zeros(1, 4)
+
 def loud():
     print("making")
     return Loud(4, 4), torch.zeros(1, 4)
@@ -163,6 +171,34 @@ def test_an_error_is_a_document_where_json_is_asked_for(file, capsys, monkeypatc
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error", "said"),
+    [
+        (["plan"], 2, "MissingParameter", "Missing"),
+        (["plan", "FILE:net", "--batch", "0"], 2, "BadParameter", "'--batch'"),
+        (["plan", "FILE:net", "--no-such"], 2, "NoSuchOption", "--no-such"),
+        (["plan", "FILE:stopped", "--budget", "50%"], 130, "KeyboardInterrupt", "stopped"),
+    ],
+)
+def test_so_is_a_wrong_command_line_and_ctrl_c(file, capsys, monkeypatch, words, code, error, said):
+    given = [word.replace("FILE", str(file)) for word in words]
+    monkeypatch.setattr(sys, "argv", ["remat", *given, "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert (end.value.code, told["error"]) == (code, error)
+    assert said in told["message"]
+
+
+def test_what_a_child_of_a_model_prints_is_not_amid_json(file, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["remat", "plan", f"{file}:chatty", "--budget=1MiB", "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    out, err = capfd.readouterr()
+    assert json.loads(out)["operations"] > 0
+    assert "from a child" in err
 
 
 @pytest.fixture

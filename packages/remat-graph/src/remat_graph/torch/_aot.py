@@ -259,8 +259,9 @@ def try_start(module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
 def _explained(error: Exception) -> str:
     return (
         f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
-        f"A plan is for one static graph: replace the branch by torch.where, pass the number "
-        f"as a Python argument, or rematerialize the submodules on both sides of it"
+        f"One static graph is captured here: replace the branch by torch.where, or pass the number "
+        f"as a Python argument. remat.rematerialize, which runs the model, plans what is before "
+        f"and after it as regions"
     )
 
 

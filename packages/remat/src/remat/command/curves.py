@@ -59,7 +59,7 @@ def tradeoff(
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the curve here, as JSON.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the curve here (.png, .svg); needs remat[plot].")
+        Path | None, typer.Option(help="Draw the curve here (.png, .svg); needs matplotlib.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

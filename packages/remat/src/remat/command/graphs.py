@@ -20,7 +20,7 @@ from remat.command.terminal import (
     print_rows,
     waiting,
 )
-from remat.plans.file import PLAN, kind_of
+from remat.plans.file import PLAN, STEP_PLAN, kind_of
 from remat_graph import Graph, GraphError, Schedule, Solution, decode, save, simulate
 
 if TYPE_CHECKING:
@@ -132,8 +132,14 @@ def load_graph(path: Path) -> Graph:
         OSError: if it cannot be read.
     """
     data = path.read_bytes()
-    if kind_of(data) == PLAN:
+    kind = kind_of(data)
+    if kind == PLAN:
         return _plan(data, path).graph
+    if kind == STEP_PLAN:
+        raise GraphError(
+            f"{path} is the plan of a step of several regions, each of a graph of its own; explain "
+            f"and report show it"
+        )
     found = decode(data, source=str(path))
     if not isinstance(found, Graph):
         raise GraphError(f"{path} holds a {type(found).__name__.lower()}; a graph is needed")

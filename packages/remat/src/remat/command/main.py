@@ -19,6 +19,7 @@ __all__ = ["INTERRUPTED", "NOTHING_FITS", "app", "main"]
 NOTHING_FITS = 3
 INTERRUPTED = 130
 _WRONG = 1
+_STOPPED = {"error": "KeyboardInterrupt", "message": "stopped before there was a schedule"}
 
 _ORDER = (
     "plan", "explain", "report", "trace", "tradeoff", "largest-batch", "compare", "solve", "check",
@@ -55,10 +56,9 @@ def _version(
 def main() -> None:
     """Run the command; errors are told on stderr and by the exit code, Ctrl-C by 130 alone.
 
-    With `--json` an error is a document on stdout, too.
+    With `--json` each is a document on stdout, too.
     """
     pressed = False
-    asked: dict[str, bool] = {}
 
     def stop(signal_number: int, frame: Any) -> None:
         nonlocal pressed
@@ -70,17 +70,38 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     before = signal.signal(signal.SIGINT, stop)
     try:
-        app(obj=asked)
+        app()
+    except SystemExit as end:
+        _tell_of_end(end)
+        raise
     except (RematError, OSError) as error:
         if not pressed:  # else its reason: compiled modules make an ImportError of Ctrl-C
             message, code = _told(error)
-            if asked.get(AS_JSON):
-                print_json(_document(error, message))
+            _tell(_document(error, message))
             err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
             raise SystemExit(code) from None
+        _tell(_STOPPED)
         raise SystemExit(INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _tell_of_end(end: SystemExit) -> None:
+    """Say as a document what typer ended for: a wrong command line, or Ctrl-C."""
+    cause: BaseException | None = end
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return _tell(_STOPPED)
+        if hasattr(cause, "format_message"):  # as errors of the command line have it
+            message = " ".join(cause.format_message().split())
+            return _tell({"error": type(cause).__name__, "message": message})
+        cause = cause.__context__
+    return None
+
+
+def _tell(document: dict[str, Any]) -> None:
+    if AS_JSON in sys.argv:
+        print_json(document)
 
 
 def _told(error: RematError | OSError) -> tuple[str, int]:

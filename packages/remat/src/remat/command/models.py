@@ -63,7 +63,13 @@ def plan(
 def largest_batch(
     model: Model,
     options: MakingOptions,
-    budget: Budget = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes with a unit ('8GiB'). With --device it may be left out: nine tenths of its "
+            "memory, less the model and what AdamW keeps."
+        ),
+    ] = None,
     most_overhead: Annotated[
         float, typer.Option(help="The most extra time, of computing everything once.")
     ] = 0.5,

@@ -43,14 +43,7 @@ __all__ = [
 out = Console()
 err = Console(stderr=True)
 
-AS_JSON = "json"  # under it the object of a context has whether `--json` was given
-
-
-def _note_json(context: typer.Context, is_asked: bool) -> bool:
-    """Let `main` know of it, for errors."""
-    context.ensure_object(dict)[AS_JSON] = is_asked
-    return is_asked
-
+AS_JSON = "--json"
 
 BudgetOption = Annotated[
     str,
@@ -60,13 +53,9 @@ SolverOption = Annotated[str, typer.Option(help="A name from `remat solvers`.")]
 LimitOption = Annotated[
     float | None, typer.Option(min=0, help="Stop the search after so many seconds.")
 ]
-JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json", callback=_note_json, is_eager=True, help="Print JSON instead of a table."
-    ),
-]
+JsonOption = Annotated[bool, typer.Option(AS_JSON, help="Print JSON instead of a table.")]
 
+_STDOUT, _STDERR = 1, 2
 _QUIET_SECONDS = 2.0
 _WIDEST = 1000  # columns
 
@@ -133,14 +122,27 @@ class Left(ProgressColumn):
 
 
 @contextmanager
+def _to_stderr() -> Iterator[None]:
+    """Let what is written to stdout come out on stderr, from whatever language."""
+    sys.stdout.flush()
+    before = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(before, _STDOUT)
+        os.close(before)
+
+
+@contextmanager
 def waiting(
     what: str, limit_seconds: float | None, told: Callable[[float], str] | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """Show, after two seconds, what is going on; give what takes a solver's progress.
 
-    What a model prints meanwhile goes to stderr: on stdout it would stand amid JSON.
-
-    `told` says the time of the best schedule so far.
+    What a model prints meanwhile, or a process that it starts, goes to stderr: on stdout it would
+    stand amid JSON. `told` says the time of the best schedule so far.
     """
     left = Left(limit_seconds)
     doing = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
@@ -158,7 +160,7 @@ def waiting(
 
     timer.start()
     try:
-        with redirect_stdout(sys.stderr):
+        with _to_stderr():
             yield report
     finally:
         timer.cancel()

@@ -212,10 +212,17 @@ class _Frames:
 
 
 def _name_of(frame: Any) -> str:
-    """Name a function; a method of a module by its class, which may not be the one it is of."""
-    owner = frame.f_locals.get("self")
-    if isinstance(owner, torch.nn.Module):
-        return f"{type(owner).__name__}.{frame.f_code.co_name}"
+    """Name a function; a method of a module by its class, which may not be the one it is of.
+
+    So is what wraps a method and is handed its arguments, or holds it as `wrap_inline` does.
+    """
+    held = frame.f_locals
+    called = "forward" if frame.f_code is _WITHIN else frame.f_code.co_name
+    given = held.get("args")
+    first = given[:1] if isinstance(given, tuple) else ()
+    for owner in (held.get("self"), getattr(held.get("fn"), "__self__", held.get("fn")), *first):
+        if isinstance(owner, torch.nn.Module):
+            return f"{type(owner).__name__}.{called}"
     name: str = frame.f_code.co_qualname
     return name
 
