@@ -16,6 +16,7 @@ ELEMENTWISE = (
     "{v}.contiguous()",
     "({v}.double() * 1.5).float()",
     "{v}.bfloat16().float()",
+    "({v}.bfloat16() / (1 + 0.3 * {v}.bfloat16().std())).float()",
     "torch.where({v} > 0, {v}, 0.1 * {v})",
     "F.softmax({v}, -1)",
     "F.normalize({v}, dim=-1)",

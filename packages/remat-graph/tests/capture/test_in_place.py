@@ -24,11 +24,25 @@ ARGUMENTS = {  # behind the gradient
     aten.tanh_backward.default: lambda x: (x,),
     aten.threshold_backward.default: lambda x: (x, 0),
 }
-BACKWARDS = [op for op in IN_PLACE if "backward" in getattr(op, "__name__", "")]
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+OTHERS = {  # what else is read: numbers, and tensors, of which some have no dimensions
+    aten.relu.default: [()],
+    aten.hardtanh.default: [(), (-0.37, 1.3)],
+    aten.leaky_relu.default: [(), (0.37,)],
+    aten.sigmoid.default: [()],
+    aten.tanh.default: [()],
+    aten.neg.default: [()],
+    **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar), [(0.37,), (3,)]),
+    **dict.fromkeys(
+        (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+        [(0.37,), (torch.tensor(0.37),), (torch.tensor(0.37, dtype=torch.float64),)],
+    ),
+}
 
 
 def same(one, other):
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
+    return one.dtype == other.dtype and torch.equal(one.view(bits), other.view(bits))
 
 
 def images(layout):
@@ -37,10 +51,24 @@ def images(layout):
     return x.to(memory_format=layout)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("operator", [*OTHERS], ids=str)
+def test_a_function_over_its_input_gives_the_same_bits(operator, dtype):
+    x = torch.randn(4099).to(dtype)
+    others = OTHERS[operator]
+    if operator._overloadname == "Tensor":
+        others = [*others, (torch.randn(4099).to(dtype),), (torch.randn(1).to(dtype),)]
+    for rest in others:
+        expected = operator(x, *rest)
+        found = IN_PLACE[operator](x.clone(), *rest)
+        assert same(found, expected), rest
+
+
+@pytest.mark.parametrize("dtype", TYPES[:3], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("operator", [*ARGUMENTS], ids=str)
-def test_a_pointwise_backward_over_its_gradient_gives_the_same_bits(operator, layout):
-    read, grad = images(layout), images(layout).mul_(0.3)
+def test_a_pointwise_backward_over_its_gradient_gives_the_same_bits(operator, layout, dtype):
+    read, grad = images(layout).to(dtype), images(layout).mul_(0.3).to(dtype)
     arguments = ARGUMENTS[operator](read)
     expected = operator(grad, *arguments)
     with AllocationRecorder(grad.device) as recorder:
@@ -63,8 +91,8 @@ def test_a_packed_backward_over_its_gradient_gives_the_same_bits(planned):
     assert recorder.requested_bytes <= packing.mask_workspace(packed.nbytes)
 
 
-def test_every_backward_that_may_overwrite_is_tried_here():
-    assert {*BACKWARDS} == {*ARGUMENTS, packing.backward_of_kept}
+def test_all_that_may_overwrite_is_tried_here():
+    assert {*IN_PLACE} == {*OTHERS, *ARGUMENTS, packing.backward_of_kept}
 
 
 def test_a_gradient_is_written_over_unless_it_came_from_outside():

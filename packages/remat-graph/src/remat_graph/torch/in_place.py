@@ -53,7 +53,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     aten.sub.Tensor: aten.sub_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
     aten.div.Tensor: aten.div_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.mul.Scalar: aten.mul_.Tensor,  # `mul_.Scalar` rounds the number to 16 bits
     aten.div.Scalar: aten.div_.Scalar,
     backward_of_kept: keep_in_place,
     **{operator.default: _over_gradient(operator) for operator in _POINTWISE_BACKWARDS},

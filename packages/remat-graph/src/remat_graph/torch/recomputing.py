@@ -23,7 +23,8 @@ _COLLECTIVE = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"
 _DECIDING = frozenset(
     {
         "aten::_unique2", "aten::argmax", "aten::argmin", "aten::argsort", "aten::bincount",
-        "aten::bucketize", "aten::histc", "aten::kthvalue", "aten::max.dim", "aten::median.dim",
+        "aten::bucketize", "aten::cummax", "aten::cummin", "aten::histc", "aten::kthvalue",
+        "aten::max.dim", "aten::median.dim",
         "aten::min.dim", "aten::mode", "aten::msort", "aten::multinomial", "aten::nanmedian.dim",
         "aten::nonzero", "aten::nonzero_static", "aten::searchsorted", "aten::sort", "aten::topk",
         "aten::unique_consecutive", "aten::unique_dim",
