@@ -24,6 +24,17 @@ print("code", code, "imported", sorted(slow & {*sys.modules}))
 """
 
 
+TWICE = """
+import torch, remat
+model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+try:
+    remat.plan(model, (x,), budget="1MiB", costs="estimate")
+except KeyboardInterrupt:
+    print("stopped")
+print(remat.plan(model, (x,), budget="1MiB", costs="estimate").recomputations)
+"""
+
+
 @pytest.fixture
 def graph(tmp_path):
     ops = (Op("f", ("x",), ("a",), 1.0), Op("b", ("a",), ("g",), 1.0, stage=Stage.BACKWARD))
@@ -92,3 +103,17 @@ def test_ctrl_c_during_an_import_is_quiet(tmp_path, moment):
         rest = process.stderr.readlines()
     assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
     assert not [line for line in rest if not line.startswith("import time:")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_after_ctrl_c_in_the_first_plan_another_can_be_made():
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", TWICE],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        for line in process.stderr:
+            if line.split("|")[-1].strip() == "sympy.core.basic":  # amid an import of torch's
+                process.send_signal(signal.SIGINT)
+                break
+        rest, _ = process.stderr.read(), process.wait()
+        assert process.stdout.read().split() == ["stopped", "0"], rest[-2000:]

@@ -3,7 +3,7 @@
 The registries of all four layers (captures, partitioners, solvers, executors) are made of this. A
 plugin carries the distribution it comes from, so that every error can name who must fix it.
 `Registry` is for plugins that are functions or classes, taken as they are; `with_settings` names
-one that was made with arguments.
+one that was made with arguments. `interrupts_deferred` lets Ctrl-C wait for the end of an import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["Plugin", "Registry", "find_plugins", "offering", "with_settings"]
+__all__ = [
+    "Plugin",
+    "Registry",
+    "find_plugins",
+    "interrupts_deferred",
+    "offering",
+    "with_settings",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +177,13 @@ def _plugin(point: EntryPoint) -> Plugin:
 
 @functools.cache
 def _load(plugin: Plugin) -> object:
-    with _interrupts_deferred():
+    with interrupts_deferred():
         loaded: object = EntryPoint(plugin.name, plugin.target, plugin.group).load()
     return loaded
 
 
 @contextmanager
-def _interrupts_deferred() -> Iterator[None]:
+def interrupts_deferred() -> Iterator[None]:
     """Let Ctrl-C take effect at the end: some modules cannot be imported again once they began to.
 
     It is only ever seen by the main thread, and only its handler can be replaced.

@@ -4,7 +4,9 @@ Names are those of `remat.api`, which is imported when one is first asked for: t
 and half of the commands need none.
 """
 
+import functools
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from remat.__about__ import __version__ as __version__
@@ -15,11 +17,20 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    api = import_module("remat.api")
+    api = _api()
     if name != "__all__" and name not in api.__all__:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")
     return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return list(import_module("remat.api").__all__)
+    return list(_api().__all__)
+
+
+@functools.cache
+def _api() -> ModuleType:
+    """Import it whole: parts of torch cannot be imported again once Ctrl-C has stopped them."""
+    from remat_graph.plugins import interrupts_deferred  # noqa: PLC0415 - as late as all else
+
+    with interrupts_deferred():
+        return import_module("remat.api")
