@@ -134,10 +134,32 @@ def test_a_model_that_is_wrapped_already_says_what_comes_first(wrap, instead):
         remat.plan(model, batch(), budget="1MiB")
 
 
-@pytest.mark.parametrize("given", [lambda output: loss(output), functools.partial(lambda o: o)])
-def test_a_loss_that_cannot_be_pickled_says_what_can_be(given):
-    with pytest.raises(remat.RematError, match=r"loss= cannot be pickled.* at the top of a module"):
-        pickle.dumps(rematerialized(loss=given))
+class Holding:
+    """A loss that has a function, such as a reduction, of its own."""
+
+    def __init__(self, reduce):
+        self.reduce = reduce
+
+    def __call__(self, output):
+        return self.reduce(loss(output))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("loss", lambda output: loss(output)),
+        ("loss", functools.partial(lambda o: o)),
+        ("loss", Holding(lambda o: o)),
+        ("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+    ],
+)
+def test_what_cannot_be_pickled_says_what_can_be(name, given):
+    with pytest.raises(remat.RematError, match=f"{name}= cannot be pickled.* at the top of a mod"):
+        pickle.dumps(rematerialized(**{name: given}))
+
+
+def test_a_loss_object_is_pickled_with_the_model():
+    assert pickle.loads(pickle.dumps(rematerialized(loss=Holding(torch.mean))))
 
 
 class Forked(nn.Module):

@@ -95,11 +95,21 @@ def test_an_operator_may_be_declared_deterministic():
 
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(
-    "name", ["scan", "", "::", "mylib::", None, "_c10d_functional::wait_tensor"]
+    "name",
+    [
+        *("scan", "", "::", "mylib::", None, "_c10d_functional::wait_tensor"),
+        *("remat_tests::nowhere", "aten::add.Nowhere", "higher_order::nowhere"),
+    ],
 )
 def test_what_cannot_be_declared_is_refused(name):
-    with pytest.raises(CaptureError, match=r"allow_recompute|collective"):
+    with pytest.raises(CaptureError, match=r"allow_recompute|collective|registered"):
         remat.allow_recompute(name)
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("name", ["aten::add", "aten::add.Tensor", "higher_order::flex_attention"])
+def test_what_is_registered_can_be_declared(name):
+    remat.allow_recompute(name)
 
 
 def test_what_chooses_is_kept():

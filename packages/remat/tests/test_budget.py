@@ -64,6 +64,7 @@ def test_a_budget_is_taken_as_it_is():
         0, -1, "0GiB", "-3 MiB", "0.1B", 0.0, -0.5, 1.5, float("nan"), float("inf"), "150%", "0%",
         "-5%", True, False, None, "", "eight", "8", "8.0", "GiB", "8 GiG", "8 Gi B", "8,5 GiB",
         "1e9B", "nan%", "inf GiB", [1], (0.5,), {"bytes": 1}, 1j, b"8GiB", torch.device("cpu"),
+        torch.tensor(0.5), torch.ones(2),
     ],
     ids=repr,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from remat.errors import RematError
 
-__all__ = ["refuse_checkpointed", "refuse_local_loss", "refuse_transforms", "refuse_wrapped"]
+__all__ = ["refuse_checkpointed", "refuse_transforms", "refuse_unpicklable", "refuse_wrapped"]
 
 _DDP = "torch.nn.parallel.distributed"
 _FSDP = "torch.distributed.fsdp"
@@ -71,18 +71,18 @@ def refuse_checkpointed(module: torch.nn.Module) -> None:
         frame = frame.f_back
 
 
-def refuse_local_loss(loss: Any) -> None:
-    """Refuse to pickle a loss that pickle could not find again.
+def refuse_unpicklable(loss: Any, optimizer: Any) -> None:
+    """Refuse to pickle a loss, or what makes an optimizer, that pickle could not find again.
 
     Raises:
-        RematError: if it is a lambda, or a function within another one.
+        RematError: if it is a lambda, or a function within another one, or holds one.
     """
-    if not isinstance(loss, (types.FunctionType, functools.partial)):
-        return
-    try:
-        pickle.dumps(loss)
-    except (pickle.PicklingError, AttributeError) as error:
-        raise RematError(
-            f"loss= cannot be pickled with the model ({error}); give a function that is defined by "
-            f"def at the top of a module, or save model.state_dict() instead"
-        ) from None
+    makes = optimizer if isinstance(optimizer, (types.FunctionType, functools.partial)) else None
+    for name, given in (("loss", loss), ("optimizer", makes)):
+        try:
+            pickle.dumps(given)
+        except (pickle.PicklingError, AttributeError) as error:
+            raise RematError(
+                f"{name}= cannot be pickled with the model ({error}); give a function that is "
+                f"defined by def at the top of a module, or save model.state_dict() instead"
+            ) from None

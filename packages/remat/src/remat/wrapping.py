@@ -32,8 +32,8 @@ from remat.planning.misfit import Misfit, NotPlanned
 from remat.planning.settings import Settings, as_args
 from remat.refusals import (
     refuse_checkpointed,
-    refuse_local_loss,
     refuse_transforms,
+    refuse_unpicklable,
     refuse_wrapped,
 )
 from remat.steps.stepper import Stepper
@@ -361,7 +361,7 @@ class RematForward:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        refuse_local_loss(self._settings.loss)
+        refuse_unpicklable(self._settings.loss, self._settings.optimizer)
         return {
             "by_regions": self._by_regions,
             "module": self._module,

@@ -40,14 +40,25 @@ def allow_recompute(name: str) -> None:
     `"mylib::scan.out"`.
 
     Raises:
-        CaptureError: if the name is not of this form, or of a collective, which never runs twice.
+        CaptureError: if the name is not of this form, no operator has it yet, or it is that of a
+            collective, which never runs twice.
     """
     namespace, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
     if not namespace or not operator:
         raise CaptureError(f"allow_recompute({name!r}): give a name such as 'mylib::scan'")
     if namespace in _COLLECTIVE:
         raise CaptureError(f"{name} is a collective: ranks would wait for one another forever")
+    if not _is_registered(namespace, operator):
+        raise CaptureError(f"no operator {name!r} is registered; import what registers it first")
     _allowed.add(name)
+
+
+def _is_registered(namespace: str, operator: str) -> bool:
+    if namespace == "higher_order":
+        return hasattr(torch.ops.higher_order, operator)
+    name, dot, overload = operator.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return packet is not None and (not dot or overload in packet.overloads())
 
 
 def may_run_again(target: Any) -> bool:

@@ -6,6 +6,7 @@ before the call.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def parse_budget(budget: object) -> Budget:
     if isinstance(budget, float):
         return _fraction(budget, repr(budget))
     if isinstance(budget, SupportsIndex):
-        return _size(operator.index(budget), repr(budget))
+        with contextlib.suppress(TypeError):  # a tensor has the method, and may be no whole number
+            return _size(operator.index(budget), repr(budget))
     raise BudgetError(f"budget={budget!r}; give {_EXAMPLES}")
 
 
