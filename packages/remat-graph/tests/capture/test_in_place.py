@@ -32,10 +32,10 @@ OTHERS = {  # what else is read: numbers, and tensors, of which some have no dim
     aten.sigmoid.default: [()],
     aten.tanh.default: [()],
     aten.neg.default: [()],
-    **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar), [(0.37,), (3,)]),
+    **dict.fromkeys((aten.mul.Scalar, aten.div.Scalar), ((0.37,), (3,))),
     **dict.fromkeys(
         (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
-        [(0.37,), (torch.tensor(0.37),), (torch.tensor(0.37, dtype=torch.float64),)],
+        ((0.37,), (torch.tensor(0.37),), (torch.tensor(0.37, dtype=torch.float64),)),
     ),
 }
 
