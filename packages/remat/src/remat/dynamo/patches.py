@@ -162,13 +162,13 @@ def _leave_out_leaves(original: Any) -> Any:
         if self.autograd_grad_consumed_grad_fns or not all(
             _is_same_without(variable, values) for variable in returned
         ):
-            return original(self, returned, tx)
+            original(self, returned, tx)
+            return
         calls = [node for node in self.graph.nodes if node.target == "requires_grad_"]
         for node in calls:
             if node.args[0] in made:  # between two that allow it and forbid it again
                 for each in (node.next, node, node.prev):
                     self.graph.erase_node(each)
-        return None
 
     return check
 
