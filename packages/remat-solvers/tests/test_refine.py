@@ -1,4 +1,5 @@
 import math
+import time
 from unittest import mock
 
 import numpy as np
@@ -351,7 +352,8 @@ def test_without_a_limit_it_waits_the_less_the_less_can_be_gained():
     patient = state(None)
     patient.best_time = 1.5 * patient.once
     wide = patient.deadline
-    patient.learn(0.4 * COST_OF_ONCE)
+    assert wide - time.perf_counter() < 10  # whatever the gap, if all was found at once
+    patient.learn(0.499 * COST_OF_ONCE)
     assert patient.deadline < wide < last
     waited = patient.deadline
     patient.offer(everything)

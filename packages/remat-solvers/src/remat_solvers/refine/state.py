@@ -18,9 +18,11 @@ from remat_solvers.refine.relaxation import COST_OF_ONCE
 __all__ = ["GAP", "State"]
 
 GAP = 1e-3  # that is small enough to stop at
-_PATIENCE_SECONDS = 4.0  # since the last gain
+# Since the last gain; points are of a hundred of the gap, relative to computing once.
+_PATIENCE_SECONDS, _PATIENCE_SECONDS_PER_SMALL_POINT = 4.0, 5.0
+_PATIENCE_SECONDS_PER_POINT = 3.0
 _PATIENCE_SECONDS_PER_OP = 1e-3
-_PATIENCE_SECONDS_PER_POINT = 3.0  # of a hundred of the gap, relative to computing once
+_MOST_PATIENCE_SECONDS, _MOST_PATIENCE = 8.0, 2.0  # of the time until the last gain, if longer
 _GAIN = 1e-4  # of computing once, that is worth waiting for more
 _EXACT_SECONDS = 3.0
 _EXACT_OPS = 200
@@ -59,10 +61,12 @@ class State(Incumbent):
         """
         if (self._limit.seconds is not None and not self._limit.loose) or self.best is None:
             return self._last_moment
-        patience = _PATIENCE_SECONDS + _PATIENCE_SECONDS_PER_OP * self.wiring.op_count
-        if self.once:
-            points = 100 * (self.best_time - self.bound) / self.once
-            patience += _PATIENCE_SECONDS_PER_POINT * points
+        points = 100 * (self.best_time - self.bound) / self.once if self.once else 0.0
+        patience = min(_PATIENCE_SECONDS, _PATIENCE_SECONDS_PER_SMALL_POINT * points)
+        patience += _PATIENCE_SECONDS_PER_POINT * points
+        until_gain = self._gained - self._started
+        patience = min(patience, max(_MOST_PATIENCE_SECONDS, _MOST_PATIENCE * until_gain))
+        patience += _PATIENCE_SECONDS_PER_OP * self.wiring.op_count
         return min(self._last_moment, self._gained + patience)
 
     def offer(self, found: Trace) -> bool:
