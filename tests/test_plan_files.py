@@ -327,7 +327,7 @@ def layouts(monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("numerics", ["bitwise", "rounding", "lossy"])
+@pytest.mark.parametrize("numerics", ["bitwise", "rounding"])
 def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
     numerics, layouts, tmp_path, monkeypatch
 ):

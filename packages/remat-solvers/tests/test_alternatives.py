@@ -37,7 +37,7 @@ from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def random_sequence(graph, random):

@@ -35,7 +35,7 @@ from remat_solvers.hierarchical.hilp.search import search
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=18, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(7, 8), trainings(), branching(3))
 plain = cases.map(
     lambda graph: dataclasses.replace(

@@ -50,7 +50,7 @@ def test_store_all_frees_after_the_last_use():
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs())
 def test_store_all_is_legal_and_computes_every_op_once(graph):
     timeline = simulate(graph, store_all(graph))

@@ -63,13 +63,6 @@ def gpt2():
     return language("GPT2", n_embd=16, n_layer=11, n_head=2, n_positions=8)
 
 
-def llama():
-    return language(
-        "Llama", hidden_size=16, intermediate_size=32, num_hidden_layers=11, num_attention_heads=2,
-        num_key_value_heads=1,
-    )  # fmt: skip
-
-
 class Block(nn.Module):
     def __init__(self, number):
         super().__init__()
@@ -210,13 +203,12 @@ def tied():
     "make",
     [
         gpt2,
-        llama,
         lambda: stack(Block),
         lambda: stack(InTurn, count=20),
         lambda: stack(ReadsPlace),
         lambda: stack(InPlace),
     ],
-    ids=["gpt2", "llama", "blocks", "in turn", "reads what was before", "in place"],
+    ids=["gpt2", "blocks", "in turn", "reads what was before", "in place"],
 )
 def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
     few, whole = few_and_whole(monkeypatch, *found_by_dynamo(*make()))
