@@ -27,7 +27,7 @@ from remat_solvers import (
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.core.milp import Answer, Outcome
 
-few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 NOTHING = Schedule(())
 

@@ -60,7 +60,7 @@ def language(name, **config):
 
 
 def gpt2():
-    return language("GPT2", n_embd=16, n_layer=11, n_head=2, n_positions=8)
+    return language("GPT2", n_embd=16, n_layer=9, n_head=2, n_positions=8)
 
 
 class Block(nn.Module):

@@ -14,18 +14,20 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
+from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.modules.checkpoints import checkpoints_off
 from remat.planning.given import GivenPlan
+from remat.planning.ranks import has_other_ranks, of_first_rank
 from remat.planning.settings import Settings, as_args
 from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
 from remat.plans.origin import Origin
 from remat.plans.plan import Plan
 from remat.refusals import refuse_wrapped
 from remat_exec import BudgetExceeded, Executable, Loss, Runnable, get_executor, with_call
-from remat_graph import Schedule, Status, simulate
+from remat_graph import Schedule, Solution, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -221,6 +223,7 @@ def make_plan(
         budget = max(budget, granted_bytes)
     target = budget - scalar_bytes
     bound: float | None = None
+    offered = captured
     for attempt in range(_ATTEMPTS):
         if given is not None:
             solution = given.solution(captured.graph, schedule, target, budget)
@@ -240,6 +243,11 @@ def make_plan(
             if solution.schedule is None:
                 raise RematError(f"solver {solution.solver} returned no schedule")
             schedule = solution.schedule
+            if run and has_other_ranks():
+                captured, solution = _shared(
+                    offered, captured, solution, schedule, settings.budget, target
+                )
+                schedule, everything = solution.schedule or schedule, _stored(captured)
         if attempt:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
@@ -286,6 +294,40 @@ def make_plan(
         f"{_BLOCKS_SPLIT * (device.type == 'cuda')}",
         budget,
         measured,
+    )
+
+
+def _shared(
+    offered: Capture,
+    captured: Capture,
+    solution: Solution,
+    schedule: Schedule,
+    asked: Budget,
+    target: int,
+) -> tuple[Capture, Solution]:
+    """Take the schedule of the rank that had one first, and its layouts, if it fits here.
+
+    `captured` is `offered`, or the same in the layouts that were traced. What was proved here holds
+    of it, too.
+    """
+    captures = [offered, offered.in_traced_layouts()] if offered.laid_out else [offered]
+    mine = int(captured is not offered)
+    captures[mine] = captured
+    graphs = [each.graph for each in captures]
+    ((which, theirs),) = of_first_rank(str(asked), graphs, [(mine, schedule)])
+    timeline = simulate(graphs[which], theirs)
+    if theirs == schedule or timeline.peak_bytes > target:
+        return captured, solution
+    bound = solution.lower_bound
+    return captures[which], replace(
+        solution,
+        schedule=theirs,
+        status=Status.FEASIBLE,
+        peak_bytes=timeline.peak_bytes,
+        time=timeline.time,
+        lower_bound=None if bound is None else min(bound, timeline.time),
+        solver="another rank",
+        trials=(),
     )
 
 

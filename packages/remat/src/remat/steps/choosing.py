@@ -15,6 +15,7 @@ from typing import Any
 from remat.budgets.auto import AutoBudget
 from remat.planning.given_step import GivenStep
 from remat.planning.misfit import warn_of_misfit
+from remat.planning.ranks import has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.plans.step import RegionOfStep, StepPlan, peak_of
@@ -29,6 +30,7 @@ from remat_solvers.step import (
     RegionOption,
     StepChoice,
     choose,
+    measure_option,
     refined_options,
     step_bound,
 )
@@ -104,6 +106,8 @@ class StepChooser:
         options = [
             kind.front.options[index] for kind, index in zip(kinds, choice.indices, strict=True)
         ]
+        if has_other_ranks():
+            options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
 
     def serves(self, known: KnownPattern, record: Recorded) -> bool:
@@ -134,6 +138,26 @@ class StepChooser:
             )  # fmt: skip
             return None
         return self._planned(record, options, budget, origin)
+
+    def _shared(
+        self, record: Recorded, options: list[RegionOption], room: int
+    ) -> list[RegionOption]:
+        """Take what the rank that first planned such a step chose, if it fits here."""
+        numbers = list(dict.fromkeys(record.pattern))
+        graphs = [self.kinds[number].front.graph for number in numbers]
+        pattern = [numbers.index(number) for number in record.pattern]
+        asked = f"{self.settings.budget} {pattern}"
+        mine = list(zip(pattern, (option.schedule for option in options), strict=True))
+        known = {
+            (which, option.schedule): option
+            for which, number in enumerate(numbers)
+            for option in self.kinds[number].front.options
+        }
+        theirs = [
+            known.get(choice) or measure_option(graphs[choice[0]], choice[1])
+            for choice in of_first_rank(asked, graphs, mine)
+        ]
+        return theirs if self._peak(record, theirs) <= room else options
 
     def _planned(
         self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from remat.errors import BudgetWarning
 from remat.planning.given_step import GivenStep
+from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.steps.choosing import StepChooser
@@ -69,7 +68,7 @@ class StepPlanner:
             most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
             ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
             # Where there are other ranks, messages come sooner or later from step to step.
-            if not record.provisional and not _has_other_ranks():
+            if not record.provisional and not has_other_ranks():
                 ran_by.awaited = 0
             if ran_by.fits:
                 self.told(ran_by.plan)
@@ -96,7 +95,7 @@ class StepPlanner:
         other ranks that does not follow: what their messages leave is not seen to be let go of.
         Of a fraction it is not known what it would be of.
         """
-        if self.settings.budget.fraction is not None or _has_other_ranks():
+        if self.settings.budget.fraction is not None or has_other_ranks():
             return
         self._step = step
         budget = self.chooser.budget(0)
@@ -170,7 +169,7 @@ class StepPlanner:
         over = record.peak_bytes - ran_by.plan.budget_bytes
         unseen = record.left_bytes - ran_by.left_bytes
         ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
-        return _has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
+        return has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
 
     def _tell_over(
         self,
@@ -202,7 +201,3 @@ def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
     if planned is not None and record.pattern != planned.record.pattern:
         return planned.record
     return record
-
-
-def _has_other_ranks() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
