@@ -18,7 +18,6 @@ import remat
 from loop_cases.ranks import collectives, ddp, fsdp_units
 from remat_solvers import step
 
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
