@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_RANKS = ["ddp", "fsdp2"]  # which run in `stacks/test_ranks.py`
@@ -16,6 +17,7 @@ MOST_LINES = 60
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_RANKS])
 def test_an_example_does_what_it_asserts(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    torch._dynamo.reset()  # what other tests compiled counts against the recompile limit
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 

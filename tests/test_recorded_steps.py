@@ -112,7 +112,7 @@ class Keeps(Between):
 
 
 def test_a_step_of_ranks_that_may_have_been_within_the_budget_is_judged_by_others(monkeypatch):
-    monkeypatch.setattr("remat.steps.step_planner._has_other_ranks", lambda: True)
+    monkeypatch.setattr("remat.steps.step_planner.has_other_ranks", lambda: True)
     torch.manual_seed(0)
     original = Keeps()
     budget = int(0.9 * peak_of(original))
