@@ -18,9 +18,10 @@ import remat
 import remat_solvers
 from remat.command import app, main, models, terminal
 from remat.command.terminal import Left, check_output
-from remat.planning import solving
+from remat.planning import cutting, solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution
+from remat_partition import partition
 
 FACTORY = """
 import torch
@@ -28,6 +29,10 @@ import torch
 def net(batch=64, depth=5):
     layers = (m for _ in range(depth) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
     return torch.nn.Sequential(*layers), torch.zeros(batch, 64)
+
+def dropping():
+    layers = (m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)))
+    return torch.nn.Sequential(*layers), torch.zeros(64, 64)
 
 def odd():
     return 1
@@ -444,3 +449,19 @@ def test_a_device_without_room_or_without_a_known_memory_is_named():
 def test_what_gradients_alone_take_is_told():
     with pytest.raises(remat.BudgetTooSmall, match=r"gradients of parameters, are .*fewer"):
         remat.plan(torch.nn.Linear(500, 500), torch.randn(1, 500), budget="1KiB", costs="estimate")
+
+
+def test_other_ways_to_make_a_value_and_another_cut(file, tmp_path, capsys, monkeypatch):
+    model = (f"{file}:net", "--budget", "80%", "--limit-seconds", "1")
+    saved = tmp_path / "plan.json"
+    ways = f"{file}:dropping", *model[1:]
+    run("plan", *ways, "--numerics", "bitwise", "--save", saved)
+    assert remat.Plan.load(saved).graph.has_alternatives
+    run("plan", *ways, "--save", saved)
+    assert not remat.Plan.load(saved).graph.has_alternatives
+    cut = []
+    monkeypatch.setattr(cutting, "partition", lambda *a, **k: cut.append(k) or partition(*a, **k))
+    run("plan", *model, "--solver", "h-ilp", "--partitioner", "sequence")
+    assert [each["partitioner"] for each in cut] == ["sequence"]
+    code, said = ended(capsys, monkeypatch, "plan", *model, "--partitioner", "sequence")
+    assert (code, "takes the graph as it is" in said) == (2, True)

@@ -16,6 +16,7 @@ from remat.budgets.budget import parse_budget
 from remat.command.targets import Device, Example, Precision, Target, read_settings
 from remat.command.terminal import LimitOption, SolverOption, err, waiting
 from remat.errors import BudgetError, RematError
+from remat_graph import Numerics
 
 if TYPE_CHECKING:
     from remat.plans.plan import Plan
@@ -120,6 +121,17 @@ class PlanOptions(ModelOptions):
     """How a model is made and planned for."""
 
     solver: SolverOption = "auto"
+    partitioner: Annotated[
+        str | None,
+        typer.Option(help="What cuts the graph, by name, for a solver that needs it, as h-ilp."),
+    ] = None
+    numerics: Annotated[
+        Numerics | None,
+        typer.Option(
+            help="Choose among other ways to make a value, too: of the same bits, rounded "
+            "otherwise, or of less precision."
+        ),
+    ] = None
     limit_seconds: LimitOption = None
 
     def plan(self, model: str, budget: str | None) -> tuple[Plan, str]:
@@ -132,7 +144,7 @@ class PlanOptions(ModelOptions):
         """
         wanted = read_budget(budget, self)
         target = self.target(model)
-        check_solver(self.solver)
+        check_solver(self.solver, self.partitioner)
         with waiting("making the model", None):
             example = target.build(self.costs)
         told = f"{example}, {self._costs_told}"
@@ -141,8 +153,9 @@ class PlanOptions(ModelOptions):
             "capturing and solving", most_seconds(self.solver, self.limit_seconds)
         ) as report:
             made = dry_plan(
-                example, self.costs, wanted, self.solver, self.limit_seconds, report, keep_best=True
-            )
+                example, self.costs, wanted, self.solver, self.limit_seconds, report,
+                numerics=self.numerics, partitioner=self.partitioner, keep_best=True,
+            )  # fmt: skip
         return made, told
 
     @property
@@ -220,15 +233,17 @@ def refuse_auto(budget: str) -> ParsedBudget:
     return read
 
 
-def check_solver(name: str) -> None:
-    """Load a solver, before there is a graph.
+def check_solver(name: str, partitioner: str | None = None) -> None:
+    """Load a solver, and what cuts the graph for it, before there is a graph.
 
     Raises:
-        SolverError: if it does not exist or cannot be loaded.
+        SolverError: if the solver does not exist or cannot be loaded.
+        PartitionError: if the partitioner does not.
+        RematError: if there is a partitioner, and the solver takes the graph as it is.
     """
     from remat.planning.cutting import check_method
 
-    check_method(name, None)
+    check_method(name, partitioner)
 
 
 def most_seconds(
@@ -249,6 +264,9 @@ def dry_plan(
     solver: str,
     limit_seconds: float | None,
     progress: Any,
+    *,
+    numerics: Numerics | None = None,
+    partitioner: str | None = None,
     keep_best: bool = False,
 ) -> Plan:
     """Plan without running the plan; with `keep_best`, Ctrl-C ends with the best so far.
@@ -259,6 +277,9 @@ def dry_plan(
     from remat.planning.planner import plan_module
     from remat.planning.settings import Settings
 
-    settings = Settings.read(budget, solver, costs, limit_seconds, progress, None)
+    settings = Settings.read(
+        budget, solver, costs, limit_seconds, progress, None,
+        numerics=numerics, partitioner=partitioner,
+    )  # fmt: skip
     settings = dataclasses.replace(settings, keep_best=keep_best)
     return plan_module(example.model, example.args, example.kwargs, settings).plan
