@@ -30,10 +30,6 @@ def net(batch=64, depth=5):
     layers = (m for _ in range(depth) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
     return torch.nn.Sequential(*layers), torch.zeros(batch, 64)
 
-def dropping():
-    layers = (m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)))
-    return torch.nn.Sequential(*layers), torch.zeros(64, 64)
-
 def odd():
     return 1
 
@@ -66,6 +62,10 @@ def chatty():
 def loud():
     print("making")
     return Loud(4, 4), torch.zeros(1, 4)
+
+def dropping():
+    layers = (m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)))
+    return torch.nn.Sequential(*layers), torch.zeros(64, 64)
 """
 
 
@@ -454,7 +454,7 @@ def test_what_gradients_alone_take_is_told():
 def test_other_ways_to_make_a_value_and_another_cut(file, tmp_path, capsys, monkeypatch):
     model = (f"{file}:net", "--budget", "80%", "--limit-seconds", "1")
     saved = tmp_path / "plan.json"
-    ways = f"{file}:dropping", *model[1:]
+    ways = f"{file}:dropping", "--budget", "100%"
     run("plan", *ways, "--numerics", "bitwise", "--save", saved)
     assert remat.Plan.load(saved).graph.has_alternatives
     run("plan", *ways, "--save", saved)
@@ -464,4 +464,4 @@ def test_other_ways_to_make_a_value_and_another_cut(file, tmp_path, capsys, monk
     run("plan", *model, "--solver", "h-ilp", "--partitioner", "sequence")
     assert [each["partitioner"] for each in cut] == ["sequence"]
     code, said = ended(capsys, monkeypatch, "plan", *model, "--partitioner", "sequence")
-    assert (code, "takes the graph as it is" in said) == (2, True)
+    assert (code, "takes the graph as it is" in said) == (1, True)
