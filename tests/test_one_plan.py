@@ -6,7 +6,7 @@ Two processes that train: `stacks/test_ranks.py`.
 import base64
 import logging
 import zlib
-from collections import Counter
+from threading import Event
 
 import numpy as np
 import pytest
@@ -17,10 +17,9 @@ import remat
 from remat.planning import planner, ranks
 from remat.steps import choosing
 from remat_graph import Graph, Op, Stage, Value
+from remat_solvers import smallest_budget
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.toolkit import Wiring, expand
-
-BUDGET = 0.7
 
 
 def chain(prefix, size=600, **costs):
@@ -44,16 +43,20 @@ def again(graph):
 @pytest.fixture
 def store(monkeypatch):
     kept = distributed.HashStore()
-    monkeypatch.setattr(ranks, "has_other_ranks", lambda: True)
-    monkeypatch.setattr(ranks, "_store", lambda: kept)
-    monkeypatch.setattr(ranks, "_made", Counter())
+    as_a_rank(monkeypatch, lambda: kept)
     return kept
+
+
+def as_a_rank(monkeypatch, store):
+    told = ranks._Told()
+    monkeypatch.setattr(ranks, "_store", store)
+    monkeypatch.setattr(ranks, "_told_here", lambda: told)
 
 
 @pytest.fixture
 def next_rank(monkeypatch, store):
     """Count from the beginning, as another rank does."""
-    return lambda: monkeypatch.setattr(ranks, "_made", Counter())
+    return lambda: as_a_rank(monkeypatch, lambda: store)
 
 
 def test_the_first_hands_its_schedule_to_the_next_in_its_names(next_rank):
@@ -80,6 +83,13 @@ def test_other_graphs_and_other_budgets_are_planned_apart(next_rank, asked, size
     assert ranks.of_first_rank(asked, [other], mine) == mine
 
 
+class Fake:
+    """A store that answers by a function."""
+
+    def __init__(self, answer):
+        self.clone, self.compare_set = lambda: self, lambda *_: answer()
+
+
 def packed(text):
     return base64.b85encode(zlib.compress(text.encode()))
 
@@ -90,58 +100,94 @@ def packed(text):
     ids=["not packed", "cut off", "of another kind", "of another graph", "illegal"],
 )
 def test_a_store_that_says_something_else_leaves_each_rank_its_own(monkeypatch, caplog, said):
-    class Other:
-        def compare_set(self, *_):
-            return said
-
-    monkeypatch.setattr(ranks, "has_other_ranks", lambda: True)
-    monkeypatch.setattr(ranks, "_store", Other)
+    as_a_rank(monkeypatch, lambda: Fake(lambda: said))
     graph = chain("p")
     mine = [(0, again(graph))]
     with caplog.at_level(logging.WARNING, "remat"):
         assert ranks.of_first_rank("asked", [graph], mine) == mine
-    assert "no plan is shared with other ranks" in caplog.text
+    assert "not shared with other ranks" in caplog.text
 
 
-def test_a_store_that_cannot_leaves_each_rank_its_own(monkeypatch, store, caplog):
-    class Gone:
-        def compare_set(self, *_):
-            raise distributed.DistNetworkError("Broken pipe")
+@pytest.mark.parametrize("reason", ["Broken pipe", "not implemented"])
+def test_a_store_that_cannot_leaves_each_rank_its_own(monkeypatch, caplog, reason):
+    def fail():
+        raise RuntimeError(reason)
 
-    monkeypatch.setattr(ranks, "_store", Gone)
+    as_a_rank(monkeypatch, lambda: Fake(fail))
     graph = chain("p")
     mine = [(0, again(graph))]
     with caplog.at_level(logging.WARNING, "remat"):
         assert ranks.of_first_rank("asked", [graph], mine) == mine
-    assert "Broken pipe" in caplog.text
+    assert reason in caplog.text
 
 
-def test_a_plan_that_a_store_cannot_take_is_not_sent(monkeypatch, store):
+def test_a_silent_store_is_waited_for_once(monkeypatch, caplog):
+    asked, end = [], Event()
+
+    def silent():
+        asked.append(True)
+        end.wait()
+
+    as_a_rank(monkeypatch, lambda: Fake(silent))
+    monkeypatch.setattr(ranks, "_WAIT_SECONDS", 0.1)
+    graph = chain("p")
+    mine = [(0, again(graph))]
+    with caplog.at_level(logging.WARNING, "remat"):
+        for _ in range(2):
+            assert ranks.of_first_rank("asked", [graph], mine) == mine
+    assert len(asked) == 1
+    assert "silent" in caplog.text
+    end.set()
+
+
+def test_a_plan_that_a_store_cannot_take_is_not_sent(monkeypatch, caplog):
     monkeypatch.setattr(ranks, "_MOST_BYTES", 10)
-    monkeypatch.setattr(ranks, "_store", lambda: pytest.fail("sent"))
+    as_a_rank(monkeypatch, lambda: pytest.fail("sent"))
     graph = chain("p")
     mine = [(0, again(graph))]
-    assert ranks.of_first_rank("asked", [graph], mine) == mine
+    with caplog.at_level(logging.WARNING, "remat"):
+        assert ranks.of_first_rank("asked", [graph], mine) == mine
+    assert "bytes" in caplog.text
 
 
-@pytest.mark.parametrize("regions", [None, "[0-9]"])
-def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
-    """The other rank stores everything, which is over the budget of this one."""
+def trained_beside(monkeypatch, schedule, **options):
+    """Train three steps where another rank hands over what `schedule` makes of each graph."""
     asked = []
 
     def of_first_rank(text, graphs, chosen):
         asked.append(text)
-        return [(which, store_all(graphs[which])) for which, _ in chosen]
+        return [(which, schedule(graphs[which])) for which, _ in chosen]
 
     for module in (planner, choosing):
         monkeypatch.setattr(module, "has_other_ranks", lambda: True)
         monkeypatch.setattr(module, "of_first_rank", of_first_rank)
     torch.manual_seed(0)
     layers = (nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(3))
-    model = remat.rematerialize(nn.Sequential(*layers), budget=BUDGET, regions=regions)
+    model = remat.rematerialize(nn.Sequential(*layers), **options)
     for _ in range(3):
         with remat.measure_peak() as peak:
             model(torch.randn(64, 16)).square().mean().backward()
     assert asked
-    assert model.plan.recomputations
     assert peak.peak_bytes <= model.plan.budget_bytes
+    return model.plan
+
+
+@pytest.mark.parametrize("regions", [None, "[0-9]"])
+def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
+    """Storing everything is faster, but over the budget."""
+    plan = trained_beside(monkeypatch, store_all, budget=0.7, regions=regions)
+    assert plan.recomputations
+
+
+@pytest.mark.parametrize("regions", [None, "[0-9]"])
+@pytest.mark.parametrize("most_times", [1.05, 100.0])
+def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
+    """The least peak needs recomputation, for which there is no need here."""
+    for module in (planner, choosing):
+        monkeypatch.setattr(module, "MOST_TIMES", most_times)
+
+    def lowest(graph):
+        return smallest_budget(graph, limit_seconds=0.3).schedule
+
+    plan = trained_beside(monkeypatch, lowest, budget="1MiB", regions=regions)
+    assert (plan.recomputations > 0) == (most_times > 2)

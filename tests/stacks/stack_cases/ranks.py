@@ -27,7 +27,11 @@ def one_plan(run, **options):
     def choose(fronts, calls, moments, room, **limit):
         return step.choose(fronts, calls, moments, int((1, 0.9)[rank] * room), **limit)
 
-    with mock.patch("remat.steps.choosing.choose", choose):
+    with (
+        mock.patch("remat.steps.choosing.choose", choose),
+        mock.patch("remat.steps.choosing.MOST_TIMES", 2.0),
+        mock.patch("remat.planning.planner.MOST_TIMES", 2.0),
+    ):
         kept = ddp(replace(run, wrap=wrap))
     for model in [] if run.plain else made:
         plan, told = model.plan, [None] * distributed.get_world_size()

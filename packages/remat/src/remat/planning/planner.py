@@ -20,7 +20,7 @@ from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.modules.checkpoints import checkpoints_off
 from remat.planning.given import GivenPlan
-from remat.planning.ranks import has_other_ranks, of_first_rank
+from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings, as_args
 from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
 from remat.plans.origin import Origin
@@ -237,9 +237,8 @@ def make_plan(
                     limit_seconds=settings.limit_seconds, progress=settings.progress,
                     keep_best=settings.keep_best, partitioner=settings.partitioner,
                 )  # fmt: skip
-                chosen, solution = solved_in_best_layouts(captured, solve_for)
-                if chosen is not captured:
-                    captured, everything = chosen, _stored(chosen)
+                captured, solution = solved_in_best_layouts(offered, solve_for)
+                everything = _stored(captured)
             if solution.schedule is None:
                 raise RematError(f"solver {solution.solver} returned no schedule")
             schedule = solution.schedule
@@ -305,7 +304,7 @@ def _shared(
     asked: Budget,
     target: int,
 ) -> tuple[Capture, Solution]:
-    """Take the schedule of the rank that had one first, and its layouts, if it fits here.
+    """Take the schedule of the rank that had one first, and its layouts, if it is as good here.
 
     `captured` is `offered`, or the same in the layouts that were traced. What was proved here holds
     of it, too.
@@ -316,7 +315,8 @@ def _shared(
     graphs = [each.graph for each in captures]
     ((which, theirs),) = of_first_rank(str(asked), graphs, [(mine, schedule)])
     timeline = simulate(graphs[which], theirs)
-    if theirs == schedule or timeline.peak_bytes > target:
+    is_own = (which, theirs) == (mine, schedule)
+    if is_own or timeline.peak_bytes > target or timeline.time > MOST_TIMES * solution.time:
         return captured, solution
     bound = solution.lower_bound
     return captures[which], replace(

@@ -1,9 +1,10 @@
 """One plan for all ranks: the first that has one hands its schedules to the others.
 
 The store of the process group holds them, under the graphs, the budget that was asked for, and how
-many plans were made for these before. Nobody waits: a rank that comes first writes, one that comes
-later reads, and takes what it reads if that fits there. A collective would have to be called by all
-ranks at once, and planning is not: one may meet a new length while the others run by known plans.
+many plans were made for these before. Nobody waits for another's plan: a rank that comes first
+writes, one that comes later reads, and takes what it reads if that fits there and is not much
+slower. A collective would have to be called by all ranks at once, and planning is not: one may meet
+a new length while the others run by known plans.
 """
 
 from __future__ import annotations
@@ -15,25 +16,39 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from remat.plans.outlines import Outline
-from remat_graph import Compute, Free, Graph, InvalidSchedule, Schedule, simulate
+from remat_graph import Compute, Free, Graph, Schedule, simulate
 
-__all__ = ["Choice", "has_other_ranks", "of_first_rank"]
+__all__ = ["MOST_TIMES", "Choice", "has_other_ranks", "of_first_rank"]
 
 logger = logging.getLogger(__name__)
 
 Choice = tuple[int, Schedule]
 """A graph, by its position among several, and a schedule of it."""
 
+MOST_TIMES = 1.05  # of the time of this rank's own plan, for another's to be taken
+
 _MOST_BYTES = 4 * 2**20  # a store hangs up on who sends twice as much
+_WAIT_SECONDS = 10.0  # for a store that answers in milliseconds, or is gone
 
-_DAMAGE = (ValueError, TypeError, LookupError, zlib.error, InvalidSchedule)
 
-_made: Counter[str] = Counter()
+@dataclass(slots=True)
+class _Told:
+    """How many plans were told to a group under each key; `False` once its store was silent."""
+
+    plans: Counter[str] = field(default_factory=Counter)
+    answers: bool = True
+
+
+_told: WeakKeyDictionary[Any, _Told] = WeakKeyDictionary()
 
 
 def has_other_ranks() -> bool:
@@ -52,26 +67,58 @@ def of_first_rank(
     `asked` is what it was asked for besides, in the same words on all ranks. What was chosen here
     is given back where no other rank was first, or none can be asked.
     """
-    if not has_other_ranks():
-        return chosen
-    outlines = [Outline.of(graph) for graph in graphs]
-    told = json.dumps([asked, *(outline.hash for outline in outlines)])
-    key = hashlib.sha256(told.encode()).hexdigest()
-    number = _made[key]
-    _made[key] += 1
-    mine = _written(outlines, chosen)
-    if len(mine) > _MOST_BYTES:
-        logger.warning("a plan of %s bytes is not told to other ranks", f"{len(mine):,}")
+    told = _told_here()
+    if told is None or not told.answers:
         return chosen
     try:
-        found = _store().compare_set(f"remat/{key}/{number}", "", mine)
+        outlines = [Outline.of(graph) for graph in graphs]
+        mine = _written(outlines, chosen)
+        if len(mine) > _MOST_BYTES:
+            raise ValueError(f"it takes {len(mine):,} bytes")
+        text = json.dumps([asked, *(outline.hash for outline in outlines)])
+        key = hashlib.sha256(text.encode()).hexdigest()
+        told.plans[key] += 1
+        found = _first(f"remat/{key}/{told.plans[key]}", mine)
         theirs = chosen if found == mine.encode() else _read(outlines, found)
         for position, schedule in theirs:
             simulate(graphs[position], schedule)
-    except (*_DAMAGE, RuntimeError) as error:  # the latter of stores that cannot, or are gone
-        logger.warning("no plan is shared with other ranks: %s", str(error).partition("\n")[0])
+    except Exception as error:  # whatever it is, this rank has a plan
+        told.answers = not isinstance(error, TimeoutError)
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        logger.warning("this plan is not shared with other ranks: %s", reason)
         return chosen
     return theirs
+
+
+def _told_here() -> _Told | None:
+    if not has_other_ranks():
+        return None
+    return _told.setdefault(torch.distributed.group.WORLD, _Told())
+
+
+def _first(key: str, mine: str) -> bytes:
+    """Give what a store holds under a key: `mine`, if nobody wrote before.
+
+    It is asked by a connection and a thread of its own: `compare_set` of TCPStore takes no limit,
+    and waits for whoever else waits by the same connection.
+
+    Raises:
+        TimeoutError: if there is no answer.
+        RuntimeError: if it is gone, or cannot compare.
+    """
+    found: Future[bytes] = Future()
+
+    def ask() -> None:
+        try:
+            found.set_result(_store().clone().compare_set(key, "", mine))
+        except Exception as error:
+            found.set_exception(error)
+
+    Thread(target=ask, name="remat-store", daemon=True).start()
+    try:
+        return found.result(_WAIT_SECONDS)
+    except TimeoutError:
+        raise TimeoutError(f"their store was silent for {_WAIT_SECONDS:.0f} s") from None
 
 
 def _store() -> Any:

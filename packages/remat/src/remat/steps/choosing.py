@@ -15,7 +15,7 @@ from typing import Any
 from remat.budgets.auto import AutoBudget
 from remat.planning.given_step import GivenStep
 from remat.planning.misfit import warn_of_misfit
-from remat.planning.ranks import has_other_ranks, of_first_rank
+from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.plans.step import RegionOfStep, StepPlan, peak_of
@@ -142,7 +142,7 @@ class StepChooser:
     def _shared(
         self, record: Recorded, options: list[RegionOption], room: int
     ) -> list[RegionOption]:
-        """Take what the rank that first planned such a step chose, if it fits here."""
+        """Take what the rank that first planned such a step chose, if it is as good here."""
         numbers = list(dict.fromkeys(record.pattern))
         graphs = [self.kinds[number].front.graph for number in numbers]
         pattern = [numbers.index(number) for number in record.pattern]
@@ -157,7 +157,9 @@ class StepChooser:
             known.get(choice) or measure_option(graphs[choice[0]], choice[1])
             for choice in of_first_rank(asked, graphs, mine)
         ]
-        return theirs if self._peak(record, theirs) <= room else options
+        times = [sum(option.time for option in each) for each in (theirs, options)]
+        fits = self._peak(record, theirs) <= room and times[0] <= MOST_TIMES * times[1]
+        return theirs if fits else options
 
     def _planned(
         self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
