@@ -42,7 +42,7 @@ _WAIT_SECONDS = 10.0  # for a store that answers in milliseconds, or is gone
 
 @dataclass(slots=True)
 class _Told:
-    """How many plans were told to a group under each key; `False` once its store was silent."""
+    """What a group was told: how many plans under each key, and whether its store answers."""
 
     plans: Counter[str] = field(default_factory=Counter)
     answers: bool = True
