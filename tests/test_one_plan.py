@@ -4,6 +4,7 @@ Two processes that train: `stacks/test_ranks.py`.
 """
 
 import base64
+import json
 import logging
 import zlib
 from threading import Event
@@ -16,7 +17,7 @@ from torch import distributed, nn
 import remat
 from remat.planning import planner, ranks
 from remat.steps import choosing
-from remat_graph import Graph, Op, Stage, Value
+from remat_graph import Compute, Graph, Op, Schedule, Stage, Value, encode
 from remat_solvers import smallest_budget
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.toolkit import Wiring, expand
@@ -90,14 +91,34 @@ class Fake:
         self.clone, self.compare_set = lambda: self, lambda *_: answer()
 
 
+def of_ops(*names):
+    return encode(Schedule(tuple(map(Compute, names)))).decode()
+
+
 def packed(text):
     return base64.b85encode(zlib.compress(text.encode()))
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"nothing", packed("[["), packed("{}"), packed("[[9],[[0]]]"), packed("[[0],[[0,3]]]")],
-    ids=["not packed", "cut off", "of another kind", "of another graph", "illegal"],
+    [
+        b"nothing",
+        packed("[["),
+        packed("[0]"),
+        packed(json.dumps([[0, encode(chain("o")).decode()]])),
+        packed(json.dumps([[9, of_ops("o0")]])),
+        packed(json.dumps([[0, of_ops("p0")]])),
+        packed(json.dumps([[0, of_ops("o0", "o3")]])),
+    ],
+    ids=[
+        "not packed",
+        "cut off",
+        "of another kind",
+        "a graph",
+        "of no graph",
+        "of another graph",
+        "illegal",
+    ],
 )
 def test_a_store_that_says_something_else_leaves_each_rank_its_own(monkeypatch, caplog, said):
     as_a_rank(monkeypatch, lambda: Fake(lambda: said))

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat.plans.outlines import Outline
-from remat_graph import Compute, Free, Graph, Schedule, simulate
+from remat_graph import Graph, Schedule, decode, encode, simulate
 
 __all__ = ["MOST_TIMES", "Choice", "has_other_ranks", "of_first_rank"]
 
@@ -126,30 +126,24 @@ def _store() -> Any:
 
 
 def _written(outlines: Sequence[Outline], chosen: Sequence[Choice]) -> str:
-    """Write schedules by positions in outlines: of an op, or below zero of what is freed."""
-    ops = [{name: at for at, name in enumerate(outline.ops)} for outline in outlines]
-    values = [{name: ~at for at, name in enumerate(outline.values)} for outline in outlines]
-    steps = [
-        [
-            ops[which][step.op] if isinstance(step, Compute) else values[which][step.value]
-            for step in schedule
-        ]
-        for which, schedule in chosen
-    ]
-    text = json.dumps([[which for which, _ in chosen], steps], separators=(",", ":"))
-    return base64.b85encode(zlib.compress(text.encode())).decode()
+    """Write schedules as documents, in the names of outlines."""
+    told = []
+    for which, schedule in chosen:
+        outline = outlines[which]
+        told.append([which, encode(outline.translate(schedule, outline.nameless)).decode()])
+    return base64.b85encode(zlib.compress(json.dumps(told).encode())).decode()
 
 
 def _read(outlines: Sequence[Outline], data: bytes) -> list[Choice]:
     """Read what another rank wrote.
 
     Raises:
-        ValueError, TypeError, LookupError, zlib.error: if it reads otherwise.
+        ValueError, TypeError, LookupError, zlib.error, DocumentError: if it reads otherwise.
     """
-    graphs, schedules = json.loads(zlib.decompress(base64.b85decode(data)))
     chosen = []
-    for which, positions in zip(graphs, schedules, strict=True):
-        ops, values = outlines[which].ops, outlines[which].values
-        steps = (Compute(ops[at]) if at >= 0 else Free(values[~at]) for at in positions)
-        chosen.append((which, Schedule(tuple(steps))))
+    for which, document in json.loads(zlib.decompress(base64.b85decode(data))):
+        outline, schedule = outlines[which], decode(document.encode())
+        if not isinstance(schedule, Schedule):
+            raise TypeError("it is no schedule")
+        chosen.append((which, outline.nameless.translate(schedule, outline)))
     return chosen
