@@ -15,7 +15,7 @@ import logging
 import re
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType, MethodType
@@ -37,6 +37,7 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
+from torch._dynamo.pgo import CodeId, CodeState
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch._guards import CompileContext
@@ -116,6 +117,7 @@ class _Frames:
         self.guards: WeakSet[GuardManagerWrapper] = WeakSet()
         self.graphs: WeakSet[_Held] = WeakSet()
         self._failures: Counter[CodeType] = Counter()
+        self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)
         self._traced: dict[CodeType, tuple[int, int]] = {}
         self.calls = 0
         self.met = 0
@@ -136,7 +138,7 @@ class _Frames:
             collector_at_rest(),
             compile_lock,
             config.patch(settings),
-            patched(self._skipped),
+            patched(self._skipped, self._numbers),
         ):
             before = self.code, self.name
             breaks = counters["graph_break"].copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,9 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import guards, output_graph, symbolic_convert, trace_rules
+from torch._dynamo import guards, output_graph, pgo, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.pgo import CodeId, CodeState
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
     ConstantVariable,
@@ -31,15 +33,18 @@ _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getCh
 
 
 @contextmanager
-def patched(told: Callable[[str], None]) -> Iterator[None]:
+def patched(told: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
-    `told` is given what is checkpointed and cannot be one graph, and why.
+    `told` is given what is checkpointed and cannot be one graph, and why. `numbers` are those that
+    were seen to change, which Dynamo keeps for all models together: another model of the same
+    class, with other widths, would have them as symbols.
     """
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
         (misc.DebuggingVariable, "call_function", _warn_later),
         (builder, "process_automatic_dynamic", _static_tensors),
+        (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
         (
             higher_order_ops.CheckpointHigherOrderVariable,
