@@ -38,12 +38,14 @@ __all__ = ["Heuristics"]
 
 _START_SHARE = 0.1  # of the time left, where there are several schedules to begin with
 _WIDE_GAP = 0.05  # beyond which all first schedules are tried
-_DESCENT_SHARE = 0.2  # of the time left
+_DESCENT_SHARE = 0.4  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
 _CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.1, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE = 8
+_MOST_MORE = 2.0  # times what the best recomputes, of one that is not yet pruned
+_MOST_AGAIN = 2.0  # computes everything so often again
 
 
 class Heuristics:
@@ -72,18 +74,26 @@ class Heuristics:
             if stored is everything[0] or time.perf_counter() < until:
                 self._repair(stored, EVICTION_PERTURBATIONS[0])
         self._others = [
-            attempt
-            for eviction, paging in zip(
-                EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True
-            )
+            partial(self._repair, stored, eviction)
+            for eviction in EVICTION_PERTURBATIONS[1:]
             for stored in everything
-            for attempt in (
-                partial(self._page, stored, paging, None),
-                partial(self._repair, stored, eviction),
-            )
         ]
-        while self._others and self._state.best is None:
-            self._others.pop(0)()
+        pages = (
+            partial(self._page, stored, paging, None)
+            for paging in PAGING_PERTURBATIONS
+            for stored in everything
+        )
+        while self._state.best is None:
+            attempt = self._others.pop(0) if self._others else next(pages, None)
+            if attempt is None:
+                break
+            attempt()
+
+    @property
+    def far_too_slow(self) -> bool:
+        """Whether all that was found computes everything some times over."""
+        state = self._state
+        return state.best_time > (1 + _MOST_AGAIN) * state.once
 
     def descend(self) -> None:
         """Look for a peak within the budget whatever the time, for a share of what is left."""
@@ -151,7 +161,7 @@ class Heuristics:
         soon = until - by_parts * _BY_PARTS * seconds
         if state.wiring.graph.has_alternatives:
             self._search_makers((time.perf_counter() + soon) / 2)
-        while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < soon:
+        while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < until:
             self._others.pop(0)()
         unfolded = unfold(state.wiring, state.best)
         found = local_search(
@@ -180,11 +190,13 @@ class Heuristics:
     def _repair(self, start: Trace, perturbation: EvictionPerturbation) -> None:
         """Evict, prune and offer."""
         state = self._state
+        again = state.best_time - state.once
         found = repaired(
             state.wiring,
             start,
             state.budget_bytes,
             perturbation=perturbation,
+            most_time=state.once + min(_MOST_MORE * again, _MOST_AGAIN * state.once),
             soon=state.soon(),
             deadline=state.deadline,
         )
@@ -224,7 +236,7 @@ class Heuristics:
         )
         if sequence is not None:
             found = trace(unfolded.wiring, sequence)
-            found = prune(unfolded.wiring, found, state.budget_bytes, deadline=state.deadline)
+            found = prune(unfolded.wiring, found, state.budget_bytes, deadline=state.soon())
             self._offer_folded(unfolded, found)
 
     def _offer_folded(self, unfolded: Unfolded, found: Trace) -> None:

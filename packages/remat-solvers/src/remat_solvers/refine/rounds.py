@@ -42,6 +42,7 @@ _LEANEST_SHARE = 1 / 2  # of the time left, for the ways of storing everything i
 _WIDE_GAP = 0.01  # after the second program
 _REGRESSION_SHARE = 0.1  # of the time left
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
+_FAR = 0.02  # from the bound: as long is spent on looking for schedules as on all else
 _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, beside and after it
 
 
@@ -57,6 +58,8 @@ class Rounds:
         self._given = given
         self._heuristics = Heuristics(state)
         self._programs = Programs(state, self._heuristics)
+        self._started = time.perf_counter()
+        self._searched = math.inf  # the time of a schedule around which nothing was found
         self._planned: set[Graph] = set()
         self._has_alternatives = state.wiring.graph.has_alternatives
 
@@ -81,6 +84,7 @@ class Rounds:
             state.infeasible = proved.peak_bytes > state.budget_bytes
             if state.infeasible:
                 return state.say("nothing fits: the least peak is above the budget")
+        if self._heuristics.far_too_slow:
             self._heuristics.descend()
         state.say("repaired storing everything")
         self._refine(_at_peak(state.wiring, everything[0]))
@@ -107,6 +111,7 @@ class Rounds:
             tried |= Refinement(self._begun, frozenset())
         else:
             tried = self._programs.sketch(tried)
+        self._keep_pace()
         pending: list[Refinement] = []
         again, begun, first = 0, None, not self._begun
         share, polish = _PROGRAM_SHARE, _POLISH
@@ -126,8 +131,10 @@ class Rounds:
                 return state.say("the program is infeasible")
             state.learn(answer.bound)
             built = self._heuristics.build(relaxation, answer)
+            self._keep_pace()
             if state.round == 1:
                 self._programs.reserve(tried)
+                self._keep_pace()
             elif state.round == 2 and not state.closed(_WIDE_GAP):
                 self._heuristics.plan_chain()
             beside = self._heuristics.polish_seconds - polished
@@ -180,6 +187,22 @@ class Rounds:
         if inner.best is not None:
             found = unfolded.fold(inner.best)
             state.offer(spared(state.wiring, found, state.budget_bytes, deadline=state.deadline))
+
+    def _keep_pace(self) -> None:
+        """Far from the bound, look for schedules for as long as was spent on other things.
+
+        Not before a program has told how far it is, nor again around one where that found none.
+        """
+        state = self._state
+        if state.bound <= state.once or state.closed(_FAR):
+            return
+        spent = time.perf_counter() - self._started
+        seconds = spent - 2 * self._heuristics.polish_seconds
+        before = state.best_time
+        if seconds >= _LEAST_TURN_SECONDS and before != self._searched:
+            self._heuristics.polish(seconds, by_parts=False)
+            if state.best_time == before:
+                self._searched = before
 
     def _polish(self, seconds: float) -> None:
         self._heuristics.polish(seconds, by_parts=not self._programs.last_is_small)

@@ -56,10 +56,13 @@ def evict(
     budget_bytes: int,
     *,
     perturbation: EvictionPerturbation | None = None,
+    most_time: float = math.inf,
+    patience: int | None = None,
     deadline: float = math.inf,
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
+    Nothing helps after `patience` steps without a gain, or beyond `most_time` of the sequence;
     `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
     """
     perturbation = EvictionPerturbation() if perturbation is None else perturbation
@@ -73,20 +76,29 @@ def evict(
         what = [op for _, closure in choices for op in closure]
         return np.insert(now.sequence, where, what)
 
-    return lowered(wiring, sequence, budget_bytes, step)
+    return lowered(wiring, sequence, budget_bytes, step, most_time=most_time, patience=patience)
 
 
 def lowered(
-    wiring: Wiring, sequence: Ints, budget_bytes: int, step: Callable[[Trace], Ints | None]
+    wiring: Wiring,
+    sequence: Ints,
+    budget_bytes: int,
+    step: Callable[[Trace], Ints | None],
+    *,
+    most_time: float = math.inf,
+    patience: int | None = None,
 ) -> Trace:
     """Change a sequence step by step, until it fits, no step is left, or they gain nothing.
 
-    The trace with the least peak is returned.
+    Or until it takes longer than `most_time`. The trace with the least peak is returned.
     """
     now = best = trace(wiring, sequence)
     least_excess, since = excess(now, budget_bytes), 0
-    patience = 40 + wiring.op_count // 20
+    if patience is None:
+        patience = 40 + wiring.op_count // 20
     while now.peak_bytes > budget_bytes and since < patience:
+        if wiring.time[now.sequence].sum() > most_time:
+            break
         changed = step(now)
         if changed is None:
             break

@@ -54,11 +54,13 @@ def evict_makers(
     budget_bytes: int,
     *,
     perturbation: EvictionPerturbation | None = None,
+    most_time: float = math.inf,
     deadline: float = math.inf,
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
-    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    Nor does anything beyond `most_time` of the sequence; `deadline` is a moment of
+    `time.perf_counter`. The trace with the least peak is returned.
     """
     perturbation = EvictionPerturbation() if perturbation is None else perturbation
     weights = perturbation.weights(wiring.value_count)
@@ -67,7 +69,7 @@ def evict_makers(
     def step(now: Trace) -> Ints | None:
         return evictor.step(now) if time.perf_counter() < deadline else None
 
-    return lowered(wiring, sequence, budget_bytes, step)
+    return lowered(wiring, sequence, budget_bytes, step, most_time=most_time)
 
 
 class _Evictor:

@@ -18,8 +18,12 @@ from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.evict_makers import evict_makers
 from remat_solvers.search.prune import drop_unused, prune, repeats
+from remat_solvers.search.replay import replay
 
 __all__ = ["made_again", "repaired", "spared", "tidy", "without_waste"]
+
+_NEARLY = 1.1  # of the budget
+_PATIENCE = 12  # evictions without a gain: small steps are better then
 
 
 def repaired(
@@ -28,12 +32,28 @@ def repaired(
     budget_bytes: int,
     *,
     perturbation: EvictionPerturbation | None = None,
+    most_time: float = math.inf,
     soon: float = math.inf,
     deadline: float = math.inf,
 ) -> Trace:
-    """Evict until `soon`, and prune until `deadline`, moments of `time.perf_counter`."""
+    """Evict until `soon`, and prune until `deadline`, moments of `time.perf_counter`.
+
+    Eviction that ends a little over the budget goes on in smaller steps (`replay`). Given up is
+    what takes longer than `most_time` before it is pruned.
+    """
     if not wiring.graph.has_alternatives:
-        found = evict(wiring, now.sequence, budget_bytes, perturbation=perturbation, deadline=soon)
+        found = evict(
+            wiring,
+            now.sequence,
+            budget_bytes,
+            perturbation=perturbation,
+            most_time=most_time,
+            patience=_PATIENCE,
+            deadline=soon,
+        )
+        nearly = budget_bytes < found.peak_bytes <= _NEARLY * budget_bytes
+        if nearly and wiring.time[found.sequence].sum() <= most_time:
+            found = replay(wiring, found, budget_bytes, deadline=soon)
         return prune(wiring, found, budget_bytes, deadline=deadline)
     found = evict_makers(
         wiring,
@@ -41,6 +61,7 @@ def repaired(
         now.sequence,
         budget_bytes,
         perturbation=perturbation,
+        most_time=most_time,
         deadline=soon,
     )
     return spared(wiring, found, budget_bytes, deadline=deadline)

@@ -35,9 +35,9 @@ _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
 EVICTION_PERTURBATIONS = (
     EvictionPerturbation(),
+    EvictionPerturbation(hold=0.5, noise=0.2, seed=1),
     EvictionPerturbation(cover=0.0, crowding=0.5),
     EvictionPerturbation(cover=1.0, crowding=8.0),
-    EvictionPerturbation(hold=0.5, noise=0.2, seed=1),
 )
 PAGING_PERTURBATIONS = (
     PagingPerturbation(),
