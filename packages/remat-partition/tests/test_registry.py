@@ -7,14 +7,20 @@ import sys
 import pytest
 
 from remat_graph import Graph
+from remat_graph.testing import unit_chain
 from remat_partition import (
     BrokenPartitioner,
     DuplicatePartitioner,
+    InvalidOption,
+    PartitionError,
+    UnknownOption,
     UnknownPartitioner,
     get_partitioner,
     list_partitioners,
     partition,
 )
+from remat_partition.h_partition import HPartition
+from remat_partition.registry import choose
 
 WORKING = """
 from remat_graph import Block, Hierarchy
@@ -96,6 +102,22 @@ def test_partition_by_name(install):
         partition(graph, partitioner="failing")
     with pytest.raises(BrokenPartitioner, match=r"'leaving' of named 1\.0 \(.*SystemExit: 3"):
         partition(graph, partitioner="leaving")
+
+
+def test_a_name_may_have_options():
+    graph = unit_chain(12)
+    by_name = partition(graph, partitioner="h-partition(max_top_ops=4)")
+    assert by_name == partition(graph, max_top_ops=4)
+    assert by_name != partition(graph, max_top_ops=20)
+    chosen = choose("h-partition(max_top_ops=4)")
+    assert chosen.name == "h-partition(max_top_ops=4)"
+    assert chosen.identity == choose(HPartition(max_top_ops=4)).identity
+    with pytest.raises(UnknownOption, match=r"'h-partition' .*'ops'"):
+        get_partitioner("h-partition(ops=4)")
+    with pytest.raises(InvalidOption):
+        get_partitioner("h-partition(max_top_ops='x')")
+    with pytest.raises(PartitionError, match=r"partitioner='h-partition\(4\)' cannot be read"):
+        get_partitioner("h-partition(4)")
 
 
 def test_an_unknown_name_lists_the_known(install):

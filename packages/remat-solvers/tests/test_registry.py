@@ -30,6 +30,7 @@ from remat_solvers.hierarchical.hilp import HILP
 from remat_solvers.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.refine import Refine
 from remat_solvers.registry import choose
+from remat_solvers.rotor import Rotor
 
 SOLVERS = """
 import dataclasses
@@ -253,6 +254,54 @@ def test_an_object_is_asked_with_its_settings(chain):
     for solver in (Checkmate(back_end="NOSUCH"), Refine(back_end="NOSUCH")):
         with pytest.raises(UnsuitableSolver, match=r"\(back_end='NOSUCH'\).*installed; see"):
             solve(chain, 100, solver=solver)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        Checkmate(gap=0.5, form=Form.PAPER),
+        Checkmate(gap=1),
+        Refine(back_end="SCIP"),
+        HTWRemat(most_nodes=(1, 2)),
+        Rotor(slots=50),
+    ],
+)
+def test_a_name_has_the_settings_with_which_an_object_is_named(solver):
+    chosen = choose(choose(solver).name)
+    assert chosen.solver == solver
+    assert chosen.name == choose(solver).name
+    assert chosen.identity == choose(solver).identity
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "checkmate(gap)",
+            r"solver='checkmate\(gap\)' cannot be read; settings are plain values by",
+        ),
+        ("checkmate(0.5)", "cannot be read"),
+        ("checkmate(**{})", "cannot be read"),
+        ("checkmate(gap=0.5", "cannot be read"),
+        ("checkmate(gap=open('x'))", "cannot be read"),
+        ("checkmate(gap=0.5)(gap=1)", "cannot be read"),
+        ("checkmate(speed=3)", "'checkmate' has no setting 'speed'; it has .*gap"),
+        ("store-all(speed=3)", "'store-all' has no setting 'speed'; it has none"),
+        ("checkmate(gap='x')", "setting 'gap' of solver 'checkmate' is 'x'; give a value like its"),
+        ("checkmate(gap=True)", "'gap' .* is True; give a value like its default, "),
+        ("checkmate(form=Form.NONE)", "'form' .* is 'Form.NONE'; give a value like"),
+        ("h-ilp(planner='x')", "'planner' .* is 'x'; give a value like its default, LevelPlanner"),
+    ],
+)
+def test_settings_in_a_name_that_are_none_of_its_own(name, said):
+    with pytest.raises(InvalidProblem, match=said):
+        get_solver(name)
+
+
+def test_an_unknown_name_with_settings():
+    with pytest.raises(UnknownSolver, match=r"'checkmat'; did you mean 'checkmate'"):
+        get_solver("checkmat(gap=0.5)")
+    assert get_solver("checkmate()") is get_solver("checkmate")
 
 
 @pytest.mark.parametrize("ask", [get_solver, lambda given: solve(unit_chain(2), 9, solver=given)])

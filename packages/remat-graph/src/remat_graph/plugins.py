@@ -3,11 +3,13 @@
 The registries of all four layers (captures, partitioners, solvers, executors) are made of this. A
 plugin carries the distribution it comes from, so that every error can name who must fix it.
 `Registry` is for plugins that are functions or classes, taken as they are; `with_settings` names
-one that was made with arguments. `interrupts_deferred` lets Ctrl-C wait for the end of an import.
+one that was made with arguments, `read_settings` reads such a name. `interrupts_deferred` lets
+Ctrl-C wait for the end of an import.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import enum
@@ -30,6 +32,7 @@ __all__ = [
     "find_plugins",
     "interrupts_deferred",
     "offering",
+    "read_settings",
     "with_settings",
 ]
 
@@ -236,6 +239,38 @@ def with_settings(name: str, made: object) -> str | None:
         if setting != _plain(parameter.default):
             told.append(f"{parameter.name}={setting}")
     return f"{name}({', '.join(told)})" if told else name
+
+
+def read_settings(name: str) -> tuple[str, dict[str, object]]:
+    """Split a name with settings, such as `rotor(slots=50)`, as `with_settings` writes it.
+
+    Settings are plain values: numbers, strings, True, False, None, lists of these, or a member of
+    an enumeration, which is given as it is written (`"Form.PAPER"`).
+
+    Raises:
+        ValueError: if what stands in the parentheses is anything else.
+    """
+    plain, bracket, rest = name.partition("(")
+    if not bracket:
+        return name, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            raise ValueError
+        settings = {
+            str(each.arg): ast.unparse(each.value)
+            if isinstance(each.value, ast.Attribute)
+            else ast.literal_eval(each.value)
+            for each in call.keywords
+        }
+        if "None" in settings:  # **more
+            raise ValueError
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ValueError(
+            f"{name!r} cannot be read; settings are plain values by name, "
+            f"as in '{plain}(limit=3, kind=\"x\")'"
+        ) from None
+    return plain, settings
 
 
 def _plain(setting: object) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-from remat_graph.plugins import Plugin, find_plugins, offering, with_settings
+from remat_graph.plugins import Plugin, find_plugins, offering, read_settings, with_settings
 from remat_partition.errors import (
     BrokenPartitioner,
     DuplicatePartitioner,
@@ -69,14 +69,25 @@ class Chosen:
 def choose(partitioner: str | Partitioner, options: Mapping[str, object] | None = None) -> Chosen:
     """Make the partitioner of a name with options, or take an object, which has its own.
 
+    A name may have options, too: `h-partition(max_top_ops=20)`.
+
     Raises:
         PartitionError: as `partition`, but for what comes of cutting.
     """
     if isinstance(partitioner, str):
-        plugin = find(partitioner)
-        made = make_with(plugin, options or {})
+        try:
+            name, settings = read_settings(partitioner)
+        except ValueError as error:
+            raise PartitionError(f"partitioner={error}") from None
+        plugin = find(name)
+        made = make_with(plugin, {**settings, **(options or {})})
         identity = with_settings(plugin.name, made)
-        return Chosen(made, plugin.name, plugin.origin, identity and f"{identity} of {plugin}")
+        return Chosen(
+            made,
+            (identity if settings else None) or plugin.name,
+            plugin.origin,
+            identity and f"{identity} of {plugin}",
+        )
     if not is_partitioner(partitioner):
         raise PartitionError(
             f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "

@@ -7,10 +7,13 @@ and kept. A name offered twice is an error that names both distributions.
 from __future__ import annotations
 
 import difflib
+import enum
 import functools
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from remat_graph.plugins import Plugin, find_plugins, offering, with_settings
+from remat_graph.plugins import Plugin, find_plugins, offering, read_settings, with_settings
 from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 
@@ -31,8 +34,10 @@ def list_solvers() -> dict[str, Plugin]:
 def get_solver(solver: str | Solver) -> Solver:
     """Load the solver of a name, the same object every time; one that is an object is handed back.
 
+    A name may have settings, plain values: `checkmate(gap=0.01)`.
+
     Raises:
-        InvalidProblem: if this is neither a name nor a solver.
+        InvalidProblem: if this is neither a name nor a solver, or the settings are not its own.
         UnknownSolver: if none has this name.
         DuplicateSolver: if two distributions offer it.
         BrokenSolver: if it cannot be imported or made, or is no solver.
@@ -73,8 +78,14 @@ class Chosen:
 def choose(solver: str | Solver) -> Chosen:
     """Find what a name stands for, or take an object with its settings; errors as `get_solver`."""
     if isinstance(solver, str):
-        plugin = find(solver)
-        return Chosen(_make(plugin), plugin.name, plugin.origin, f"{plugin.name} of {plugin}")
+        try:
+            name, settings = read_settings(solver)
+        except ValueError as error:
+            raise InvalidProblem(f"solver={error}") from None
+        plugin = find(name)
+        if not settings:
+            return Chosen(_make(plugin), plugin.name, plugin.origin, f"{plugin.name} of {plugin}")
+        solver = _made_with(plugin, settings)
     if isinstance(solver, type):
         raise InvalidProblem(
             f"solver={solver.__name__}, which is a class; give an object: {solver.__name__}()"
@@ -130,3 +141,48 @@ def _make(plugin: Plugin) -> Solver:
         raise BrokenSolver(plugin.name, plugin.origin, f"it has no {', '.join(missing)}")
     found: Solver = solver
     return found
+
+
+def _made_with(plugin: Plugin, settings: Mapping[str, object]) -> Solver:
+    """Make a solver with settings of its own, each of the kind of its default."""
+    _make(plugin)  # with its defaults: what does not load or work at all is broken
+    made = plugin.load()
+    known = inspect.signature(made).parameters  # type: ignore[arg-type]
+    given: dict[str, object] = {}
+    for name, value in settings.items():
+        if name not in known:
+            its = f"it has {', '.join(known)}" if known else "it has none"
+            raise InvalidProblem(f"solver {plugin.name!r} has no setting {name!r}; {its}")
+        try:
+            given[name] = _like(known[name].default, value)
+        except ValueError:
+            raise InvalidProblem(
+                f"setting {name!r} of solver {plugin.name!r} is {value!r}; "
+                f"give a value like its default, {known[name].default!r}"
+            ) from None
+    try:
+        solver: Solver = made(**given)  # type: ignore[operator]
+    except (TypeError, ValueError) as error:
+        raise InvalidProblem(f"solver {plugin.name!r} cannot be made so: {error}") from error
+    return solver
+
+
+def _like(default: object, value: object) -> object:
+    """Make a plain value one of the kind of a default.
+
+    Raises:
+        ValueError: if it cannot be one.
+    """
+    if default is None or default is inspect.Parameter.empty:
+        return value
+    if isinstance(default, enum.Enum):
+        members = {f"{type(default).__name__}.{each.name}": each for each in type(default)}
+        if str(value) not in members:
+            raise ValueError
+        return members[str(value)]
+    if isinstance(default, tuple) and isinstance(value, list | tuple):
+        return tuple(value)
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+        raise ValueError
+    return value

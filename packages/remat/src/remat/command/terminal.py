@@ -49,7 +49,9 @@ BudgetOption = Annotated[
     str,
     typer.Option(help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%')."),
 ]
-SolverOption = Annotated[str, typer.Option(help="A name from `remat solvers`.")]
+SolverOption = Annotated[
+    str, typer.Option(help="A name from `remat solvers`, also as 'checkmate(gap=0.01)'.")
+]
 LimitOption = Annotated[
     float | None, typer.Option(min=0, help="Stop the search after so many seconds.")
 ]
