@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 
 
 def pytest_collection_finish() -> None:
@@ -16,7 +17,19 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup() -> None:
     """Collect what the last test left in cycles, then leave all that is there out of this test's.
 
-    A test collects garbage four times for each plan, and would look at all that was imported.
+    A test collects garbage four times for each plan, and would look at all that was imported. A
+    recorded step of a model that another test compiled by `torch.compile`, and left, ends here.
     """
     gc.collect()
+    if _is_recorded():
+        gc.unfreeze()
+        sys.modules["torch._dynamo"].reset()
+        gc.collect()
     gc.freeze()
+
+
+def _is_recorded() -> bool:
+    """Whether torch's profiler is on, where a test may have used it."""
+    if "torch" not in sys.modules or "torch._dynamo" not in sys.modules:
+        return False
+    return bool(sys.modules["torch"]._C._autograd._profiler_enabled())
