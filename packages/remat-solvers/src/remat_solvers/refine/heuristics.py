@@ -1,13 +1,13 @@
 """Schedules without a proof: found at first, built from points of programs, and improved.
 
 A first schedule comes of repairing the given one and storing everything, where values have several
-makers by each kind of them; while nothing fits, or where the gap stays wide, of running the ops
-within the budget in one pass and of repairing in other ways; at last of a descent to the least
-peak. A graph that is a chain of blocks is also planned as one: on long chains of which little fits,
-nothing else here finds what `rotor` does. What is found is pruned and offered to the state, which
-keeps the fastest. With several makers all of this works on the ordinary graph of a sequence
-(`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt has its
-time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
+makers by each kind of them; while nothing fits, or where the gap stays wide, of repairing in other
+ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
+the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
+little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
+state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
+sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
+has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
 from __future__ import annotations
