@@ -283,6 +283,7 @@ def test_a_name_has_the_settings_with_which_an_object_is_named(solver):
         ("checkmate(0.5)", "cannot be read"),
         ("checkmate(**{})", "cannot be read"),
         ("checkmate(gap=0.5", "cannot be read"),
+        ("checkmate(gap=0.5, gap=1)", "cannot be read"),
         ("checkmate(gap=open('x'))", "cannot be read"),
         ("checkmate(gap=0.5)(gap=1)", "cannot be read"),
         ("checkmate(speed=3)", "'checkmate' has no setting 'speed'; it has .*gap"),

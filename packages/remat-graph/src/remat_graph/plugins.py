@@ -263,7 +263,7 @@ def read_settings(name: str) -> tuple[str, dict[str, object]]:
             else ast.literal_eval(each.value)
             for each in call.keywords
         }
-        if "None" in settings:  # **more
+        if "None" in settings or len(settings) < len(call.keywords):  # **more, or one twice
             raise ValueError
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError(

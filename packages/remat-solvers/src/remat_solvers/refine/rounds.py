@@ -58,7 +58,6 @@ class Rounds:
         self._given = given
         self._heuristics = Heuristics(state)
         self._programs = Programs(state, self._heuristics)
-        self._started = time.perf_counter()
         self._searched = math.inf  # the time of a schedule around which nothing was found
         self._planned: set[Graph] = set()
         self._has_alternatives = state.wiring.graph.has_alternatives
@@ -196,8 +195,7 @@ class Rounds:
         state = self._state
         if state.bound <= state.once or state.closed(_FAR):
             return
-        spent = time.perf_counter() - self._started
-        seconds = spent - 2 * self._heuristics.polish_seconds
+        seconds = state.spent() - 2 * self._heuristics.polish_seconds
         before = state.best_time
         if seconds >= _LEAST_TURN_SECONDS and before != self._searched:
             self._heuristics.polish(seconds, by_parts=False)

@@ -91,9 +91,13 @@ class State(Incumbent):
 
     def enough(self) -> bool:
         """Ask small graphs for proof to the last digit for some seconds, else for the gap."""
-        early = time.perf_counter() - self._started < _EXACT_SECONDS
+        early = self.spent() < _EXACT_SECONDS
         exactly = early and self.wiring.op_count <= _EXACT_OPS
         return self.closed(0.0 if exactly else GAP) or self.left() <= 0
+
+    def spent(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._started
 
     def left(self) -> float:
         """Return the seconds until the deadline."""
