@@ -1,4 +1,4 @@
-"""Tables of solvers side by side, on nine models at five budgets."""
+"""Tables of solvers side by side: on nine models at five budgets, and on MONeT's networks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from page_tables.reading import Row, markdown, results
 __all__ = ["TABLES", "cells_by_task", "overhead"]
 
 FOUND = ("optimal", "feasible")
+METHODS = ("checkpointing", "operators-first", "monet", "ours")
 
 
 def overhead(cell: Row) -> float:
@@ -73,4 +74,39 @@ def _standing(name: str, tasks: Collection[dict[str, Row]]) -> _Standing:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"solvers": solvers}
+def monet(table: str) -> str:
+    """Compare plans of MONeT's networks: without alternatives, with them, and as published."""
+    rows = []
+    for row in results("monet")["rows"]:
+        if row["table"] != table:
+            continue
+        found = row["methods"]
+        own = found["ours"]
+        published = row["published_overhead"]
+        rows.append(
+            (
+                row["model"],
+                f"{row['budget_bytes'] / row['plain_bytes']:.2f}",
+                *(_points(found[method]) for method in METHODS),
+                "" if own["bound"] is None else f"{100 * own['bound']:.1f}",
+                *(("" if published is None else f"{published:.1f}",) if table == "paper" else ()),
+            )
+        )
+    heading = ("network", "budget of storing everything", "checkpointing alone",
+               "operators first", "`monet`", "ours", "at least")  # fmt: skip
+    if table == "paper":
+        heading = (*heading, "published")
+    return markdown(heading, rows, "monet")
+
+
+def _points(found: Row) -> str:
+    if found["overhead"] is None:
+        return "none"
+    return f"{100 * found['overhead']:.1f}, {found['seconds']:.0f} s"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "solvers": solvers,
+    "monet-paper": lambda: monet("paper"),
+    "monet-here": lambda: monet("here"),
+}

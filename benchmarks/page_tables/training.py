@@ -11,7 +11,12 @@ from page_tables.reading import Row, markdown, mib, percent, results, source, sp
 
 __all__ = ["TABLES", "peaks_of_loops", "wrong_or_over"]
 
-LOSSES = {"none": "as they are", "bitwise": "the same bits", "lossy": "copies in 16 bits"}
+LOSSES = {
+    "none": "as they are",
+    "bitwise": "the same bits",
+    "rounding": "other layouts, too",
+    "lossy": "copies in 16 bits, too",
+}
 
 
 def peers() -> str:
