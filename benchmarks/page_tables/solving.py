@@ -92,10 +92,10 @@ def monet(table: str) -> str:
                 *(("" if published is None else f"{published:.1f}",) if table == "paper" else ()),
             )
         )
-    heading = ("network", "budget of storing everything", "checkpointing alone",
-               "operators first", "`monet`", "ours", "at least")  # fmt: skip
+    heading = ["network", "budget of storing everything", "checkpointing alone",
+               "operators first", "`monet`", "ours", "at least"]  # fmt: skip
     if table == "paper":
-        heading = (*heading, "published")
+        heading.append("published")
     return markdown(heading, rows, "monet")
 
 

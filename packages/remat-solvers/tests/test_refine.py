@@ -114,6 +114,7 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
         max(1, now.peak_bytes),
         sorted(checkpoints),
         running=sorted(running),
+        splits=sorted(running),
         paired=data.draw(st.booleans()),
     )
     program = relaxation.program

@@ -16,6 +16,7 @@ import numpy as np
 from remat_solvers.core.makers import Makers, is_in_order
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.relaxation import Stagewise
+from remat_solvers.refine.splits import Half
 from remat_solvers.search.repair import tidy
 
 __all__ = ["construct"]
@@ -40,6 +41,11 @@ def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
         fixed = ~wiring.replayable[wiring.producer]
         there[fixed] = True
         available: list[bool] = there.tolist()
+        for half in stagewise.halves[k] if stagewise.halves else ():
+            _run_half(wiring, half, available, sequence)
+            stays = fixed | (wiring.producer > c)
+            stays[[*half.alive, *wiring.outputs[half.op]]] = True
+            available = (np.array(available) & stays).tolist()
         stop = stops[k + 1]
         for op in range(c + 1, min(stop, wiring.op_count - 1) + 1):
             if op == stop:
@@ -52,6 +58,16 @@ def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
             for v in wiring.results.tolist():
                 _bring(wiring, v, available, sequence)
     return np.array(sequence, dtype=np.int64)
+
+
+def _run_half(wiring: Wiring, half: Half, available: list[bool], sequence: list[int]) -> None:
+    """Run an op again where a segment is cut, beside what is there then."""
+    for v in (*sorted(half.alive), *wiring.inputs[half.op]):
+        _bring(wiring, v, available, sequence)
+    if not all(available[v] for v in wiring.outputs[half.op]):
+        sequence.append(half.op)
+        for v in wiring.outputs[half.op]:
+            available[v] = True
 
 
 def _bring(wiring: Wiring, value: int, available: list[bool], sequence: list[int]) -> None:

@@ -14,6 +14,7 @@ from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace, first_runs
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine.relaxation import Relaxation
+from remat_solvers.refine.splits import embed_split
 
 __all__ = ["embed", "opened_at"]
 
@@ -44,6 +45,10 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         ):
             columns = table[k, items]
             point[columns[columns >= 0]] = 1
+        for split in relaxation.splits:
+            if split.stage == k:
+                twice = embed_split(point, split, now, since, until)
+                point[relaxation.more_column[k, twice]] = 1
     ever = after = np.zeros(wiring.op_count)
     for k in reversed(range(len(relaxation.checkpoints))):
         redone = _read(point, relaxation.redo_column[k])

@@ -26,7 +26,7 @@ from remat_solvers.refine.relaxation import Relaxation, read_point
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import EvictionPerturbation
-from remat_solvers.search.local_search import local_search
+from remat_solvers.search.local_search import local_search, restarted_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
 from remat_solvers.search.repair import repaired, spared
@@ -43,7 +43,8 @@ _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
 _CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.1, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
-_PATIENCE = 8
+_PATIENCE, _PATIENCE_AT_END = 8, 40  # steps by parts without a gain
+_FAR = 0.02  # from the bound
 _MOST_MORE = 2.0  # times what the best recomputes, of one that is not yet pruned
 _MOST_AGAIN = 2.0  # computes everything so often again
 
@@ -148,8 +149,11 @@ class Heuristics:
         """How long schedules were improved, in all."""
         return self._polish_seconds
 
-    def polish(self, seconds: float, *, by_parts: bool) -> None:
-        """Improve what fits by local search, then, if asked for, by parts of a program."""
+    def polish(self, seconds: float, *, by_parts: bool, thorough: bool = False) -> None:
+        """Improve what fits by local search, then, if asked for, by parts of a program.
+
+        `thorough` is for the end: searches begin again elsewhere, and go on longer without a gain.
+        """
         state = self._state
         if state.best is None or seconds <= 0 or state.enough():
             return
@@ -164,13 +168,15 @@ class Heuristics:
         while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < until:
             self._others.pop(0)()
         unfolded = unfold(state.wiring, state.best)
-        found = local_search(
+        search = restarted_search if thorough else local_search
+        found = search(
             unfolded.wiring, unfolded.start, state.budget_bytes, seed=self._seed, deadline=soon
         )
         self._offer_folded(unfolded, found)
         since = 0
-        while by_parts and since < _PATIENCE and time.perf_counter() < until:
-            if state.enough():
+        while by_parts and time.perf_counter() < until:
+            patience = _PATIENCE_AT_END if thorough and not state.closed(_FAR) else _PATIENCE
+            if since >= patience or state.enough():
                 break
             before = state.best_time
             state.offer(self._neighbourhood.step(state.best, until))

@@ -1,11 +1,11 @@
 """Where memory may bind, as refinements of the program that would see it.
 
 Where a schedule is over budget (`refinements`): a first computation becomes a checkpoint; a
-recomputation asks for the checkpoints on both sides and, once the one before it is there, for its
-running-memory row. Worst first, at least one stretch of first computations apart. Where a schedule
-that fits is fullest (`fullest`). And, whatever the schedule, where an op leaves little room for
-anything else while it runs (`tightest`). Where values have several makers, read groups for ops, and
-the opening of a group's place for a first computation.
+recomputation asks for the checkpoints on both sides, once the one before it is there for its
+running-memory row, and then to cut the segment there. Worst first, at least one stretch of first
+computations apart. Where a schedule that fits is fullest (`fullest`). And, whatever the schedule,
+where an op leaves little room for anything else while it runs (`tightest`). Where values have
+several makers, read groups for ops, and the opening of a group's place for a first computation.
 """
 
 from __future__ import annotations
@@ -34,16 +34,28 @@ _CLASSES = 100  # of room, equally wide, up to the budget
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """Checkpoints to add (op numbers), and running rows (op that opens the segment, op redone)."""
+    """Checkpoints to add (op numbers), and running rows (op that opens the segment, op redone).
+
+    `splits` are those of the running rows where the segment is cut in two.
+    """
 
     checkpoints: frozenset[int]
     running: frozenset[tuple[int, int]]
+    splits: frozenset[tuple[int, int]] = frozenset()
 
     def __or__(self, other: Refinement) -> Refinement:
-        return Refinement(self.checkpoints | other.checkpoints, self.running | other.running)
+        return Refinement(
+            self.checkpoints | other.checkpoints,
+            self.running | other.running,
+            self.splits | other.splits,
+        )
 
     def __ge__(self, other: Refinement) -> bool:
-        return self.checkpoints >= other.checkpoints and self.running >= other.running
+        return (
+            self.checkpoints >= other.checkpoints
+            and self.running >= other.running
+            and self.splits >= other.splits
+        )
 
     def next_two(self, seen: Sequence[Refinement]) -> list[Refinement]:
         """Add the two worst of what is over budget, if anything is."""
@@ -64,7 +76,11 @@ class Refinement:
             far = frozenset(
                 c for c in self.checkpoints if all(abs(c - d) > near for d in other.checkpoints)
             )
-            kept = Refinement(far, frozenset(row for row in self.running if row[0] in far))
+            running, splits = (
+                frozenset(row for row in rows if row[0] in far)
+                for rows in (self.running, self.splits)
+            )
+            kept = Refinement(far, running, splits)
             found += [kept | other, self | other]
         return [move for move in dict.fromkeys(found) if not self >= move]
 
@@ -122,6 +138,8 @@ def refinements(
             known = after > 0 and opens in present.checkpoints
             rows = {(opens, int(now.sequence[worst]))} if known else set()
             wanted = Refinement(around, frozenset(rows))
+            if known and present >= wanted and not wiring.graph.has_alternatives:
+                wanted |= Refinement(frozenset(), frozenset(), frozenset(rows))
         if not present >= wanted:
             found.append(wanted)
             since = int(first[max(0, after - near)])

@@ -1,9 +1,10 @@
 """Improve a schedule by integer programs over stretches of its ops: large-neighbourhood search.
 
 A step writes the program of `relaxation` with many checkpoints: most where earlier steps went over
-budget, the others where the schedule is nearly full. Near the schedule that is almost exact, and it
-is far too large to be solved; so only the columns of some random stretches of ops are free, and all
-others stay as the schedule has them (`embed`). What comes out is built, repaired and pruned.
+budget, the others where the schedule is nearly full; some segments are cut where ops run again.
+Near the schedule that is almost exact, and it is far too large to be solved; so only the columns of
+some random stretches of ops are free, and all others stay as the schedule has them (`embed`). What
+comes out is built, repaired, pruned, and improved for a while by local search.
 Guarantee: the result fits and is never slower; nothing is proved. Complexity: per step a program of
 about a thousand columns. Source: ALGORITHMS.md, refine, step 6; Shaw 1998, "Using constraint
 programming and local search methods to solve vehicle routing problems".
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +26,21 @@ from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, places, refinements
 from remat_solvers.refine.relaxation import Relaxation, read_point, relax
+from remat_solvers.search.local_search import local_search
 from remat_solvers.search.repair import repaired
 
 __all__ = ["Neighbourhood"]
 
 _CHECKPOINTS = 12
 _TOLD_SHARE = 0.75  # of them, where earlier steps went over budget
+_AGAIN = 4  # segments, in which they did
 _FULL = 0.85
 _MOST_COLUMNS = 100_000
-_FREE_COLUMNS = 1_500
+_FREE_COLUMNS = 1_000
 _STRETCHES = 60  # that the ops are divided into
 _SECONDS = 2.0
 _REPAIR_SECONDS = 1.0
+_PATIENCE = 40  # steps of local search
 _GAP = 1e-3
 _LARGER, _SMALLER = 1.25, 0.7
 
@@ -51,6 +56,7 @@ class Neighbourhood:
         self._back_end = back_end
         self._rng = np.random.default_rng(seed)
         self._told: Counter[int] = Counter()
+        self._told_again: Counter[tuple[int, int]] = Counter()  # segments, and ops run in them
         self._free_columns = float(_FREE_COLUMNS)
         each = wiring.value_count + 2 * wiring.op_count
         self._count = min(_CHECKPOINTS, _MOST_COLUMNS // max(each, 1))
@@ -66,8 +72,9 @@ class Neighbourhood:
         `deadline` is a moment of `time.perf_counter`.
         """
         wiring, budget = self._wiring, self._budget_bytes
-        checkpoints = self._checkpoints(now)
-        relaxation = relax(wiring, budget, checkpoints)
+        again = self._again()
+        checkpoints = self._checkpoints(now, again)
+        relaxation = relax(wiring, budget, checkpoints, running=again, splits=again)
         point = embed(wiring, relaxation, now)
         free = self._free(relaxation)
         started = time.perf_counter()
@@ -90,15 +97,30 @@ class Neighbourhood:
         if sequence is None:
             return now
         built = trace(wiring, sequence)
-        present = Refinement(frozenset(checkpoints), frozenset())
+        rows = frozenset(again)
+        present = Refinement(frozenset(checkpoints), rows, rows)
         for over in refinements(wiring, built, budget, present, _CHECKPOINTS // 2):
             self._told.update(over.checkpoints - present.checkpoints)
+            self._told_again.update(over.running - rows)
         until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
         found = repaired(wiring, built, budget, soon=until, deadline=deadline)
+        if found.peak_bytes <= budget:
+            seed = int(self._rng.integers(1 << 30))
+            found = local_search(
+                wiring, found, budget, seed=seed, deadline=until, patience=_PATIENCE
+            )
         faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
         return found if found.peak_bytes <= budget and faster else now
 
-    def _checkpoints(self, now: Trace) -> list[int]:
+    def _again(self) -> list[tuple[int, int]]:
+        """Choose segments in which an op run again went over budget."""
+        if self._wiring.graph.has_alternatives or self._count < _CHECKPOINTS:
+            return []
+        told = [row for row, _ in self._told_again.most_common(2 * _AGAIN)]
+        self._rng.shuffle(told)
+        return sorted(told[:_AGAIN])
+
+    def _checkpoints(self, now: Trace, again: Sequence[tuple[int, int]]) -> list[int]:
         told = [op for op, _ in self._told.most_common(2 * self._count)]
         self._rng.shuffle(told)
         chosen = told[: int(_TOLD_SHARE * self._count)]
@@ -106,14 +128,22 @@ class Neighbourhood:
         during = now.during[first]
         full = owed[during >= min(_FULL * self._budget_bytes, during.max(initial=0))]
         self._rng.shuffle(full)
-        return sorted({*chosen, *full[: self._count - len(chosen)].tolist()})
+        around = (op for c, _ in again for op in (c, c + 1) if op < self._wiring.op_count)
+        return sorted({*chosen, *full[: self._count - len(chosen)].tolist(), *around})
 
     def _free(self, relaxation: Relaxation) -> NDArray[np.bool_]:
         """Choose columns: of all that belongs to the ops of random stretches."""
         wiring = self._wiring
         owner = np.zeros(len(relaxation.program.cost), dtype=np.int64)
         ops: Ints = np.arange(wiring.op_count)
+        tables = [
+            table
+            for split in relaxation.splits
+            for table in ((split.before, ops), (split.after, ops), (split.alive, wiring.producer))
+        ]
         for table, owners in (
+            *tables,
+            (relaxation.more_column, ops),
             (relaxation.kept_column, wiring.producer),
             (relaxation.dies_column, wiring.producer),
             (relaxation.redo_column, ops),

@@ -248,6 +248,7 @@ class Programs:
             self._state.budget_bytes,
             sorted(tried.checkpoints),
             running=sorted(tried.running | self._members(tried)),
+            splits=sorted(tried.splits),
             paired=paired,
         )
         self._columns = relaxation.columns

@@ -36,12 +36,15 @@ that op p of a group with a choice runs at its place:
 linear relaxation spreads a recomputation thinly over segments. (g) makes linear relaxations
 tighter, and integer programs no easier.
 
-What nothing after c_k can need is left out: dropping it costs nothing. An op recomputed twice in a
-segment is paid once, and one first computed in the segment may be computed again for nothing: both
-only lower the bound. Given whole `kept` and `redo`, the least of the others are whole; all are
-declared whole, so that HiGHS takes no column for continuous (see `milp`). Source: Checkmate (Jain
-et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory rows at chosen moments,
-(f) is ours.
+- (j) for chosen (k, i) of segments of recomputation alone: the segment cut in two where i runs
+  (`splits`); what runs in both parts is paid twice.
+
+What nothing after c_k can need is left out: dropping it costs nothing. But for (j), an op
+recomputed twice in a segment is paid once, and one first computed in the segment may be computed
+again for nothing: both only lower the bound. Given whole `kept` and `redo`, the least of the others
+are whole; all are declared whole, so that HiGHS takes no column for continuous (see `milp`).
+Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory
+rows at chosen moments, (f) and (j) are ours.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine import ways
+from remat_solvers.refine.splits import Half, Split, add_split, cut, read_half
 from remat_solvers.refine.ways import Past, Stretch
 
 __all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
@@ -84,6 +88,8 @@ class Relaxation:
     both_column: Ints
     way_column: Ints
     constant_column: int
+    more_column: Ints
+    splits: tuple[Split, ...]
 
     @property
     def columns(self) -> int:
@@ -95,13 +101,15 @@ class Relaxation:
 class Stagewise:
     """A point of the program: the values kept past each checkpoint, the ops redone after it.
 
-    `ways` are the ops that run at the places of groups with a choice.
+    `ways` are the ops that run at the places of groups with a choice, `halves` say for each segment
+    what is there where it is cut.
     """
 
     checkpoints: tuple[int, ...]
     kept: tuple[frozenset[int], ...]
     redo: tuple[frozenset[int], ...]
     ways: frozenset[int] = frozenset()
+    halves: tuple[tuple[Half, ...], ...] = ()
 
     def keeps(self, op: int, value: int) -> bool:
         """Say whether a value made before `op` is kept at the first checkpoint from `op` on."""
@@ -115,14 +123,15 @@ def relax(
     checkpoints: Sequence[int],
     *,
     running: Sequence[tuple[int, int]] = (),
+    splits: Sequence[tuple[int, int]] = (),
     reserves: Mapping[int, int] | None = None,
     paired: bool = False,
 ) -> Relaxation:
     """Write the program for checkpoints (op numbers, ascending).
 
-    `running` asks for row (e) for pairs (checkpoint op that opens the segment, op made again);
-    `reserves` lowers the budget at a checkpoint by some bytes, which spoils the bound; `paired`
-    adds (g), for a linear relaxation.
+    `running` asks for row (e) for pairs (checkpoint op that opens the segment, op made again), and
+    `splits` for (j) for some of these, left out where it cannot be; `reserves` lowers the budget at
+    a checkpoint by some bytes, which spoils the bound; `paired` adds (g), for a linear relaxation.
     """
     reserves = {} if reserves is None else reserves
     makers = Makers.of(wiring)
@@ -135,10 +144,12 @@ def relax(
     ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     both = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     opened = {c for c, _ in running}
+    needed_later: list[Ints] = []
     width = 0
     for k, c in enumerate(checkpoints):
         needed = _needed(wiring, makers, c)
         useful = np.flatnonzero(needed & (makers.rank <= c))
+        needed_later.append(useful)
         values = useful[makers.rank[useful] < c]
         ops = ways.redoable(wiring, makers, c, needed, useful if c in opened else values)
         width = _number(kept[k], values, width)
@@ -157,6 +168,9 @@ def relax(
     width = _number(way, ways.beginning(makers, checkpoints), width)
     constant = -1 if makers.plain else width
     width += not makers.plain
+    cuts, more, width = cut(
+        wiring, splits if makers.plain else (), checkpoints, redo, needed_later, width
+    )
 
     unit = budget_bytes / 1000
     rows = Rows()
@@ -191,6 +205,10 @@ def relax(
         if c in opened:
             _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
             ways.hold_opened(wiring, makers, rows, way, held[k], c)
+    for split in cuts:
+        k, c = split.stage, checkpoints[split.stage]
+        past = (kept[k], dies[k])
+        add_split(wiring, rows, split, c, past, kept[k + 1], redo[k], more[k], budget_bytes)
     ways.cover(makers, rows, way, checkpoints)
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
@@ -199,10 +217,11 @@ def relax(
             _run_row(wiring, rows, held[k], redo[k], op, budget_bytes)
 
     cost = np.zeros(width)
-    where = redo >= 0
     once = float(wiring.time.sum()) if makers.plain else least_time(wiring, makers)
     scale = COST_OF_ONCE / max(once, 1e-300)
-    cost[redo[where]] = np.broadcast_to(wiring.time * scale, redo.shape)[where]
+    for again in (redo, more):
+        where = again >= 0
+        cost[again[where]] = np.broadcast_to(wiring.time * scale, again.shape)[where]
     if not makers.plain:
         there = way >= 0
         cost[way[there]] = wiring.time[there] * scale
@@ -217,8 +236,9 @@ def relax(
         integral=np.ones(width, dtype=np.bool_),
     )
     return Relaxation(
-        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant
-    )
+        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant, more,
+        tuple(cuts),
+    )  # fmt: skip
 
 
 def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
@@ -229,11 +249,17 @@ def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewi
     redo = full[relaxation.redo_column] > 0.5
     chosen = np.flatnonzero(full[relaxation.way_column] > 0.5)
     stages = range(len(relaxation.checkpoints))
+    halves: list[list[Half]] = [[] for _ in stages]
+    for split in relaxation.splits:
+        half = read_half(split, relaxation.redo_column[split.stage], full)
+        if half is not None:
+            halves[split.stage].append(half)
     return Stagewise(
         relaxation.checkpoints,
         tuple(frozenset(np.flatnonzero(kept[k]).tolist()) for k in stages),
         tuple(frozenset(np.flatnonzero(redo[k]).tolist()) for k in stages),
         frozenset(chosen.tolist()),
+        tuple(map(tuple, halves)),
     )
 
 

@@ -90,7 +90,7 @@ class Rounds:
         if not self._has_alternatives and not state.infeasible and not state.closed(0.0):
             self._exhaust()
         if not state.infeasible:
-            self._polish(state.left())
+            self._polish(state.left(), thorough=True)
         return None
 
     def _everything(self) -> list[Trace]:
@@ -202,8 +202,9 @@ class Rounds:
             if state.best_time == before:
                 self._searched = before
 
-    def _polish(self, seconds: float) -> None:
-        self._heuristics.polish(seconds, by_parts=not self._programs.last_is_small)
+    def _polish(self, seconds: float, *, thorough: bool = False) -> None:
+        by_parts = not self._programs.last_is_small
+        self._heuristics.polish(seconds, by_parts=by_parts, thorough=thorough)
 
     def _is_worth_a_round(self) -> bool:
         """Ask for one integer program where it is small, even if relaxations were enough."""

@@ -4,7 +4,9 @@ A large-neighbourhood search on the tracer. A step frees a window of moments (or
 its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
 prices; what recomputes a little more than the best is not gone on with. The result is taken if it
 is not slower. Where values have several makers, a step may also change the ways in which one group,
-or all that are alike, run first. Deterministic for a seed and a number of steps.
+or all that are alike, run first. When nothing comes of many steps, `restarted_search` begins again
+further away: a large part of the recomputations is freed and repaired at other prices, whatever
+that takes. Deterministic for a seed and a number of steps.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.repair import made_again, repaired, without_waste
 from remat_solvers.search.ways import other_ways
 
-__all__ = ["local_search"]
+__all__ = ["local_search", "restarted_search"]
 
 _OTHER_WAYS = 0.3  # of the steps
 _MOST_MORE = 1.2  # times what is recomputed, before it is pruned
 _SHARES, _COUNTS = (0.05, 0.1, 0.2, 0.4), (5, 10, 20, 50, 100)  # of the recomputations: the fewer
 _SCATTERED = 0.2  # of the steps
+
+_RESTARTS = 24  # without a gain
+_PATIENCE_AGAIN = 60  # steps
+_FREED_AGAIN = (0.3, 0.5, 0.7)  # of the recomputations
+_MOST_AGAIN = 3.0  # times what is recomputed
 
 
 def local_search(
@@ -55,18 +62,11 @@ def local_search(
             freed = without_waste(wiring, _thin(best, positions, rng))
         else:
             break
-        perturbation = EvictionPerturbation(
-            cover=float(rng.choice([0.0, 0.5, 1.0])),
-            crowding=float(rng.choice([0.5, 2.0, 8.0])),
-            hold=float(rng.choice([0.0, 0.1, 0.2, 0.5])),
-            noise=float(rng.choice([0.0, 0.1, 0.3])),
-            seed=int(rng.integers(1 << 30)),
-        )
         found = repaired(
             wiring,
             freed,
             budget_bytes,
-            perturbation=perturbation,
+            perturbation=_prices(rng),
             most_time=once + _MOST_MORE * (best_time - once),
             soon=deadline,
             deadline=deadline,
@@ -81,10 +81,69 @@ def local_search(
     return best
 
 
+def restarted_search(
+    wiring: Wiring, incumbent: Trace, budget_bytes: int, *, seed: int, deadline: float
+) -> Trace:
+    """Search around a schedule, then around others that are made of the best, until `deadline`.
+
+    Or until nothing came of many. The result fits and is never slower.
+    """
+    rng = np.random.default_rng(seed)
+    best = local_search(wiring, incumbent, budget_bytes, seed=seed, deadline=deadline)
+    best_time = sequence_time(wiring, best.sequence)
+    once = least_time(wiring)
+    since = 0
+    while since < _RESTARTS and time.perf_counter() < deadline:
+        since += 1
+        positions = made_again(wiring, best)
+        if not len(positions):
+            break
+        share = float(rng.choice(_FREED_AGAIN))
+        start = repaired(
+            wiring,
+            without_waste(
+                wiring, _without(best, positions, max(1, int(share * len(positions))), rng)
+            ),
+            budget_bytes,
+            perturbation=_prices(rng),
+            most_time=once + _MOST_AGAIN * (best_time - once),
+            soon=deadline,
+            deadline=deadline,
+        )
+        if start.peak_bytes > budget_bytes:
+            continue
+        found = local_search(
+            wiring,
+            start,
+            budget_bytes,
+            seed=int(rng.integers(1 << 30)),
+            deadline=deadline,
+            patience=_PATIENCE_AGAIN,
+        )
+        found_time = sequence_time(wiring, found.sequence)
+        if found_time < best_time:
+            best, best_time, since = found, found_time, 0
+    return best
+
+
+def _prices(rng: np.random.Generator) -> EvictionPerturbation:
+    return EvictionPerturbation(
+        cover=float(rng.choice([0.0, 0.5, 1.0])),
+        crowding=float(rng.choice([0.5, 2.0, 8.0])),
+        hold=float(rng.choice([0.0, 0.1, 0.2, 0.5])),
+        noise=float(rng.choice([0.0, 0.1, 0.3])),
+        seed=int(rng.integers(1 << 30)),
+    )
+
+
 def _thin(now: Trace, positions: Ints, rng: np.random.Generator) -> Ints:
-    """Leave out recomputations: all of a stretch of the schedule, or some at random."""
+    """Leave out some recomputations."""
     share = round(float(rng.choice(_SHARES)) * len(positions))
-    count = max(1, min(share, int(rng.choice(_COUNTS))))
+    return _without(now, positions, max(1, min(share, int(rng.choice(_COUNTS)))), rng)
+
+
+def _without(now: Trace, positions: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """Leave out so many recomputations: all of a stretch of the schedule, or some at random."""
     if rng.random() < _SCATTERED:
         gone = rng.choice(positions, size=count, replace=False)
     else:
