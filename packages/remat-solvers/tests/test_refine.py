@@ -19,9 +19,10 @@ from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.trace import first_runs, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order, sequence_of
 from remat_solvers.refine import Refine
+from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.moments import Refinement, fullest, tightest
-from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, relax
+from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, read_point, relax
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
 from remat_solvers.testing.brute_force import fastest, smallest
@@ -135,6 +136,33 @@ def test_what_cannot_be_made_again_may_be_overwritten_at_a_checkpoint():
     wiring = Wiring.of(Graph(values, ops, results=frozenset({"out"})))
     program = relax(wiring, 1, [1], running=[(1, 1)]).program
     assert solve_program(program, seconds=5).outcome is Outcome.SOLVED
+
+
+def test_a_segment_that_is_cut_counts_what_runs_twice_in_it():
+    """Seven layers in room for two: 23, where 22 is all that checkpoints and running rows prove."""
+    chain = unit_chain(7)
+    wiring = Wiring.of(chain)
+    least = fastest(chain, 2)
+    everywhere = range(wiring.op_count)
+    running = [(c, op) for c in everywhere for op in range(c + 1)]
+    cut = (chain.op_index["b6"], chain.op_index["f4"])
+    bounds = []
+    for splits in ((), (cut,)):
+        relaxation = relax(wiring, 2, list(everywhere), running=running, splits=splits)
+        assert len(relaxation.splits) == len(splits)
+        answer = solve_program(relaxation.program, seconds=60)
+        assert answer.outcome is Outcome.SOLVED
+        bounds.append(chain.time * (1 + answer.bound / COST_OF_ONCE))
+    assert bounds == pytest.approx([22, 23], rel=1e-5)
+    assert least == 23
+    built = construct(wiring, read_point(relaxation, wiring, answer.point))
+    assert simulate(chain, expand(wiring, built)).time == 23
+
+
+def test_no_segment_with_first_computations_in_it_is_cut():
+    wiring = Wiring.of(unit_chain(4))
+    relaxation = relax(wiring, 3, [3, 5], running=[(3, 2), (5, 2)], splits=[(3, 2), (5, 2)])
+    assert relaxation.splits == ()
 
 
 def linear_bound(wiring, budget, checkpoints, *, paired):

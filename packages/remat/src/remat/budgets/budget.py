@@ -29,6 +29,7 @@ _UNITS = {
     "tib": 2**40,
 }
 _EXAMPLES = "8 * 2**30, '8GiB', '500 MB', 0.5, '50%' or 'auto'"
+_WRITTEN = "8GiB, 500 MB, 0.5, 50% or auto"  # as text, on a command line too
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,16 @@ def _parse_text(text: str) -> Budget:
         return Budget()
     match = re.fullmatch(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)\s*([a-z]+|%|)", stripped)
     if match is None:
-        raise BudgetError(f"budget={text!r} has no unit or is no number; give {_EXAMPLES}")
+        raise BudgetError(f"budget={text!r} has no unit or is no number; give {_WRITTEN}")
     number, unit = float(match[1]), match[2]
     if not unit:
         if "." not in match[1]:
-            raise BudgetError(f"budget={text!r} has no unit; give {_EXAMPLES}")
+            raise BudgetError(f"budget={text!r} has no unit; give {_WRITTEN}")
         return _fraction(number, repr(text))
     if unit == "%":
         return _fraction(number / 100, repr(text))
     if unit not in _UNITS:
-        raise BudgetError(f"budget={text!r} has the unknown unit {match[2]!r}; give {_EXAMPLES}")
+        raise BudgetError(f"budget={text!r} has the unknown unit {match[2]!r}; give {_WRITTEN}")
     return _size(int(number * _UNITS[unit]), repr(text))
 
 
