@@ -108,7 +108,8 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     now = trace(wiring, sequence)
     assert simulate(graph, expand(wiring, sequence)).peak_bytes == now.peak_bytes
     places = st.integers(0, wiring.op_count - 1)
-    checkpoints = data.draw(st.sets(places, min_size=1))
+    everywhere = st.just(set(range(wiring.op_count)))
+    checkpoints = data.draw(st.one_of(everywhere, st.sets(places, min_size=1)))
     running = {(c, op) for c in checkpoints for op in range(c + 1)}
     relaxation = relax(
         wiring,
@@ -157,6 +158,16 @@ def test_a_segment_that_is_cut_counts_what_runs_twice_in_it():
     assert least == 23
     built = construct(wiring, read_point(relaxation, wiring, answer.point))
     assert simulate(chain, expand(wiring, built)).time == 23
+
+
+def test_what_runs_on_both_sides_of_a_cut_for_nothing_is_a_point():
+    values = (Value("unread", 0), Value("result", 1))
+    ops = (Op("one", (), ("unread",), 0.0), Op("two", (), ("result",), 0.0))
+    wiring = Wiring.of(Graph(values, ops, results=frozenset({"result"})))
+    relaxation = relax(wiring, 1, [0, 1], running=[(1, 1)], splits=[(1, 1)])
+    point = embed(wiring, relaxation, trace(wiring, np.array([0, 1, 0, 1, 0])))
+    assert len(relaxation.splits) == 1
+    assert np.all(relaxation.program.matrix @ point <= relaxation.program.right + 1e-6)
 
 
 def test_no_segment_with_first_computations_in_it_is_cut():
@@ -260,13 +271,13 @@ def test_the_tightest_ops_prove_more_than_the_fullest_moment():
 
 
 def random_sequence(wiring, random):
-    """Compute ops again at random, with whatever has been forgotten at random."""
+    """Compute ops again at random, also twice in a row and at the end, in any order."""
     sequence: list[int] = []
-    for op in range(wiring.op_count):
-        for again in range(op):
-            if wiring.replayable_list[again] and random.random() < 0.3:
-                sequence.append(again)
-        sequence.append(op)
+    for op in range(wiring.op_count + 1):
+        able = [again for again in range(op) if wiring.replayable_list[again]]
+        some = random.sample(able, min(len(able), random.choice([1, 2, 8])))
+        sequence += [random.choice(some) for _ in range(random.choice([0, 0, 2, 5])) if some]
+        sequence += [op] if op < wiring.op_count else []
     return sequence
 
 

@@ -48,7 +48,8 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         for split in relaxation.splits:
             if split.stage == k:
                 twice = embed_split(point, split, now, since, until)
-                point[relaxation.more_column[k, twice]] = 1
+                columns = relaxation.more_column[k, twice]
+                point[columns[columns >= 0]] = 1
     ever = after = np.zeros(wiring.op_count)
     for k in reversed(range(len(relaxation.checkpoints))):
         redone = _read(point, relaxation.redo_column[k])
