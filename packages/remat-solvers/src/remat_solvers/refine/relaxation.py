@@ -42,9 +42,9 @@ tighter, and integer programs no easier.
 What nothing after c_k can need is left out: dropping it costs nothing. But for (j), an op
 recomputed twice in a segment is paid once, and one first computed in the segment may be computed
 again for nothing: both only lower the bound. Given whole `kept` and `redo`, the least of the others
-are whole; all are declared whole, so that HiGHS takes no column for continuous (see `milp`).
-Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its memory
-rows at chosen moments, (f) and (j) are ours.
+but those of (j) are whole; all are declared whole, so that HiGHS takes no column for continuous (see
+`milp`). Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its
+memory rows at chosen moments, (f) and (j) are ours.
 """
 
 from __future__ import annotations
@@ -62,13 +62,20 @@ from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine import ways
-from remat_solvers.refine.splits import Half, Split, add_split, cut, read_half
+from remat_solvers.refine.splits import (
+    SLACK,
+    Half,
+    Split,
+    add_split,
+    cut,
+    number_columns,
+    read_half,
+)
 from remat_solvers.refine.ways import Past, Stretch
 
 __all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
 
 COST_OF_ONCE = 1000  # what computing everything once would cost in a program
-_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,25 +159,25 @@ def relax(
         needed_later.append(useful)
         values = useful[makers.rank[useful] < c]
         ops = ways.redoable(wiring, makers, c, needed, useful if c in opened else values)
-        width = _number(kept[k], values, width)
+        width = number_columns(kept[k], values, width)
         over = ways.overwritten(wiring, makers, c)
-        width = _number(dies[k], over[kept[k, over] >= 0], width)
-        width = _number(redo[k], ops[makers.place[ops] < stops[k + 1]], width)
+        width = number_columns(dies[k], over[kept[k, over] >= 0], width)
+        width = number_columns(redo[k], ops[makers.place[ops] < stops[k + 1]], width)
         if c in opened:
             there = (makers.rank[useful] < c) | ~makers.optional_value[useful]
-            width = _number(held[k], useful[there], width)
+            width = number_columns(held[k], useful[there], width)
         ops = ops[np.where(makers.optional, makers.place, makers.group)[ops] < c]
         if k + 1 < stages:
-            width = _number(ever[k], ops, width)
+            width = number_columns(ever[k], ops, width)
         if paired and k + 2 < stages:
-            width = _number(both[k], ops, width)
+            width = number_columns(both[k], ops, width)
     way = np.full(wiring.op_count, -1, dtype=np.int64)
-    width = _number(way, ways.beginning(makers, checkpoints), width)
+    width = number_columns(way, ways.beginning(makers, checkpoints), width)
     constant = -1 if makers.plain else width
     width += not makers.plain
-    cuts, more, width = cut(
-        wiring, splits if makers.plain else (), checkpoints, redo, needed_later, width
-    )
+    able = set(running) if makers.plain else ()
+    chosen = [pair for pair in splits if pair in able]
+    cuts, more, width = cut(wiring, chosen, checkpoints, redo, needed_later, width)
 
     unit = budget_bytes / 1000
     rows = Rows()
@@ -186,7 +193,7 @@ def relax(
         values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
         over = np.flatnonzero(dies[k] >= 0)
         rows.add_sum(
-            room / unit + _SLACK,
+            room / unit + SLACK,
             np.concatenate([kept[k, values], dies[k, over], opening]),
             np.concatenate([wiring.size[values], -wiring.size[over], needs]) / unit,
         )
@@ -261,11 +268,6 @@ def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewi
         frozenset(chosen.tolist()),
         tuple(map(tuple, halves)),
     )
-
-
-def _number(columns: Ints, items: Ints, width: int) -> int:
-    columns[items] = np.arange(width, width + len(items))
-    return width + len(items)
 
 
 def _fix(wiring: Wiring, kept: Ints, lower: Floats, c: int) -> int:
@@ -403,7 +405,7 @@ def _run_row(
     values = np.flatnonzero(others)
     unit = budget_bytes / 1000
     rows.add_sum(
-        1000 + _SLACK,
+        1000 + SLACK,
         np.append(held[values], redo[op]),
         np.append(wiring.size[values], need) / unit,
     )

@@ -19,7 +19,18 @@ from remat_solvers.core.rows import Rows
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 
-__all__ = ["Half", "Split", "add_split", "cut", "embed_split", "read_half"]
+__all__ = [
+    "SLACK",
+    "Half",
+    "Split",
+    "add_split",
+    "cut",
+    "embed_split",
+    "number_columns",
+    "read_half",
+]
+
+SLACK = 1e-9  # of memory rows, in thousandths of the budget
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +76,12 @@ def cut(
             continue
         ops = np.flatnonzero(redo[k] >= 0)
         if not (more[k] >= 0).any():
-            width = _number(more[k], ops, width)
+            width = number_columns(more[k], ops, width)
         before, after, alive = (np.full(n, -1, dtype=np.int64) for n in
                                 (wiring.op_count, wiring.op_count, wiring.value_count))  # fmt: skip
-        width = _number(before, ops[ops != op], width)
-        width = _number(after, ops, width)
-        width = _number(alive, useful[k], width)
+        width = number_columns(before, ops[ops != op], width)
+        width = number_columns(after, ops, width)
+        width = number_columns(alive, useful[k], width)
         found.append(Split(k, op, before, after, alive))
     return found, more, width
 
@@ -138,7 +149,7 @@ def add_split(
     values = np.flatnonzero(others)
     unit = budget_bytes / 1000
     rows.add_sum(
-        1000 + 1e-9,
+        1000 + SLACK,
         np.append(alive[values], redo[op]),
         np.append(wiring.size[values], need) / unit,
     )
@@ -170,6 +181,7 @@ def read_half(split: Split, redo: Ints, full: Floats) -> Half | None:
     return Half(split.op, frozenset(np.flatnonzero(full[split.alive] > 0.5).tolist()))
 
 
-def _number(columns: Ints, items: Ints, width: int) -> int:
+def number_columns(columns: Ints, items: Ints, width: int) -> int:
+    """Assign the next columns to items, after `width` of them; return how many there are then."""
     columns[items] = np.arange(width, width + len(items))
     return width + len(items)
