@@ -43,8 +43,8 @@ What nothing after c_k can need is left out: dropping it costs nothing. But for 
 recomputed twice in a segment is paid once, and one first computed in the segment may be computed
 again for nothing: both only lower the bound. Given whole `kept` and `redo`, the least of the others
 but those of (j) are whole; all are declared whole, so that HiGHS takes no column for continuous
-(see `milp`). Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are its
-memory rows at chosen moments, (f) and (j) are ours.
+(see `milp`). Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are
+its memory rows at chosen moments, (f) and (j) are ours.
 """
 
 from __future__ import annotations
