@@ -47,9 +47,7 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
             point[columns[columns >= 0]] = 1
         for split in relaxation.splits:
             if split.stage == k:
-                twice = embed_split(point, split, now, since, until)
-                columns = relaxation.more_column[k, twice]
-                point[columns[columns >= 0]] = 1
+                embed_split(point, split, now, since, until)
     ever = after = np.zeros(wiring.op_count)
     for k in reversed(range(len(relaxation.checkpoints))):
         redone = _read(point, relaxation.redo_column[k])

@@ -23,7 +23,7 @@ from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
-from remat_solvers.refine.state import State
+from remat_solvers.refine.state import FAR, State
 from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search, restarted_search
@@ -44,7 +44,6 @@ _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the li
 _CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.1, 0.1  # the first: of the time left
 _BY_PARTS = 0.75  # of the time for improving schedules
 _PATIENCE, _PATIENCE_AT_END = 8, 40  # steps by parts without a gain
-_FAR = 0.02  # from the bound
 _MOST_MORE = 2.0  # times what the best recomputes, of one that is not yet pruned
 _MOST_AGAIN = 2.0  # computes everything so often again
 
@@ -175,7 +174,7 @@ class Heuristics:
         self._offer_folded(unfolded, found)
         since = 0
         while by_parts and time.perf_counter() < until:
-            patience = _PATIENCE_AT_END if thorough and not state.closed(_FAR) else _PATIENCE
+            patience = _PATIENCE_AT_END if thorough and not state.closed(FAR) else _PATIENCE
             if since >= patience or state.enough():
                 break
             before = state.best_time

@@ -139,11 +139,15 @@ class Neighbourhood:
         tables = [
             table
             for split in relaxation.splits
-            for table in ((split.before, ops), (split.after, ops), (split.alive, wiring.producer))
+            for table in (
+                (split.before, ops),
+                (split.after, ops),
+                (split.more, ops),
+                (split.alive, wiring.producer),
+            )
         ]
         for table, owners in (
             *tables,
-            (relaxation.more_column, ops),
             (relaxation.kept_column, wiring.producer),
             (relaxation.dies_column, wiring.producer),
             (relaxation.redo_column, ops),

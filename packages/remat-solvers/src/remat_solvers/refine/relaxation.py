@@ -63,7 +63,6 @@ from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine import ways
 from remat_solvers.refine.splits import (
-    SLACK,
     Half,
     Split,
     add_split,
@@ -76,6 +75,7 @@ from remat_solvers.refine.ways import Past, Stretch
 __all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
 
 COST_OF_ONCE = 1000  # what computing everything once would cost in a program
+_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,6 @@ class Relaxation:
     both_column: Ints
     way_column: Ints
     constant_column: int
-    more_column: Ints
     splits: tuple[Split, ...]
 
     @property
@@ -177,7 +176,7 @@ def relax(
     width += not makers.plain
     able = set(running) if makers.plain else ()
     chosen = [pair for pair in splits if pair in able]
-    cuts, more, width = cut(wiring, chosen, checkpoints, redo, needed_later, width)
+    cuts, width = cut(wiring, chosen, checkpoints, redo, needed_later, width)
 
     unit = budget_bytes / 1000
     rows = Rows()
@@ -193,7 +192,7 @@ def relax(
         values = np.flatnonzero((kept[k] >= 0) & (wiring.size > 0))
         over = np.flatnonzero(dies[k] >= 0)
         rows.add_sum(
-            room / unit + SLACK,
+            room / unit + _SLACK,
             np.concatenate([kept[k, values], dies[k, over], opening]),
             np.concatenate([wiring.size[values], -wiring.size[over], needs]) / unit,
         )
@@ -215,7 +214,8 @@ def relax(
     for split in cuts:
         k, c = split.stage, checkpoints[split.stage]
         past = (kept[k], dies[k])
-        add_split(wiring, rows, split, c, past, kept[k + 1], redo[k], more[k], budget_bytes)
+        add_split(wiring, rows, split, c, past, kept[k + 1], redo[k])
+        _run_row(wiring, rows, split.alive, redo[k], split.op, budget_bytes)
     ways.cover(makers, rows, way, checkpoints)
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
@@ -226,9 +226,9 @@ def relax(
     cost = np.zeros(width)
     once = float(wiring.time.sum()) if makers.plain else least_time(wiring, makers)
     scale = COST_OF_ONCE / max(once, 1e-300)
-    for again in (redo, more):
-        where = again >= 0
-        cost[again[where]] = np.broadcast_to(wiring.time * scale, again.shape)[where]
+    for again in (*redo, *(split.more for split in cuts)):
+        ops = np.flatnonzero(again >= 0)
+        cost[again[ops]] = wiring.time[ops] * scale
     if not makers.plain:
         there = way >= 0
         cost[way[there]] = wiring.time[there] * scale
@@ -243,7 +243,7 @@ def relax(
         integral=np.ones(width, dtype=np.bool_),
     )
     return Relaxation(
-        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant, more,
+        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant,
         tuple(cuts),
     )  # fmt: skip
 
@@ -395,7 +395,7 @@ def _hold(
 def _run_row(
     wiring: Wiring, rows: Rows, held: Ints, redo: Ints, op: int, budget_bytes: int
 ) -> None:
-    """Add row (e) for op `op` made again in the segment of `held` and `redo`."""
+    """Add row (e), or the bytes of (j), for op `op` made again beside what is held."""
     read = np.array(
         [v for v in wiring.inputs[op] if v not in wiring.overwritten[op]], dtype=np.int64
     )
@@ -405,7 +405,7 @@ def _run_row(
     values = np.flatnonzero(others)
     unit = budget_bytes / 1000
     rows.add_sum(
-        1000 + SLACK,
+        1000 + _SLACK,
         np.append(held[values], redo[op]),
         np.append(wiring.size[values], need) / unit,
     )

@@ -21,7 +21,7 @@ from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, places
 from remat_solvers.refine.programs import Programs
-from remat_solvers.refine.state import State
+from remat_solvers.refine.state import FAR, State
 from remat_solvers.search.repair import spared
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
@@ -42,7 +42,6 @@ _LEANEST_SHARE = 1 / 2  # of the time left, for the ways of storing everything i
 _WIDE_GAP = 0.01  # after the second program
 _REGRESSION_SHARE = 0.1  # of the time left
 _POLISH_BEFORE_LARGE = 0.2  # of the time left
-_FAR = 0.02  # from the bound: as long is spent on looking for schedules as on all else
 _POLISH, _LEAST_POLISH = 0.3, 0.04  # of the time for one integer program, beside and after it
 
 
@@ -193,7 +192,7 @@ class Rounds:
         Not before a program has told how far it is, nor again around one where that found none.
         """
         state = self._state
-        if state.bound <= state.once or state.closed(_FAR):
+        if state.bound <= state.once or state.closed(FAR):
             return
         seconds = state.spent() - 2 * self._heuristics.polish_seconds
         before = state.best_time

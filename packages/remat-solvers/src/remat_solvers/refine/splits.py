@@ -19,29 +19,22 @@ from remat_solvers.core.rows import Rows
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 
-__all__ = [
-    "SLACK",
-    "Half",
-    "Split",
-    "add_split",
-    "cut",
-    "embed_split",
-    "number_columns",
-    "read_half",
-]
-
-SLACK = 1e-9  # of memory rows, in thousandths of the budget
+__all__ = ["Half", "Split", "add_split", "cut", "embed_split", "number_columns", "read_half"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The cut of segment `stage` where `op` runs, and which column is which: -1 if none."""
+    """The cut of segment `stage` where `op` runs, and which column is which: -1 if none.
+
+    Cuts of one segment share the columns `more`.
+    """
 
     stage: int
     op: int
     before: Ints
     after: Ints
     alive: Ints
+    more: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +52,14 @@ def cut(
     redo: Ints,
     useful: Sequence[Ints],
     width: int,
-) -> tuple[list[Split], Ints, int]:
+) -> tuple[list[Split], int]:
     """Assign columns to pairs (checkpoint that opens a segment, op run again in it).
 
     `useful` are, for each segment, the values made up to its checkpoint that something later can
     need. Left out are segments with first computations, and ops that cannot run again there.
-    Returns the splits, the columns `more[k, op]`, and the number of columns in all.
+    Returns the splits and the number of columns in all.
     """
-    more = np.full_like(redo, -1)
+    more: dict[int, Ints] = {}
     found = []
     stage = {c: k for k, c in enumerate(checkpoints)}
     stops = (*checkpoints, wiring.op_count)
@@ -75,15 +68,16 @@ def cut(
         if stops[k + 1] != c + 1 or redo[k, op] < 0:
             continue
         ops = np.flatnonzero(redo[k] >= 0)
-        if not (more[k] >= 0).any():
+        if k not in more:
+            more[k] = np.full_like(redo[k], -1)
             width = number_columns(more[k], ops, width)
         before, after, alive = (np.full(n, -1, dtype=np.int64) for n in
                                 (wiring.op_count, wiring.op_count, wiring.value_count))  # fmt: skip
         width = number_columns(before, ops[ops != op], width)
         width = number_columns(after, ops, width)
         width = number_columns(alive, useful[k], width)
-        found.append(Split(k, op, before, after, alive))
-    return found, more, width
+        found.append(Split(k, op, before, after, alive, more[k]))
+    return found, width
 
 
 def add_split(
@@ -94,10 +88,8 @@ def add_split(
     past: tuple[Ints, Ints],
     later: Ints,
     redo: Ints,
-    more: Ints,
-    budget_bytes: int,
 ) -> None:
-    """Add row (j): `past` and `later` are what is kept at both ends, `redo` is done in between."""
+    """Add (j) but for its bytes: `past` and `later` are kept at both ends, `redo` done between."""
     before, after, alive = split.before, split.after, split.alive
     kept, dies = past
     op, there = split.op, alive >= 0
@@ -107,7 +99,7 @@ def add_split(
         rows.add(0.0, len(some), (part[some], 1.0), (redo[some], -1.0))
     rows.add(0.0, len(ops), (redo[ops], 1.0), (before[ops], -1.0), (after[ops], -1.0))
     rows.add(0.0, len(ops), (before[ops], 1.0), (after[ops], 1.0), (redo[ops], -1.0),
-             (more[ops], -1.0))  # fmt: skip
+             (split.more[ops], -1.0))  # fmt: skip
 
     old = wiring.producer < checkpoint
     maker = wiring.producer
@@ -143,35 +135,27 @@ def add_split(
     rows.add(0.0, len(maybe), (later[maybe], 1.0), (alive[maybe], -1.0),
              (after[maker[maybe]], -1.0))  # fmt: skip
 
-    need = int(wiring.size[stay].sum()) + wiring.made_list[op] + wiring.workspace_list[op]
-    others = there & (wiring.size > 0)
-    others[stay] = False
-    values = np.flatnonzero(others)
-    unit = budget_bytes / 1000
-    rows.add_sum(
-        1000 + SLACK,
-        np.append(alive[values], redo[op]),
-        np.append(wiring.size[values], need) / unit,
-    )
 
-
-def embed_split(point: Floats, split: Split, now: Trace, since: int, until: int) -> Ints:
-    """Write the segment between two positions of a trace as one cut; return what runs twice."""
+def embed_split(point: Floats, split: Split, now: Trace, since: int, until: int) -> None:
+    """Write the segment between two positions of a trace as one that is cut."""
     runs = now.sequence[since + 1 : until]
     at = np.flatnonzero(runs == split.op)
-    where = since + 1 + int(at[0]) if len(at) else since
-    before, after = runs[: max(0, where - since - 1)], runs[max(0, where - since - 1) :]
     if len(at):
+        where = since + 1 + int(at[0])
         over = (now.copy_last == where) & (now.copy_end == where)
         alive = (now.copy_start < where) & (now.copy_last >= where) & ~over
     else:
-        alive = (now.copy_start <= where) & (now.copy_last > where)
+        alive = (now.copy_start <= since) & (now.copy_last > since)
+    first = int(at[0]) if len(at) else 0
+    before, after = runs[:first], runs[first:]
     for columns, items in (
-        (split.before, before), (split.after, after), (split.alive, now.copy_value[alive])
-    ):  # fmt: skip
+        (split.before, before),
+        (split.after, after),
+        (split.more, np.intersect1d(before, after)),
+        (split.alive, now.copy_value[alive]),
+    ):
         chosen = columns[items]
         point[chosen[chosen >= 0]] = 1
-    return np.intersect1d(before, after)
 
 
 def read_half(split: Split, redo: Ints, full: Floats) -> Half | None:

@@ -15,9 +15,10 @@ from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.refine.relaxation import COST_OF_ONCE
 
-__all__ = ["GAP", "State"]
+__all__ = ["FAR", "GAP", "State"]
 
 GAP = 1e-3  # that is small enough to stop at
+FAR = 0.02  # a gap at which much is to be gained by looking for schedules
 # Since the last gain; points are of a hundred of the gap, relative to computing once.
 _PATIENCE_SECONDS, _PATIENCE_SECONDS_PER_SMALL_POINT = 4.0, 5.0
 _PATIENCE_SECONDS_PER_POINT = 3.0

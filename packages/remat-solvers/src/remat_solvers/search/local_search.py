@@ -98,12 +98,10 @@ def restarted_search(
         positions = made_again(wiring, best)
         if not len(positions):
             break
-        share = float(rng.choice(_FREED_AGAIN))
+        count = max(1, int(float(rng.choice(_FREED_AGAIN)) * len(positions)))
         start = repaired(
             wiring,
-            without_waste(
-                wiring, _without(best, positions, max(1, int(share * len(positions))), rng)
-            ),
+            without_waste(wiring, _without(best, positions, count, rng)),
             budget_bytes,
             perturbation=_prices(rng),
             most_time=once + _MOST_AGAIN * (best_time - once),
