@@ -10,7 +10,8 @@ compared to plain autograd's: the largest difference of elements relative to the
 by deterministic kernels where there are some.
 
 Bars: no step takes more than its budget, and no gradient differs by more than the rounding of its
-type. Exit code 1 if one is missed. Models not begun after 6 minutes are left out, and named.
+type. Exit code 1 if one is missed, or no plan could be made. Models not begun after 6 minutes are
+left out, and named; what was found is written after each model.
 
     python benchmarks/gpu.py [--models NAME ...] [--budgets 0.5 0.35] [--json FILE]
     python benchmarks/gpu.py --device cpu --quick     (tiny models: tries the benchmark itself)
@@ -158,18 +159,23 @@ def main() -> int:
     started = time.monotonic()
     rows: list[Row] = []
     left_out = []
+    failed: dict[str, str] = {}
     for name in given.models:
         if time.monotonic() - started > BEGIN_WITHIN_SECONDS:
             left_out.append(name)
             continue
-        for row in measured(MODELS[name], given.budgets, device, quick=given.quick):
-            rows.append(row)
-            print(line(row), flush=True)
-    if given.json:
-        results = [asdict(row) for row in rows]
-        report = {"device": facts, "quick": given.quick, "left_out": left_out, "rows": results}
-        write_results(given.json, report)
-    missed = [f"{row.model} at {row.asked}" for row in rows if row.missed]
+        try:
+            for row in measured(MODELS[name], given.budgets, device, quick=given.quick):
+                rows.append(row)
+                print(line(row), flush=True)
+        except remat.RematError as error:
+            failed[name] = str(error)
+            print(f"{name:10} {error}", flush=True)
+        if given.json:
+            report = {"device": facts, "quick": given.quick, "left_out": left_out,
+                      "failed": failed, "rows": [asdict(row) for row in rows]}  # fmt: skip
+            write_results(given.json, report)
+    missed = [*failed, *(f"{row.model} at {row.asked}" for row in rows if row.missed)]
     print(f"\nleft out: {', '.join(left_out) or 'none'}; missed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 

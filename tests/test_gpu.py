@@ -10,14 +10,12 @@ import threading
 
 import pytest
 import torch
-from exec_cases.models import Scheduled
 from torch import nn
 
 import gpu as benchmark
 import remat
 import zoo
 from remat_exec import measure_peak
-from remat_graph.torch import capture
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products need
 
@@ -69,11 +67,9 @@ def planned(example, budget):
 
 
 def check(example, budget, device):
-    """Train plainly by the captured graph, and by a plan: the same bits, within the budget."""
-    stored = copy.deepcopy(example.model)
-    expected = gradients_after(
-        Scheduled(stored, capture(stored, example.args, example.kwargs)), example
-    )
+    """Train as `torch.compile` traces it, and by a plan: the same bits, within the budget."""
+    traced = torch.compile(copy.deepcopy(example.model), backend="aot_eager")
+    expected = gradients_after(traced, example)
     small = planned(example, budget)
     found = gradients_after(small, example)
     assert all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -81,9 +77,9 @@ def check(example, budget, device):
     with measure_peak(device) as peak:
         example.step(small)
     assert peak.peak_bytes <= small.plan.budget_bytes
-    assert small.plan.predicted_peak_bytes == pytest.approx(
-        peak.requested_bytes, rel=0.03, abs=2**14
-    )
+    predicted, asked_for = small.plan.predicted_peak_bytes, peak.requested_bytes
+    assert asked_for <= predicted + 0.03 * predicted + 2**14
+    assert predicted <= asked_for + 0.05 * asked_for + 2**14  # what sorting takes, its data decide
     return small.plan
 
 
@@ -121,7 +117,7 @@ def example_of(module, *args, device, dtype=torch.float32):
 def test_attention_with_dropout_draws_the_same_when_it_is_computed_again(device, dtype):
     """In 32 bits by CUDA's efficient attention, whose seeds are on the host; in 16 by flash."""
     torch.manual_seed(0)
-    x = torch.randn(2, 32, 32, dtype=dtype)
+    x = torch.randn(4, 256, 32, dtype=dtype)
     plan = check(example_of(Attention(0.2), x, device=device, dtype=dtype), 0.5, device)
     assert plan.recomputations
 

@@ -1,8 +1,7 @@
 """The one door to TorchDynamo: its private names are in this file and in `patches.py`.
 
 `compile_frames` runs a function so that each graph that Dynamo finds in it is handed over, with
-settings of ours that hold while frames of this function are compiled, and nowhere else. Tried with
-torch 2.13.
+settings of ours that hold while frames of this function are compiled, and nowhere else.
 """
 
 from __future__ import annotations
@@ -83,6 +82,9 @@ class Found:
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 _WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
+# Before torch 2.13 all that is compiled of some code is in one list, told apart by its back end.
+_OPTIONS = inspect.signature(eval_frame._optimize).parameters
+_APART: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
 
 
 class _Held:
@@ -169,8 +171,9 @@ class _Frames:
         # Dynamo would leave the code alone from now on, in every model, even if what failed was an
         # error of the user's: we count, for this model.
         self._failures[code] += 1
-        if result.skip_reason and result.skip_reason != _NO_TENSORS:
-            self._skipped(f"{_place(frame)} runs as it is: {result.skip_reason}")
+        reason = getattr(result, "skip_reason", None)  # torch 2.11 gives none
+        if reason and reason != _NO_TENSORS:
+            self._skipped(f"{_place(frame)} runs as it is: {reason}")
         return _AS_IT_IS
 
     @contextlib.contextmanager
@@ -266,9 +269,11 @@ def compile_frames(
         "optimize_ddp": False,
         "recompile_limit": _NO_LIMIT,
         "reorderable_logging_functions": set(_WARN),
+        "skip_tensor_guards_with_matching_dict_tags": False,
         "specialize_float": True,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
+        "use_recursive_dict_tags_for_guards": False,  # both: else 2.11 misses a thawed parameter
     }
 
     whole = None if model is None else weakref.ref(model)
@@ -281,11 +286,7 @@ def compile_frames(
         frames.graphs.add(held)
         return held
 
-    context = torch._dynamo.optimize(
-        backend,
-        recompile_limit=_NO_LIMIT,
-        isolate_recompiles=True,
-    )
+    context = torch._dynamo.optimize(backend, **_APART)
     if not isinstance(context, OptimizeContext):
         raise RematError(
             "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "

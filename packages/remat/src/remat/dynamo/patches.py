@@ -29,6 +29,7 @@ __all__ = ["patched"]
 
 _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _TORCH_FUNCTIONS = torch.nn.functional.__file__
+_CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks at every such leaf
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -51,15 +52,12 @@ def patched(told: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]
             "_call_function",
             lambda original: _tell_of_checkpoint(original, told),
         ),
-        (
-            output_graph.OutputGraph,
-            "_check_requires_grad_intermediate_outputs",
-            _leave_out_leaves,
-        ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
         (symbolic_convert, "get_funcname", _named_in_logs),
         (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
     )
+    if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
+        changes += ((output_graph.OutputGraph, _CHECK_LEAVES, _leave_out_leaves),)
     before = [getattr(owner, name) for owner, name, _ in changes]
     try:
         for (owner, name, change), original in zip(changes, before, strict=True):

@@ -284,7 +284,8 @@ def make_plan(
             "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
             measured, over, budget, solution.peak_bytes,
         )  # fmt: skip
-        target -= over * (attempt + 1)
+        beyond = measured - solution.peak_bytes  # of blocks, and another plan's may be more
+        target = min(target, budget - (attempt + 1) * beyond) - over
         if target <= 0:
             break
     raise BudgetExceeded(
