@@ -1,6 +1,7 @@
 """Bad input: an error of ours that says what would work, and an original that trains as before."""
 
 import copy
+import dataclasses
 import importlib.metadata
 import weakref
 
@@ -366,6 +367,27 @@ def test_a_device_with_less_memory_than_the_budget_says_so(monkeypatch):
     monkeypatch.setattr(Executable, "rehearse", rehearse)
     with pytest.raises(remat.BudgetExceeded, match=r"ran out .* \(tried to allocate 2 GiB\)"):
         remat.rematerialize(nn.Linear(4, 4), torch.randn(2, 4), budget="1GiB")
+
+
+def test_a_plan_whose_blocks_take_more_than_its_budget_is_made_again_with_room_for_them(
+    monkeypatch,
+):
+    """As CUDA's allocator hands out larger blocks, other ones for each plan."""
+    rehearse, targets = Executable.rehearse, []
+
+    def in_larger_blocks(self, *rest):
+        found = rehearse(self, *rest)
+        targets.append(self.peak_bytes)
+        return dataclasses.replace(found, peak_bytes=found.peak_bytes + 2**12 + 2**9 * len(targets))
+
+    layers = [nn.Linear(8, 8), *(nn.Tanh() for _ in range(60))]
+    model, x = nn.Sequential(*layers), torch.randn(16, 8)
+    tight = remat.rematerialize(copy.deepcopy(model), x, budget=0.5, limit_seconds=0.5).plan
+    monkeypatch.setattr(Executable, "rehearse", in_larger_blocks)
+    budget = tight.measured_peak_bytes + 2**12 + 2**8
+    plan = remat.rematerialize(model, x, budget=budget, limit_seconds=0.5).plan
+    assert len(targets) > 1
+    assert plan.measured_peak_bytes <= budget
 
 
 def test_a_step_that_ran_out_of_memory_holds_none_of_it_while_its_error_is_handled(monkeypatch):

@@ -138,7 +138,19 @@ def _executor() -> list[tuple[str, str]]:
     return [(f"storing everything beside eager, {len(models)} models", f"median time {ratio:.2f}")]
 
 
+def _gpu() -> list[tuple[str, str]]:
+    found = results("gpu")
+    row = found["rows"][0]
+    return [(
+        f"on one {found['device']['device']}: {row['model']} of {row['parameters'] / 1e6:.0f} "
+        f"million parameters at {row['asked']} of plain's peak",
+        f"{row['seconds'] / row['plain_seconds']:.2f} of plain's time, peak at "
+        f"{100 * row['peak_bytes'] / row['budget_bytes']:.1f}% of the budget, gradients "
+        f"{'bitwise' if not row['difference'] else row['difference']}",
+    )]  # fmt: skip
+
+
 PARTS: tuple[Callable[[], list[tuple[str, str]]], ...] = (
-    _architectures, _loops, _patterns, _peers, _executor, _certified, _solvers, _large,
+    _architectures, _loops, _patterns, _peers, _executor, _gpu, _certified, _solvers, _large,
 )  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {"figures": figures}

@@ -72,6 +72,27 @@ def executor() -> str:
     return markdown(("model", "peak of eager's", "time of eager's"), rows, "executor")
 
 
+def gpu() -> str:
+    """List steps on a GPU by a plan, beside plain autograd."""
+    found = results("gpu")
+    rows = [
+        (
+            f"{row['model']}, {row['parameters'] / 1e6:.0f}M parameters",
+            f"{row['asked']}{' (the least)' * row['refused']}",
+            f"{row['budget_bytes'] / row['plain_peak_bytes']:.2f}",
+            percent(row["peak_bytes"] / row["budget_bytes"], 2),
+            f"{row['seconds'] / row['plain_seconds']:.2f}",
+            f"{1 + row['predicted_overhead']:.2f}",
+            f"{row['difference']:.0e}" if row["difference"] else "bitwise",
+        )
+        for row in found["rows"]
+    ]
+    heading = ("model", "asked", "budget of plain's peak", "peak of budget", "time of plain",
+               "predicted", "gradients")  # fmt: skip
+    left_out = f" Not measured: {', '.join(found['left_out'])}." if found["left_out"] else ""
+    return f"{markdown(heading, rows, 'gpu')} On one {found['device']['device']}.{left_out}"
+
+
 def regions() -> str:
     """Compare models planned whole and by blocks."""
     rows = []
@@ -199,6 +220,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "loops": loops,
     "patterns": patterns,
     "executor": executor,
+    "gpu": gpu,
     "regions": regions,
     "lengths": lengths,
     "alternatives": alternatives,

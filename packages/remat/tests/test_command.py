@@ -341,7 +341,7 @@ def test_what_is_cached_is_listed_and_cleared(file, tmp_path, monkeypatch, capsy
 
 def test_the_doctor_says_what_will_not_work(monkeypatch):
     told = run_json("doctor")
-    assert told["versions"]["torch"].startswith(torch.__version__)
+    assert told["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     assert told["cache"] is None
     installed = [said for said in told["versions"].values() if said is not None]
     assert not [said for said in installed if "not stated" in said]

@@ -82,6 +82,11 @@ class Found:
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 _WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
+# Guards pass by what an unchanged dictionary holds: torch 2.11 so misses a parameter thawed.
+_EACH_TENSOR = {
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+}
 # Before torch 2.13 all that is compiled of some code is in one list, told apart by its back end.
 _OPTIONS = inspect.signature(eval_frame._optimize).parameters
 _APART: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
@@ -269,12 +274,10 @@ def compile_frames(
         "optimize_ddp": False,
         "recompile_limit": _NO_LIMIT,
         "reorderable_logging_functions": set(_WARN),
-        "skip_tensor_guards_with_matching_dict_tags": False,
         "specialize_float": True,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
-        "use_recursive_dict_tags_for_guards": False,  # both: else 2.11 misses a thawed parameter
-    }
+    } | _EACH_TENSOR
 
     whole = None if model is None else weakref.ref(model)
 
@@ -375,8 +378,11 @@ def _traced_elsewhere() -> bool:
 def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
     """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
 
-    `known` are the frames of the same function that were met before, and is added to.
+    `known` are the frames of the same function that were met before, and is added to. Before torch
+    2.13 guards, which are made after this, look at each tensor from now on, whoever compiles.
     """
+    if not _APART:
+        config.load_config(_EACH_TENSOR)
     current = CompileContext.current_compile_id()
     frame = -1 if current is None or current.frame_id is None else current.frame_id
     known.add(frame)
