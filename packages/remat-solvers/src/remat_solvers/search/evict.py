@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 
 __all__ = ["EvictionPerturbation", "evict", "excess", "idle_copies"]
 
 _NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
+_FAR = 2.0  # times where a walk ended, that having a value again likely takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,22 @@ def evict(
     perturbation: EvictionPerturbation | None = None,
     most_time: float = math.inf,
     patience: int | None = None,
+    likely: Floats | None = None,
     deadline: float = math.inf,
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
     Nothing helps after `patience` steps without a gain, or beyond `most_time` of the sequence;
     `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    `likely` are the seconds that each value may take to have again, by which the search for the
+    cheapest goes; it is kept up to date, for calls with sequences that are much the same.
     """
     perturbation = EvictionPerturbation() if perturbation is None else perturbation
     weights = perturbation.weights(wiring.value_count)
+    likely = wiring.time[wiring.producer] if likely is None else likely
 
     def step(now: Trace) -> Ints | None:
-        choices = _cheapest(wiring, now, budget_bytes, perturbation, weights, deadline)
+        choices = _cheapest(wiring, now, budget_bytes, perturbation, weights, likely, deadline)
         if not choices:
             return None
         where = [q for q, closure in choices for _ in closure]
@@ -123,11 +128,13 @@ def _cheapest(
     budget_bytes: int,
     perturbation: EvictionPerturbation,
     weights: list[float],
+    likely: Floats,
     deadline: float,
 ) -> list[tuple[int, list[int]]]:
     """Choose the evictions of least price at the peak: where to recompute, and what.
 
-    None once the deadline is over: the price of one alone can take a walk over the whole graph.
+    None once the deadline is over: the price of one alone can take a walk over the whole graph. The
+    likely cheapest come first, for a walk ends where it gets dearer than what is known.
     """
     peak = int(now.during.argmax())
     over = int(now.during[peak]) - budget_bytes
@@ -141,18 +148,16 @@ def _cheapest(
     share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
     gains = np.minimum(sizes, over) * share**perturbation.cover
     floor = wiring.time[wiring.producer[values]] / gains
-    order = np.argsort(floor, kind="stable")
+    order = np.argsort(likely[values] / gains, kind="stable")
     room = budget_bytes + sizes - now.before[next_after]
     columns = (values, sizes, next_after, gains, floor, room)
     closures = Closures(wiring, now)
-    most = 1 + wiring.op_count // _OPS_PER_EVICTION
+    at_once = 1 + wiring.op_count // _OPS_PER_EVICTION
     best: list[tuple[float, int, list[int], int]] = []
-    worst = math.inf  # the price of the last of `most`
+    worst = math.inf  # the price of the last of `at_once`
     for v, size, q, gain, least, free in zip(*(c[order].tolist() for c in columns), strict=True):
         weight = weights[v]
         if least * weight >= worst:
-            if perturbation.noise == 0:
-                break
             continue
         op = wiring.producer_list[v]
         crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
@@ -160,7 +165,9 @@ def _cheapest(
             continue
         if time.perf_counter() > deadline:
             return []
-        found = closures.at(v, q, worst * gain / weight, perturbation.hold)
+        most = worst * gain / weight
+        found = closures.at(v, q, perturbation.hold, most, free, perturbation.crowding / over)
+        likely[v] = max(likely[v], _FAR * most) if found is None else found.seconds
         if found is None or found.held_bytes >= size:
             continue
         freed = size - found.held_bytes
@@ -168,8 +175,8 @@ def _cheapest(
         price *= _dearer(perturbation, found.made_bytes + found.held_bytes - free, over)
         if price < worst:
             insort(best, (price, q, found.ops, freed))
-            del best[most:]
-            worst = best[-1][0] if len(best) == most else math.inf
+            del best[at_once:]
+            worst = best[-1][0] if len(best) == at_once else math.inf
     chosen: list[tuple[int, list[int]]] = []
     freed = 0
     for _, q, closure, gained in best:
@@ -230,21 +237,30 @@ class Closures:
         self._first: list[int] = now.first_copy.tolist()
         self._end: list[int] = now.copy_last.tolist()
 
-    def at(self, v: int, position: int, most: float, hold: float) -> Closure | None:
+    def at(
+        self,
+        v: int,
+        position: int,
+        hold: float = 0.0,
+        most: float = math.inf,
+        room: float = math.inf,
+        dear: float = 0.0,
+    ) -> Closure | None:
         """Find what to run before `position` to have a value; `None` above `most` seconds.
 
-        What cannot be made again, or is up to a share `hold` of the value, is held until then.
+        What cannot be made again, or is up to a share `hold` of the value, is held until then. Each
+        byte beyond `room` that is made makes the seconds dearer by a share `dear`.
         """
         wiring, width = self._wiring, self._width
         inputs, producer, slot = wiring.inputs, wiring.producer_list, wiring.slot_list
         size, latest, until = self._size, self._latest, self._until
         key, first, end = self._key, self._first, self._end
-        times, replayable = wiring.time_list, wiring.replayable_list
+        times, replayable, outputs = wiring.time_list, wiring.replayable_list, wiring.made_list
         small = hold * size[v]
         wanted = [producer[v]]
         chosen = {producer[v]}
         held: set[int] = set()
-        cost = times[producer[v]]
+        cost, made = times[producer[v]], outputs[producer[v]]
         while wanted:
             for u in inputs[wanted.pop()]:
                 op = producer[u]
@@ -260,11 +276,11 @@ class Closures:
                     held.add(u)
                     continue
                 cost += times[op]
-                if cost > most:
+                made += outputs[op]
+                if cost > most or (made > room and cost * (1 + dear * (made - room)) > most):
                     return None
                 chosen.add(op)
                 wanted.append(op)
         ops = sorted(chosen)
-        made = sum(wiring.made_list[op] for op in ops)
         made += max(wiring.workspace_list[op] for op in ops)
         return Closure(ops, cost, made, sum(size[u] for u in held if producer[u] not in chosen))

@@ -52,6 +52,7 @@ def local_search(
     makers = Makers.of(wiring)
     best, best_time = incumbent, sequence_time(wiring, incumbent.sequence)
     once = least_time(wiring)
+    likely = wiring.time[wiring.producer]
     since = 0
     while since < patience and time.perf_counter() < deadline:
         since += 1
@@ -68,6 +69,8 @@ def local_search(
             budget_bytes,
             perturbation=_prices(rng),
             most_time=once + _MOST_MORE * (best_time - once),
+            likely=likely,
+            quick=True,
             soon=deadline,
             deadline=deadline,
         )

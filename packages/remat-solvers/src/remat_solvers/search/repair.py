@@ -14,7 +14,7 @@ import numpy as np
 
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.evict_makers import evict_makers
 from remat_solvers.search.prune import drop_unused, prune, repeats
@@ -33,13 +33,16 @@ def repaired(
     *,
     perturbation: EvictionPerturbation | None = None,
     most_time: float = math.inf,
+    likely: Floats | None = None,
+    quick: bool = False,
     soon: float = math.inf,
     deadline: float = math.inf,
 ) -> Trace:
     """Evict until `soon`, and prune until `deadline`, moments of `time.perf_counter`.
 
     Eviction that ends a little over the budget goes on in smaller steps (`replay`). Given up is
-    what takes longer than `most_time` before it is pruned.
+    what takes longer than `most_time` before it is pruned. `likely` is as of `evict`, `quick` as of
+    `replay`.
     """
     if not wiring.graph.has_alternatives:
         found = evict(
@@ -49,11 +52,12 @@ def repaired(
             perturbation=perturbation,
             most_time=most_time,
             patience=_PATIENCE,
+            likely=likely,
             deadline=soon,
         )
         nearly = budget_bytes < found.peak_bytes <= _NEARLY * budget_bytes
         if nearly and wiring.time[found.sequence].sum() <= most_time:
-            found = replay(wiring, found, budget_bytes, deadline=soon)
+            found = replay(wiring, found, budget_bytes, quick=quick, deadline=soon)
         return prune(wiring, found, budget_bytes, deadline=deadline)
     found = evict_makers(
         wiring,

@@ -32,8 +32,8 @@ from remat_solvers.search.prune import drop_unused
 
 __all__ = ["give_up", "replay"]
 
-_MOMENTS = 8  # over the target, tried until one can be lowered
-_VALUES = 10  # given up at one moment
+_MOMENTS, _QUICK_MOMENTS = 8, 1  # over the target, tried until one can be lowered
+_VALUES, _QUICK_VALUES = 10, 3  # given up at one moment
 _MOST_STEPS = 60  # per op of the graph, in all
 _MOST_REPLAYED = 2000  # computations, for one value
 _PATIENCE = 30  # replays until the peak must be lower
@@ -51,18 +51,19 @@ def replay(
     target_bytes: int,
     *,
     seed: int = 0,
+    quick: bool = False,
     deadline: float = math.inf,
 ) -> Trace:
     """Descend until the peak is within the target, nothing helps, or `deadline`.
 
-    `seed` varies which values are given up first, with no noise at 0; `deadline` is a moment of
-    `time.perf_counter`. The trace with the least peak is returned.
+    `seed` varies which values are given up first, with no noise at 0; a `quick` descent tries few;
+    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
     """
     noise = _NOISE * np.random.default_rng(seed).standard_normal(wiring.value_count) * (seed > 0)
     weights: Floats = np.exp(noise)
     best, since = now, 0
     while now.peak_bytes > target_bytes and since < _PATIENCE:
-        lower = _lower(wiring, now, target_bytes, weights, deadline)
+        lower = _lower(_Past(wiring, now, target_bytes, weights, quick=quick), deadline)
         if lower is None:
             break
         now, since = drop_unused(wiring, lower), since + 1
@@ -85,29 +86,27 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
     size = wiring.size[values].astype(np.float64)
     which = int(rng.choice(len(copies), p=size / size.sum()))
     position = min(int(next_after[which]), now.steps)
-    found = Closures(wiring, now).at(int(values[which]), position, math.inf, 0.0)
+    found = Closures(wiring, now).at(int(values[which]), position)
     if found is None:
         return now
     sequence = np.insert(now.sequence, [position] * len(found.ops), found.ops)
     return drop_unused(wiring, trace(wiring, sequence))
 
 
-def _lower(
-    wiring: Wiring, now: Trace, target_bytes: int, weights: Floats, deadline: float
-) -> Trace | None:
+def _lower(past: _Past, deadline: float) -> Trace | None:
     """Find a trace of less excess; `None` if there is none at the highest moments of some ops."""
-    past = _Past(wiring, now, target_bytes, weights)
+    now, target_bytes = past.now, past.target
     over = np.flatnonzero(now.during > target_bytes)
     over = over[np.argsort(-now.during[over], kind="stable")]
     _, first = np.unique(now.sequence[over], return_index=True)
-    for moment in over[np.sort(first)[:_MOMENTS]].tolist():
+    for moment in over[np.sort(first)[: _QUICK_MOMENTS if past.quick else _MOMENTS]].tolist():
         if time.perf_counter() > deadline:
             break
         least, best = _excess(now, target_bytes), None
         for sequence in _attempts(past, moment, deadline):
             if time.perf_counter() > deadline:
                 return best
-            found = trace(wiring, sequence)
+            found = trace(past.wiring, sequence)
             excess = _excess(found, target_bytes)
             if excess < least:
                 least, best = excess, found
@@ -142,10 +141,13 @@ def _excess(now: Trace, target_bytes: int) -> float:
 class _Past:
     """A trace as a graph of copies: who read and made what, as lists for walks in Python."""
 
-    def __init__(self, wiring: Wiring, now: Trace, target_bytes: int, weights: Floats) -> None:
+    def __init__(
+        self, wiring: Wiring, now: Trace, target_bytes: int, weights: Floats, *, quick: bool
+    ) -> None:
         self.wiring = wiring
         self.now = now
         self.target = target_bytes
+        self.quick = quick
         self._weights = weights
         self._need: list[int] = while_running(wiring).tolist()
         self.size: list[int] = wiring.size.tolist()
@@ -169,7 +171,7 @@ class _Past:
         promise = np.minimum(size, excess[moment]) * moments.astype(np.float64)
         promise *= self._weights[values]
         found = []
-        for chosen in _groups(promise, next_after):
+        for chosen in _groups(promise, next_after, _QUICK_VALUES if self.quick else _VALUES):
             if time.perf_counter() > deadline:
                 break
             until = int(next_after[chosen[0]])
@@ -231,10 +233,10 @@ class _Past:
         return max(0, need - room) + _UNDER * need
 
 
-def _groups(promise: Floats, until: Ints) -> Iterator[list[int]]:
+def _groups(promise: Floats, until: Ints, most: int) -> Iterator[list[int]]:
     """Yield the most promising values one by one, and those together that are next used at once."""
     ranked = np.argsort(-promise, kind="stable")
-    yield from ranked[:_VALUES, None].tolist()
+    yield from ranked[:most, None].tolist()
     for position in np.unique(until).tolist():
         together = ranked[until[ranked] == position].tolist()
         if len(together) > 1:
@@ -256,6 +258,7 @@ class _Longer:
         most = np.maximum.accumulate(during[:until][::-1])[::-1]
         self._most: list[int] = most.tolist()
         self._known: dict[int, float | None] = {}
+        self._added: dict[int, list[float]] = {}
 
     def cost(self, v: int) -> float | None:
         """Sum the excess and a share of the bytes under the target; `None` if alive anyway."""
@@ -263,12 +266,18 @@ class _Longer:
             since, size = self._end[v], self._size[v]
             over = 0.0
             if since < self._until and self._most[since] + size > self._target:
-                held = self._during[since : self._until] - self._target
-                more = np.maximum(held + size, 0) - np.maximum(held, 0)
-                over = float(more.sum(dtype=np.float64))
+                over = self._excess_of(size)[since]
             under = _UNDER * size * (self._until - since)
             self._known[v] = None if since > self._until else over + under
         return self._known[v]
+
+    def _excess_of(self, size: int) -> list[float]:
+        """Sum the excess that so many bytes add from each position on."""
+        if size not in self._added:
+            held = self._during[: self._until] - self._target
+            more = np.maximum(held + size, 0) - np.maximum(held, 0)
+            self._added[size] = np.cumsum(more[::-1], dtype=np.float64)[::-1].tolist()
+        return self._added[size]
 
 
 def _least_cut(
