@@ -57,7 +57,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
-_ATTEMPTS = 4
+_ATTEMPTS = 5
 _BLOCKS_SPLIT = (
     ", or start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: without it a block may be "
     "1 MiB larger than what a tensor asks for"
@@ -284,8 +284,9 @@ def make_plan(
             "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
             measured, over, budget, solution.peak_bytes,
         )  # fmt: skip
-        beyond = measured - solution.peak_bytes  # of blocks, and another plan's may be more
-        target = min(target, budget - (attempt + 1) * beyond) - over
+        target -= over * (attempt + 1)
+        if attempt >= _ATTEMPTS // 2:  # of blocks another plan may take more beyond: leave room
+            target = min(target, budget - 2 * (measured - solution.peak_bytes))
         if target <= 0:
             break
     raise BudgetExceeded(
