@@ -145,7 +145,7 @@ def _gpu() -> list[tuple[str, str]]:
         f"on one {found['device']['device']}: {row['model']} of {row['parameters'] / 1e6:.0f} "
         f"million parameters at {row['asked']} of plain's peak",
         f"{row['seconds'] / row['plain_seconds']:.2f} of plain's time, peak at "
-        f"{100 * row['peak_bytes'] / row['budget_bytes']:.1f}% of the budget, gradients "
+        f"{100 * row['peak_bytes'] / row['budget_bytes']:.2f}% of the budget, gradients "
         f"{'bitwise' if not row['difference'] else row['difference']}",
     )]  # fmt: skip
 
