@@ -12,6 +12,7 @@ from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import Least, least
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand, in_order
+from remat_solvers.refine.lowest import lower
 from remat_solvers.search.evict import evict
 from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.smallest import smallest_trace
@@ -93,6 +94,47 @@ def test_results_are_given_up_and_made_again_from_small_values():
     assert evict(wiring, start.sequence, truth).peak_bytes > truth
 
 
+@thorough
+@given(graphs(most_ops=7, most_values=9) | trainings(most_depth=3))
+def test_programs_find_what_is_legal_and_prove_no_more_than_the_truth(graph):
+    wiring = Wiring.of(graph)
+    start = store_all_trace(wiring)
+    lowest = lower(wiring, start, least(wiring).peak_bytes, time.perf_counter() + 2)
+    check(graph, wiring, lowest.found)
+    assert lowest.least_bytes <= smallest(graph)
+    assert lowest.found.peak_bytes <= start.peak_bytes
+
+
+def what_steps_miss() -> Graph:
+    """Between its first run and the last, op 0 must run again, which no small step gains by."""
+    sizes = {"a": 1, "b": 1, "c": 1, "d": 5, "e": 1, "f": 1, "g": 1, "h": 3}
+    ops = (
+        Op("0", (), ("a", "b"), 1.0),
+        Op("1", ("b",), ("c", "d"), 1.0, 4, overwrites=(("b", "c"),)),
+        Op("2", ("b", "d"), ("e",), 1.0, 1, overwrites=(("b", "e"),)),
+        Op("3", ("b",), ("f",), 1.0, replayable=False, overwrites=(("b", "f"),)),
+        Op("4", ("b",), ("g", "h"), 1.0, 4, overwrites=(("b", "g"),)),
+    )
+    values = tuple(Value(name, size) for name, size in sizes.items())
+    return Graph(values, ops, frozenset(), frozenset({"h"}), None)
+
+
+def test_programs_find_and_prove_what_steps_miss():
+    graph = what_steps_miss()
+    wiring = Wiring.of(graph)
+    steps = smallest_trace(wiring, time.perf_counter() + 5)
+    found = smallest_budget(graph, limit_seconds=5.0)
+    assert steps.peak_bytes > smallest(graph) == found.peak_bytes == found.least_bytes
+    assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
+
+
+def test_what_programs_prove_is_kept_where_no_schedule_is_lower():
+    wiring = Wiring.of(what_steps_miss())
+    best = lower(wiring, store_all_trace(wiring), 1, time.perf_counter() + 5)
+    again = lower(wiring, best.found, 1, time.perf_counter() + 5)
+    assert again.found.peak_bytes == best.found.peak_bytes == again.least_bytes
+
+
 def test_many_heavy_results_come_to_the_bound():
     wiring = Wiring.of(heavy_results(40))
     found = smallest_trace(wiring, time.perf_counter() + 20)
@@ -119,7 +161,7 @@ def test_sizes_near_64_bits_do_not_overflow():
 
 
 def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr("remat_solvers.search.smallest.regress", lambda *_: Least(10**6, "wrong"))
+    monkeypatch.setattr("remat_solvers.queries.smallest.regress", lambda *_: Least(10**6, "wrong"))
     graph = heavy_results(2)
     found = smallest_budget(graph, limit_seconds=1.0)
     assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes

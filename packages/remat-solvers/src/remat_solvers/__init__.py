@@ -23,9 +23,9 @@ from remat_solvers.errors import (
     WorkerDied,
 )
 from remat_solvers.queries.batch import LargestBatch, max_batch_size, with_batch
+from remat_solvers.queries.smallest import SmallestBudget, smallest_budget
 from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, tradeoff
 from remat_solvers.registry import cite, get_solver, list_solvers
-from remat_solvers.search.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 from remat_solvers.step import (
     ANY_BYTES,

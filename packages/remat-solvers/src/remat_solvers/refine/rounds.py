@@ -92,6 +92,10 @@ class Rounds:
             self._polish(state.left(), thorough=True)
         return None
 
+    def look(self) -> None:
+        """Solve programs without first schedules, from where storing everything holds most."""
+        self._refine(_at_peak(self._state.wiring, self._everything()[0]))
+
     def _everything(self) -> list[Trace]:
         """Store everything; where values have several makers, the fastest ways come first."""
         wiring = self._state.wiring

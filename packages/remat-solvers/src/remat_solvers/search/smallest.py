@@ -1,32 +1,25 @@
-"""The smallest budget for which a schedule is found, and the proof below which there is none.
+"""The schedule of least peak, whatever its time, looked for in single steps.
 
 Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
 (`evict`), the ops are run in one pass (`paging`), and storing everything is repaired. The peak that
 an attempt reaches counts even where it misses. From the best, storing everything, and the best with
 something given up at a high moment or with a part of it run again, `replay` then descends in small
 steps, with several seeds: slower far from the least peak, better near it.
-Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved (`bottleneck`, raised
-by `regress`); between them nothing is known. Complexity: some dozens of attempts, each limited in
-time.
+Guarantee: what is found is legal; it is a local optimum. Complexity: some dozens of attempts, each
+limited in time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
-from remat_graph import Graph, Schedule
-from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import least
-from remat_solvers.bounds.regression import regress
 from remat_solvers.core.makers import Makers, store_all_sequence
-from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused
@@ -34,7 +27,7 @@ from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
 
-__all__ = ["SmallestBudget", "descend_to", "least_peak_trace", "smallest_budget", "smallest_trace"]
+__all__ = ["CLOSE", "descend", "descend_to", "least_peak_trace", "smallest_trace"]
 
 _EVICTION_PERTURBATIONS = (
     EvictionPerturbation(hold=0.0),
@@ -47,54 +40,13 @@ _PAGING_PERTURBATIONS = (
     PagingPerturbation(span=1.0, hold=False),
 )
 _ATTEMPT_SECONDS = 0.5
-_DEFAULT_SECONDS = 10.0
-_PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
-_CLOSE = 1.02
+CLOSE = 1.02  # times what is proved: near enough
 _DONE = 1.002
 _SHARES = (0.98, 0.94, 0.88, 0.995)
 _SEEDS, _PATIENCE = 12, 4  # the second: without a gain
 _HALVING_SHARE = 0.4  # of the time, and more the more ops there are
 _GOAL = 0.99  # of a budget that is to be met
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SmallestBudget:
-    """A schedule of small peak; none at all goes below `least_bytes`.
-
-    `least_at` is the op that cannot run with less, `None` if it is what is alive at the end.
-    """
-
-    peak_bytes: int
-    schedule: Schedule
-    least_bytes: int
-    least_at: str | None
-
-
-def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> SmallestBudget:
-    """Look for the schedule of least peak, whatever its time.
-
-    Raises:
-        InvalidProblem: if the limit is negative, or the graph is none, or too large to add up.
-    """
-    check_graph(graph)
-    wiring = Wiring.of(graph)
-    limit = Limit.starting_now(limit_seconds)
-    seconds = limit.left(_DEFAULT_SECONDS)
-    floor = bottleneck(wiring, time.perf_counter() + _PROOF_SHARE * seconds)
-    floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
-    found = least_peak_trace(wiring, limit.started + seconds, floor_bytes=floor.peak_bytes)
-    if floor.peak_bytes > found.peak_bytes:
-        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
-        floor = least(wiring)
-    return SmallestBudget(
-        peak_bytes=found.peak_bytes,
-        schedule=expand(wiring, found.sequence),
-        least_bytes=floor.peak_bytes,
-        least_at=floor.op,
-    )
 
 
 def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
@@ -129,7 +81,7 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
     low = floor = max(floor_bytes, least(wiring).peak_bytes)
     now = time.perf_counter()
     soon = now + min(1.0, _HALVING_SHARE + wiring.op_count / _LARGE) * (deadline - now)
-    while best.peak_bytes > low * _CLOSE and time.perf_counter() < soon:
+    while best.peak_bytes > low * CLOSE and time.perf_counter() < soon:
         middle = (low + best.peak_bytes) // 2
         best = _lower(wiring, best, middle, soon)
         if best.peak_bytes > middle:
@@ -145,7 +97,7 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
             begin = start(wiring, best, seed)
             if begin is best and start is not _same:
                 continue
-            found = _descend(wiring, begin, floor, seed, deadline)
+            found = descend(wiring, begin, floor, seed, deadline)
             if found.peak_bytes < best.peak_bytes:
                 best, since = found, 0
     return best
@@ -182,7 +134,7 @@ def _again_at_the_end(wiring: Wiring, best: Trace, which: int) -> Trace:
 _STARTS = (_same, _without_one, _everything, _again_at_the_end)
 
 
-def _descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) -> Trace:
+def descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) -> Trace:
     """Replay at targets that are shares of the peak, until none of them helps."""
     helped = True
     while helped and now.peak_bytes > floor:

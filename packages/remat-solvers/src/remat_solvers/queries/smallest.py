@@ -1,0 +1,92 @@
+"""The smallest budget for which a schedule is found, and the proof below which there is none.
+
+The proof comes first (`bottleneck`, raised by `regress`), then the search in single steps
+(`search.smallest`); where the two are not near each other, programs look for a lower schedule, or
+prove that there is none (`refine.lowest`). Where values have several makers, in the ordinary graph
+of the schedule found.
+Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved; between them nothing
+is known. Complexity: some dozens of attempts, each limited in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from remat_graph import Graph, Schedule
+from remat_solvers.bounds.bottleneck import bottleneck
+from remat_solvers.bounds.least import Least, least
+from remat_solvers.bounds.regression import regress
+from remat_solvers.core.problem import Limit, check_graph
+from remat_solvers.core.trace import Trace
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.refine.lowest import lower
+from remat_solvers.search.smallest import CLOSE, least_peak_trace
+from remat_solvers.search.unfolding import unfold
+
+__all__ = ["SmallestBudget", "smallest_budget"]
+
+_DEFAULT_SECONDS = 10.0
+_PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
+# For the search in single steps, of the time left, and what it may take of a short time.
+_STEPS_SHARE, _STEPS_SECONDS, _MOST_STEPS_SHARE = 0.4, 12.0, 0.8
+_MOST_OPS = 20_000  # beyond which single steps need all of the time
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallestBudget:
+    """A schedule of small peak; none at all goes below `least_bytes`.
+
+    `least_at` is the op that cannot run with less; `None` if it is what is alive at the end, or no
+    single op.
+    """
+
+    peak_bytes: int
+    schedule: Schedule
+    least_bytes: int
+    least_at: str | None
+
+
+def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> SmallestBudget:
+    """Look for the schedule of least peak, whatever its time.
+
+    Raises:
+        InvalidProblem: if the limit is negative, or the graph is none, or too large to add up.
+    """
+    check_graph(graph)
+    wiring = Wiring.of(graph)
+    limit = Limit.starting_now(limit_seconds)
+    deadline = limit.started + limit.left(_DEFAULT_SECONDS)
+    seconds = deadline - limit.started
+    floor = bottleneck(wiring, limit.started + _PROOF_SHARE * seconds)
+    floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
+    now = time.perf_counter()
+    left = deadline - now
+    steps = max(_STEPS_SHARE * left, min(_STEPS_SECONDS, _MOST_STEPS_SHARE * left))
+    if wiring.op_count > _MOST_OPS:
+        steps = left
+    found = least_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
+    if floor.peak_bytes > found.peak_bytes:
+        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
+        floor = least(wiring)
+    if found.peak_bytes > CLOSE * floor.peak_bytes:
+        found, floor = _lower(wiring, found, floor, deadline)
+    return SmallestBudget(
+        peak_bytes=found.peak_bytes,
+        schedule=expand(wiring, found.sequence),
+        least_bytes=floor.peak_bytes,
+        least_at=floor.op,
+    )
+
+
+def _lower(wiring: Wiring, found: Trace, floor: Least, deadline: float) -> tuple[Trace, Least]:
+    """Go on by programs; with alternatives what is proved there is so for some makers only."""
+    unfolded = unfold(wiring, found)
+    lowest = lower(unfolded.wiring, unfolded.start, floor.peak_bytes, deadline)
+    found = min(found, unfolded.fold(lowest.found), key=lambda now: now.peak_bytes)
+    if unfolded.wiring is wiring and lowest.least_bytes > floor.peak_bytes:
+        floor = Least(lowest.least_bytes, None)
+    return found, floor

@@ -1,0 +1,76 @@
+"""A lower peak than single steps find, by schedules built from points of the program of `refine`.
+
+`search.smallest` changes one thing at a time. A point of the program says at once what to keep at
+all moments where memory binds, and the schedule built from it, repaired, is often lower. Programs
+are asked at budgets between the least peak known and the bound: first half way, then nearer to that
+peak. From what is found, small steps go on down. A program without a point proves that nothing fits
+its budget.
+Guarantee: the schedule is legal and never higher than the given one; what is proved holds for all
+schedules in the order of the graph. Complexity: some rounds of `refine`, each limited in time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from remat_solvers.core.problem import Limit, silent
+from remat_solvers.core.trace import Trace
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.refine.rounds import Rounds
+from remat_solvers.refine.state import State
+from remat_solvers.search.smallest import CLOSE, descend
+
+__all__ = ["Lowest", "lower"]
+
+_TURN = 0.4  # of the time left, for one budget
+_LEAST_SECONDS = 0.2
+_NEAREST = 0.9  # of the way from the bound to the least peak
+
+
+class Lowest(NamedTuple):
+    """The schedule of least peak, and the bytes below which none goes."""
+
+    found: Trace
+    least_bytes: int
+
+
+def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lowest:
+    """Look for a peak below that of a schedule until `deadline`, of `time.perf_counter`.
+
+    For graphs whose values have one maker each; `least_bytes` is proved.
+    """
+    found, share = known, 1 / 2
+    while found.peak_bytes > CLOSE * least_bytes and share < _NEAREST:
+        seconds = _TURN * (deadline - time.perf_counter())
+        if seconds < _LEAST_SECONDS:
+            break
+        target = int(least_bytes + share * (found.peak_bytes - least_bytes))
+        asked = _Peak(wiring, target, found, seconds)
+        Rounds(asked).look()
+        if asked.infeasible:
+            least_bytes = target + 1
+        elif asked.lowest.peak_bytes < found.peak_bytes:
+            found = descend(wiring, asked.lowest, least_bytes, 0, deadline)
+        else:
+            share = (1 + share) / 2
+    return Lowest(found, least_bytes)
+
+
+class _Peak(State):
+    """Keeps the schedule of least peak, whether it fits or not; done when one fits."""
+
+    def __init__(self, wiring: Wiring, budget_bytes: int, known: Trace, seconds: float) -> None:
+        until = time.perf_counter() + seconds
+        super().__init__(wiring, budget_bytes, until, Limit.starting_now(seconds), silent)
+        self.lowest = known
+
+    def offer(self, found: Trace) -> bool:
+        """Keep a schedule if it is lower; say whether it fits."""
+        if found.peak_bytes < self.lowest.peak_bytes:
+            self.lowest = found
+        return super().offer(found)
+
+    def enough(self) -> bool:
+        """Ask for no more than one that fits."""
+        return self.best is not None or self.left() <= 0
