@@ -19,12 +19,12 @@ from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.search.smallest import CLOSE, descend
+from remat_solvers.search.smallest import CLOSE, descend, equally_long
 
 __all__ = ["Lowest", "lower"]
 
 _TURN = 0.4  # of the time left, for one budget
-_LEAST_SECONDS = 0.2
+_LEAST_SECONDS = 0.02
 _NEAREST = 0.9  # of the way from the bound to the least peak
 
 
@@ -40,12 +40,13 @@ def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lo
 
     For graphs whose values have one maker each; `least_bytes` is proved.
     """
+    wiring = equally_long(wiring)
     found, share = known, 1 / 2
     while found.peak_bytes > CLOSE * least_bytes and share < _NEAREST:
         seconds = _TURN * (deadline - time.perf_counter())
         if seconds < _LEAST_SECONDS:
             break
-        target = int(least_bytes + share * (found.peak_bytes - least_bytes))
+        target = max(1, int(least_bytes + share * (found.peak_bytes - least_bytes)))
         asked = _Peak(wiring, target, found, seconds)
         Rounds(asked).look()
         if asked.infeasible:
@@ -64,6 +65,7 @@ class _Peak(State):
         until = time.perf_counter() + seconds
         super().__init__(wiring, budget_bytes, until, Limit.starting_now(seconds), silent)
         self.lowest = known
+        self.once = self.bound = float(wiring.time.sum())
 
     def offer(self, found: Trace) -> bool:
         """Keep a schedule if it is lower; say whether it fits."""

@@ -27,7 +27,14 @@ from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
 
-__all__ = ["CLOSE", "descend", "descend_to", "least_peak_trace", "smallest_trace"]
+__all__ = [
+    "CLOSE",
+    "descend",
+    "descend_to",
+    "equally_long",
+    "least_peak_trace",
+    "smallest_trace",
+]
 
 _EVICTION_PERTURBATIONS = (
     EvictionPerturbation(hold=0.0),
@@ -69,14 +76,18 @@ def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -
     return best
 
 
+def equally_long(wiring: Wiring) -> Wiring:
+    """Count all ops alike: measured times, which vary, have no part in what can be reached."""
+    ones = np.ones(wiring.op_count)
+    return dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
+
+
 def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
     """Halve, then descend from several starts and with several seeds, until `deadline`.
 
-    `floor_bytes` is a peak below which it is known that there is nothing. All ops count as equally
-    long, so that measured times, which vary, have no part in what can be reached.
+    `floor_bytes` is a peak below which it is known that there is nothing.
     """
-    ones = np.ones(wiring.op_count)
-    wiring = dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
+    wiring = equally_long(wiring)
     best = trace(wiring, np.arange(wiring.op_count))
     low = floor = max(floor_bytes, least(wiring).peak_bytes)
     now = time.perf_counter()
