@@ -51,7 +51,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from provenance import write_results
+from provenance import provenance, write_results
 from remat_graph import Hierarchy, encode, load, save, simulate
 from remat_partition import partition
 from remat_solvers import (
@@ -155,18 +155,20 @@ def fill(options: argparse.Namespace, models: dict[str, Row], cells: dict[Key, R
             key = name, budget, solver
             figures = models[name]["time_s"], models[name]["store_all_bytes"]
             task = Task(key, path, *figures, options.limit, memory_bytes)
-            about = stamp(models[name], origins[solver], options.limit)
-            if options.again or not about.items() <= cells.get(key, {}).items():
+            of = stamp(models[name], origins[solver], options.limit)
+            if options.again or not of.items() <= cells.get(key, {}).items():
                 tasks.append(task)
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
+    about = provenance()
+    ran = {"commit": about["commit"], "date": about["date"]}
     started = time.perf_counter()
     with contextlib.closing(run_apart(tasks, options.jobs)) as results:
         for done, (task, result) in enumerate(results, 1):
             name, budget, solver = task.key
-            about = stamp(models[name], origins[solver], task.limit)
-            row = {"model": name, "budget": budget, "solver": solver, **about, **result}
-            cells[task.key] = {**row, "jobs": options.jobs}
+            of = stamp(models[name], origins[solver], task.limit)
+            row = {"model": name, "budget": budget, "solver": solver, **of, **result}
+            cells[task.key] = {**row, "jobs": options.jobs, **ran}
             write(options.json, models, cells)
             minutes = (time.perf_counter() - started) / 60
             print(f"{done:>4}/{len(tasks)}{minutes:>7.1f} min  {name:16}{budget:<5}{solver:19}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 __all__ = ["Row", "markdown", "mib", "percent", "results", "source", "spread"]
 
 RESULTS = Path(__file__).parents[1] / "results"
+PARTS = ("cases", "cells", "rows")  # of results that are measured one by one, in several runs
 
 Row = dict[str, Any]
 
@@ -21,8 +23,9 @@ def results(name: str) -> Row:
 
 
 def source(name: str) -> str:
-    """Say what a table was made of, and on what that was measured."""
-    machine = results(name)["machine"]
+    """Say what a table was made of, and on what that was measured: of several runs, the last."""
+    content = results(name)
+    machine = content["machine"]
     versions = [f"{package} {version}" for package, version in machine.get("versions", {}).items()]
     cores = f"{machine['cores']} cores" if "cores" in machine else None
     facts = [machine.get("processor"), cores, *versions]
@@ -31,7 +34,20 @@ def source(name: str) -> str:
         f"`benchmarks/results/{name}.json`: commit {machine['commit']}, {machine['date']}"
         + (f"; {told}" if told else "; machine not recorded")
         + "."
+        + _runs(content)
     )
+
+
+def _runs(content: Row) -> str:
+    """Count the parts by the commit that they ran at, if there are several."""
+    kind = next((kind for kind in PARTS if kind in content), None)
+    if kind is None or not any("commit" in part for part in content[kind]):
+        return ""
+    ran = Counter(part.get("commit", "unknown") for part in content[kind]).most_common()
+    if len(ran) == 1:
+        return ""
+    told = ", ".join(f"{commit} {count}" for commit, count in ran)
+    return f" {kind.capitalize()} by the commit they ran at: {told}."
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[object]], name: str = "") -> str:

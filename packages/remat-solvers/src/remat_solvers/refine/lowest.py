@@ -65,7 +65,7 @@ class _Peak(State):
         until = time.perf_counter() + seconds
         super().__init__(wiring, budget_bytes, until, Limit.starting_now(seconds), silent)
         self.lowest = known
-        self.once = self.bound = float(wiring.time.sum())
+        self.once = self.bound = float(wiring.time.sum())  # not that of the graph
 
     def offer(self, found: Trace) -> bool:
         """Keep a schedule if it is lower; say whether it fits."""
