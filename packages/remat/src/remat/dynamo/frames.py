@@ -1,4 +1,4 @@
-"""The one door to TorchDynamo: its private names are in this file and in `patches.py`.
+"""The one door to TorchDynamo, whose private names are in this folder alone.
 
 `compile_frames` runs a function so that each graph that Dynamo finds in it is handed over, with
 settings of ours that hold while frames of this function are compiled, and nowhere else.
@@ -7,17 +7,13 @@ settings of ours that hold while frames of this function are compiled, and nowhe
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import inspect
 import logging
-import re
 import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from types import CodeType, FrameType, MethodType
+from types import CodeType, MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -25,13 +21,12 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
 from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo import config, eval_frame, trace_rules
-from torch._dynamo.convert_frame import CatchErrorsWrapper, compile_lock
+from torch._dynamo import config, trace_rules
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.eval_frame import OptimizeContext, cached_backends
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     InternalTorchDynamoError,
-    ShortenTraceback,
     TorchRuntimeError,
 )
 from torch._dynamo.external_utils import wrap_inline
@@ -39,15 +34,14 @@ from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
 from torch._dynamo.pgo import CodeId, CodeState
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics
-from torch._guards import CompileContext
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from remat.dynamo.found import APART, EACH_TENSOR, Found, note_provenance, read_graph
 from remat.dynamo.patches import patched
 from remat.errors import RematError
-from remat_graph import Provenance
-from remat_graph.torch import collector_at_rest, note, process_lock, quietly, source_of
+from remat_graph.torch import collector_at_rest, process_lock, quietly
 
-__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation", "let_through"]
+__all__ = ["compile_frames"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,38 +52,9 @@ _TRACED = "Detected that you are using FX to symbolically trace"
 _NO_TENSORS = "no tensor-related objects found in frame"
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
-_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
-_FRAME_LOCAL = re.compile(r"^[LG]\['[^']*'\]\.?")  # as Dynamo writes `self`
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A graph that Dynamo found: all of a frame, or the part before a break.
-
-    `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
-    does, with the user's line; `None` if it does not. `whole` says that it is all of the function.
-    `caller` is the line of a function that Dynamo made no graph of, if that is what leads to the
-    first graph.
-    """
-
-    graph: torch.fx.GraphModule
-    name: str
-    break_reason: str | None
-    whole: bool
-    caller: str | None = None
-
-
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 _WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
-# Guards pass by what an unchanged dictionary holds: torch 2.11 so misses a parameter thawed.
-_EACH_TENSOR = {
-    "skip_tensor_guards_with_matching_dict_tags": False,
-    "use_recursive_dict_tags_for_guards": False,
-}
-# Before torch 2.13 all that is compiled of some code is in one list, told apart by its back end.
-_OPTIONS = inspect.signature(eval_frame._optimize).parameters
-_APART: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
 
 
 class _Held:
@@ -277,19 +242,19 @@ def compile_frames(
         "specialize_float": True,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
-    } | _EACH_TENSOR
+    } | EACH_TENSOR
 
     whole = None if model is None else weakref.ref(model)
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         frames.found = True
         first = frames.met == 0 and frames.code in frames.roots
-        _note_provenance(graph, None if whole is None else whole())
-        held = _Held(compile_graph(_read(graph, frames.name, first), inputs))
+        note_provenance(graph, None if whole is None else whole())
+        held = _Held(compile_graph(read_graph(graph, frames.name, first), inputs))
         frames.graphs.add(held)
         return held
 
-    context = torch._dynamo.optimize(backend, **_APART)
+    context = torch._dynamo.optimize(backend, **APART)
     if not isinstance(context, OptimizeContext):
         raise RematError(
             "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
@@ -375,86 +340,8 @@ def _traced_elsewhere() -> bool:
         return not is_fx_symbolic_tracing()
 
 
-def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
-    """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
-
-    `known` are the frames of the same function that were met before, and is added to. Before torch
-    2.13 guards, which are made after this, look at each tensor from now on, whoever compiles.
-    """
-    if not _APART:
-        config.load_config(_EACH_TENSOR)
-    current = CompileContext.current_compile_id()
-    frame = -1 if current is None or current.frame_id is None else current.frame_id
-    known.add(frame)
-    _note_provenance(graph, None)
-    caller = _caller() if len(known) == 1 else None
-    found = _read(graph, f"frame {frame}", len(known) == 1 and caller is None)
-    return dataclasses.replace(found, caller=caller)
-
-
-def _caller() -> str | None:
-    """Find who calls the frame that Dynamo is compiling, unless it is `torch.compile` itself."""
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_code is not CatchErrorsWrapper.__call__.__code__:
-        frame = frame.f_back
-    frame = frame and frame.f_back
-    while frame is not None and frame.f_code.co_filename == torch.nn.modules.module.__file__:
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename == eval_frame.__file__:
-        return None
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def is_last_compilation() -> bool:
-    """Whether Dynamo will compile the frame at work no more, whatever it is called with."""
-    current = CompileContext.current_compile_id()
-    if current is None or current.frame_compile_id is None:
-        return False
-    limit = min(config.recompile_limit, config.accumulated_recompile_limit)
-    return current.frame_compile_id + 1 >= limit > 1
-
-
-def let_through(error: Exception) -> Exception:
-    """Make an error of a back end one of the same type that Dynamo raises as it is."""
-    kind = type(error)
-    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
-    raised: Exception = made.__new__(made, *error.args)
-    raised.__dict__.update(vars(error), first_useful_frame=None)
-    return raised.with_traceback(error.__traceback__)
-
-
-def _read(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:
-    reason: Any = graph.compile_subgraph_reason
-    broken = _describe(reason) if reason.graph_break else None
-    return Found(graph, name, broken, first and broken is None)
-
-
-def _note_provenance(graph: torch.fx.GraphModule, model: torch.nn.Module | None) -> None:
-    """Say on the nodes of a graph which module and source line they come from.
-
-    A module that is no part of `model` is named from what the frame's function reads.
-    """
-    paths = {} if model is None else {str(id(part)): name for name, part in model.named_modules()}
-    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
-    for node in (node for part in parts for node in part.graph.nodes):
-        modules = [
-            paths.get(key.partition("@")[0], _FRAME_LOCAL.sub("", name))
-            for key, (name, _) in node.meta.get("nn_module_stack", {}).items()
-        ]
-        frames = _FRAME.findall(node.stack_trace or "")
-        source = source_of((file, int(line)) for file, line in reversed(frames))
-        if modules or source:
-            note(node, Provenance(modules[-1] if modules else "", source))
-
-
 def _first_lines(reason: str) -> str:
     """Give what Dynamo says of a break: its kind and the explanation, without hints and links."""
     kind, _, rest = reason.partition("\n")
     explanation = rest.partition("Explanation: ")[2].partition("\n  Hint:")[0]
     return " ".join(f"{kind}. {explanation}".split()) if explanation else kind
-
-
-def _describe(reason: Any) -> str:
-    lines = reason.user_stack
-    where = f" at {lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})" if lines else ""
-    return f"{reason.reason.splitlines()[0]}{where}"

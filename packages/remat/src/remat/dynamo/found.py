@@ -1,0 +1,140 @@
+"""A graph that Dynamo found: its function, why it ends, and where its operations are from.
+
+Also what a back end may ask and set while Dynamo compiles for someone else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._dynamo import config, eval_frame
+from torch._dynamo.convert_frame import CatchErrorsWrapper
+from torch._dynamo.exc import ShortenTraceback
+from torch._guards import CompileContext
+
+from remat_graph import Provenance
+from remat_graph.torch import note, source_of
+
+__all__ = [
+    "APART",
+    "EACH_TENSOR",
+    "Found",
+    "found_in",
+    "is_last_compilation",
+    "let_through",
+    "note_provenance",
+    "read_graph",
+]
+
+# Guards pass by what an unchanged dictionary holds: torch 2.11 so misses a parameter thawed.
+EACH_TENSOR = {
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+}
+# Before torch 2.13 all that is compiled of some code is in one list, told apart by its back end.
+_OPTIONS = inspect.signature(eval_frame._optimize).parameters
+APART: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+_FRAME_LOCAL = re.compile(r"^[LG]\['[^']*'\]\.?")  # as Dynamo writes `self`
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A graph that Dynamo found: all of a frame, or the part before a break.
+
+    `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
+    does, with the user's line; `None` if it does not. `whole` says that it is all of the function.
+    `caller` is the line of a function that Dynamo made no graph of, if that is what leads to the
+    first graph.
+    """
+
+    graph: torch.fx.GraphModule
+    name: str
+    break_reason: str | None
+    whole: bool
+    caller: str | None = None
+
+
+def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
+    """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
+
+    `known` are the frames of the same function that were met before, and is added to. Before torch
+    2.13 guards, which are made after this, look at each tensor from now on, whoever compiles.
+    """
+    if not APART:
+        config.load_config(EACH_TENSOR)
+    current = CompileContext.current_compile_id()
+    frame = -1 if current is None or current.frame_id is None else current.frame_id
+    known.add(frame)
+    note_provenance(graph, None)
+    caller = _caller() if len(known) == 1 else None
+    found = read_graph(graph, f"frame {frame}", len(known) == 1 and caller is None)
+    return dataclasses.replace(found, caller=caller)
+
+
+def _caller() -> str | None:
+    """Find who calls the frame that Dynamo is compiling, unless it is `torch.compile` itself."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code is not CatchErrorsWrapper.__call__.__code__:
+        frame = frame.f_back
+    frame = frame and frame.f_back
+    while frame is not None and frame.f_code.co_filename == torch.nn.modules.module.__file__:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename == eval_frame.__file__:
+        return None
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_last_compilation() -> bool:
+    """Whether Dynamo will compile the frame at work no more, whatever it is called with."""
+    current = CompileContext.current_compile_id()
+    if current is None or current.frame_compile_id is None:
+        return False
+    limit = min(config.recompile_limit, config.accumulated_recompile_limit)
+    return current.frame_compile_id + 1 >= limit > 1
+
+
+def let_through(error: Exception) -> Exception:
+    """Make an error of a back end one of the same type that Dynamo raises as it is."""
+    kind = type(error)
+    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    raised: Exception = made.__new__(made, *error.args)
+    raised.__dict__.update(vars(error), first_useful_frame=None)
+    return raised.with_traceback(error.__traceback__)
+
+
+def read_graph(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:
+    """Describe a graph; `first` says that the frame is that of the function itself."""
+    reason: Any = graph.compile_subgraph_reason
+    broken = _describe(reason) if reason.graph_break else None
+    return Found(graph, name, broken, first and broken is None)
+
+
+def note_provenance(graph: torch.fx.GraphModule, model: torch.nn.Module | None) -> None:
+    """Say on the nodes of a graph which module and source line they come from.
+
+    A module that is no part of `model` is named from what the frame's function reads.
+    """
+    paths = {} if model is None else {str(id(part)): name for name, part in model.named_modules()}
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
+        modules = [
+            paths.get(key.partition("@")[0], _FRAME_LOCAL.sub("", name))
+            for key, (name, _) in node.meta.get("nn_module_stack", {}).items()
+        ]
+        frames = _FRAME.findall(node.stack_trace or "")
+        source = source_of((file, int(line)) for file, line in reversed(frames))
+        if modules or source:
+            note(node, Provenance(modules[-1] if modules else "", source))
+
+
+def _describe(reason: Any) -> str:
+    lines = reason.user_stack
+    where = f" at {lines[-1].filename}:{lines[-1].lineno} ({lines[-1].line})" if lines else ""
+    return f"{reason.reason.splitlines()[0]}{where}"
