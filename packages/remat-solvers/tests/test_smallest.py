@@ -1,3 +1,4 @@
+import dataclasses
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value, simulate
-from remat_solvers import smallest_budget
+from remat_solvers import smallest_budget, solve
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import Least, least
 from remat_solvers.core.trace import trace
@@ -126,6 +127,16 @@ def test_programs_find_and_prove_what_steps_miss():
     found = smallest_budget(graph, limit_seconds=5.0)
     assert steps.peak_bytes > smallest(graph) == found.peak_bytes == found.least_bytes
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
+
+
+def test_ops_may_take_no_time():
+    graph = what_steps_miss()
+    graph = dataclasses.replace(
+        graph, ops=tuple(dataclasses.replace(op, time=0.0) for op in graph.ops)
+    )
+    found = smallest_budget(graph, limit_seconds=5.0)
+    assert found.peak_bytes == smallest(graph)
+    assert solve(graph, found.peak_bytes, solver="refine").peak_bytes == found.peak_bytes
 
 
 def test_what_programs_prove_is_kept_where_no_schedule_is_lower():

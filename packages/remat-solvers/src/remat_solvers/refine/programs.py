@@ -169,12 +169,13 @@ class Programs:
             seconds = min(state.left(), seconds)
         start = self._start(relaxation, begun)
         exact = self._columns < _LARGE_COLUMNS
+        proved = state.bound / state.once if state.once else 1.0  # ops may take no time
         answer = solve_program(
             relaxation.program,
             seconds=seconds,
             gap=0.0 if exact else GAP,
             start=start,
-            target=COST_OF_ONCE * (state.bound * (1 + TOLERANCE) / state.once - 1),
+            target=COST_OF_ONCE * (proved * (1 + TOLERANCE) - 1),
             near=state.best_time - state.bound <= _NEAR * state.once,
             back_end=state.back_end,
             meanwhile=self._polish,
