@@ -24,7 +24,7 @@ from remat_solvers.search.smallest import CLOSE, descend, equally_long
 __all__ = ["Lowest", "lower"]
 
 _TURN = 0.4  # of the time left, for one budget
-_LEAST_SECONDS = 0.02
+_LEAST_SECONDS = 0.2  # less would find by luck
 _NEAREST = 0.9  # of the way from the bound to the least peak
 
 
