@@ -69,11 +69,11 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     if wiring.op_count > _MOST_OPS:
         steps = left
     found = least_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
+    if found.peak_bytes > CLOSE * floor.peak_bytes:
+        found, floor = _lower(wiring, found, floor, deadline)
     if floor.peak_bytes > found.peak_bytes:
         _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
         floor = least(wiring)
-    if found.peak_bytes > CLOSE * floor.peak_bytes:
-        found, floor = _lower(wiring, found, floor, deadline)
     return SmallestBudget(
         peak_bytes=found.peak_bytes,
         schedule=expand(wiring, found.sequence),

@@ -5,7 +5,7 @@ Budgets are halved between what is proved and the best found: at each, the best 
 an attempt reaches counts even where it misses. From the best, storing everything, and the best with
 something given up at a high moment or with a part of it run again, `replay` then descends in small
 steps, with several seeds: slower far from the least peak, better near it.
-Guarantee: what is found is legal; it is a local optimum. Complexity: some dozens of attempts, each
+Guarantee: what is found is legal; nothing is proved. Complexity: some dozens of attempts, each
 limited in time.
 """
 
