@@ -172,7 +172,7 @@ def test_sizes_near_64_bits_do_not_overflow():
 
 
 def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr("remat_solvers.queries.smallest.regress", lambda *_: Least(10**6, "wrong"))
+    monkeypatch.setattr("remat_solvers.smallest.regress", lambda *_: Least(10**6, "wrong"))
     graph = heavy_results(2)
     found = smallest_budget(graph, limit_seconds=1.0)
     assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes

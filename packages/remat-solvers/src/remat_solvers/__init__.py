@@ -6,8 +6,8 @@ Solvers are found through the entry-point group `remat.solvers`.
 From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
 arrays, integer programs), `bounds` (what no schedule beats), `search` (schedules without a
 program); then the solvers, `decompositions`, `rotor`, `checkmate`, `refine`, `baselines` and
-`hierarchical`; then `registry` and `solve`, which ask them by name, and on top `queries` and
-`step`, which ask many times.
+`hierarchical`; then `smallest`, the least budget, `registry` and `solve`, which ask them by name,
+and on top `queries` and `step`, which ask many times.
 """
 
 from remat_solvers.__about__ import __version__
@@ -23,9 +23,9 @@ from remat_solvers.errors import (
     WorkerDied,
 )
 from remat_solvers.queries.batch import LargestBatch, max_batch_size, with_batch
-from remat_solvers.queries.smallest import SmallestBudget, smallest_budget
 from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, tradeoff
 from remat_solvers.registry import cite, get_solver, list_solvers
+from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 from remat_solvers.step import (
     ANY_BYTES,

@@ -31,8 +31,8 @@ from remat_solvers.errors import (
     SolverError,
     UnsuitableSolver,
 )
-from remat_solvers.queries.smallest import SmallestBudget, smallest_budget
 from remat_solvers.registry import Chosen, choose
+from remat_solvers.smallest import SmallestBudget, smallest_budget
 
 __all__ = ["AUTO", "search", "solve"]
 

@@ -18,8 +18,8 @@ from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Solver
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BrokenSolver
-from remat_solvers.queries.smallest import smallest_budget
 from remat_solvers.registry import choose
+from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO
 
 __all__ = ["Knowledge", "TradeoffPoint"]

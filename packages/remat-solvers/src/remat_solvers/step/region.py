@@ -24,7 +24,7 @@ from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import while_running
 from remat_solvers.core.problem import Limit, Problem, Solver, check_whole
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.queries.smallest import smallest_budget
+from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import search
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import (
