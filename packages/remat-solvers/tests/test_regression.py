@@ -1,4 +1,5 @@
 import time
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -107,6 +108,41 @@ def test_some_result_is_made_last_beside_all_others(monkeypatch):
     proved = regress(wiring, floor)
     assert floor.peak_bytes < proved.peak_bytes == smallest(graph) == 17
     assert proved.op is None
+
+
+def trunk(count: int) -> Graph:
+    """A chain of wide values, from each of which a narrow result is made."""
+    values, ops = [], []
+    for i in range(count):
+        values += [Value(f"wide_{i}", 100), Value(f"narrow_{i}", 10)]
+        ops.append(Op(f"widen_{i}", (f"wide_{i - 1}",) if i else (), (f"wide_{i}",), 1.0))
+        ops.append(Op(f"shrink_{i}", (f"wide_{i}",), (f"narrow_{i}",), 1.0))
+    results = frozenset(f"narrow_{i}" for i in range(count))
+    return Graph(tuple(values), tuple(ops), frozenset(), results, None)
+
+
+def test_before_the_last_pass_along_a_chain_most_of_its_results_are_there(monkeypatch):
+    graph = trunk(4)
+    wiring = Wiring.of(graph)
+    floor = bottleneck(wiring)
+    monkeypatch.setattr(regression, "_MOST_BITS_AT_END", 0)
+    proved = regress(wiring, floor)
+    assert floor.peak_bytes < proved.peak_bytes == smallest(graph) == 220
+    assert proved.op is None
+    monkeypatch.setattr(regression, "_SHARES", (0.1,))  # the results are small
+    assert regress(wiring, floor) == floor
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
+def test_parts_are_found_as_python_finds_them(count):
+    random = Random(count)
+    kept = [random.getrandbits(count) & random.getrandbits(count) for _ in range(300)]
+    sets = regression._Sets(count)
+    for i, now in enumerate(kept):
+        other = now | random.getrandbits(count)
+        assert sets.has_part_of(other) == any(k & other == k for k in kept[:i])
+        sets.add(now)
+        assert sets.has_part_of(other)
 
 
 def test_what_the_last_runs_prove_already_stays():

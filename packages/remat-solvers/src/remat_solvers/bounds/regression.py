@@ -8,11 +8,13 @@ over all ways of the largest moment on a way is a bound. What it sees and `bottl
 the order in which several large things can be made, again and again down to the inputs.
 
 Only large values count: smaller ones weigh nothing and are always there, which lowers the bound,
-and makes the sets few. From the end all values count, but only the last few runs are looked at. Two
-kinds of step are taken without a look at the others, if their moment is no higher than what is
-proved already: one that adds nothing to the set; and one that does not make the set larger, of an
-op that may run again, if nothing that it takes away is needed to make another of the set: whatever
-made it earlier and held it could have held, instead, what it is made of (proof: certified-bounds).
+and makes the sets few. From the end all values count once, but only the last few runs are looked at
+then. A set is passed over if a part of it was looked at: whatever makes it alive makes the part
+alive. Two kinds of step are taken without a look at the others, if their moment is no higher than
+what is proved already: one that adds nothing to the set; and one that does not make the set larger,
+of an op that may run again, if nothing that it takes away is needed to make another of the set:
+whatever made it earlier and held it could have held, instead, what it is made of (proof:
+certified-bounds).
 Guarantee: the bound holds for all schedules in the order of the graph; it is never below the one
 given. Complexity: exponential in how many large values an op depends on at once, so the number of
 sets is limited, and what was proved by then counts. Source: our own; regression in planning, and
@@ -35,7 +37,7 @@ from remat_solvers.core.wiring import Wiring
 
 __all__ = ["regress"]
 
-_SHARES = (0.08, 0.04, 0.02)  # of the bound, from which on a value is large
+_SHARES = (0.08, 0.04, 0.02, 0.01, 0.005, 0.0025)  # of the bound, from which on a value is large
 _MOST_LARGE = 2000
 _MOST_BITS, _MOST_BITS_AT_END = 50_000_000, 5_000_000  # of all sets of one search
 _MOST_CUT_SHORT = 2  # searches, until those from later ops are not tried: they are as hard
@@ -74,7 +76,7 @@ def regress(
                 break
             peak_bytes = search.least_peak(wanted, best.peak_bytes)
             if peak_bytes > best.peak_bytes:
-                best = Least(peak_bytes, wiring.graph.ops[op].name)
+                best = Least(peak_bytes, None if op is None else wiring.graph.ops[op].name)
     return best
 
 
@@ -123,8 +125,11 @@ class _Search:
         self.results = self._set(wiring.results.tolist())
         self.cut_short = 0
 
-    def goals(self) -> Iterator[tuple[int, Set]]:
-        """Yield the ops before which several large values must be alive, in order, and these."""
+    def goals(self) -> Iterator[tuple[int | None, Set]]:
+        """Yield the ops before which several large values must be alive, and these.
+
+        In order; at last the end, as `None`, and the results.
+        """
         wiring = self._wiring
         last = dict.fromkeys(wiring.results.tolist(), wiring.op_count)
         for op in range(wiring.op_count - 1, -1, -1):
@@ -142,18 +147,20 @@ class _Search:
                     if v in last and v in self._bit:
                         pinned |= self._bit[v]
                         ends[last[v]] = ends.get(last[v], 0) | self._bit[v]
+        yield None, self.results
 
     def least_peak(self, wanted: Set, floor_bytes: int) -> int:
         """Bound the peak of what makes a set alive; of no interest below `floor_bytes`.
 
         Dijkstra's algorithm: open sets are taken in the order of the peak of the best way to them,
-        then of their bytes.
+        then of how many values they are made of, then of their bytes.
         """
         peak_bytes = floor_bytes
-        pending = [(peak_bytes, self._size(wanted), wanted)]
+        pending = [(peak_bytes, self._depth(wanted), self._size(wanted), wanted)]
         known: dict[Set, tuple[int, Set | None]] = {wanted: (peak_bytes, None)}
+        seen = _Sets(len(self._sizes))
         while pending:
-            way_bytes, _, now = heapq.heappop(pending)
+            way_bytes, _, _, now = heapq.heappop(pending)
             if way_bytes > known[now][0]:
                 continue
             peak_bytes = way_bytes
@@ -166,11 +173,15 @@ class _Search:
             if len(known) > self._most_sets or self._limits.reached(peak_bytes):
                 self.cut_short += 1
                 return peak_bytes
+            if seen.has_part_of(now):
+                continue
+            seen.add(now)
             for step in self._steps(now, peak_bytes):
                 way_bytes = max(step.peak_bytes, peak_bytes)
                 if step.before not in known or way_bytes < known[step.before][0]:
                     known[step.before] = (way_bytes, now)
-                    heapq.heappush(pending, (way_bytes, step.before_bytes, step.before))
+                    depth = self._depth(step.before)
+                    heapq.heappush(pending, (way_bytes, depth, step.before_bytes, step.before))
         raise AssertionError("what an op reads can be made")
 
     def _steps(self, now: Set, peak_bytes: int) -> list[_Step]:
@@ -201,6 +212,12 @@ class _Search:
     def _is_made_of(self, values: Set, others: Set) -> bool:
         return any(self._made_of[i] & others for i in _bits(values))
 
+    def _depth(self, values: Set) -> int:
+        made_of = values
+        for i in _bits(values):
+            made_of |= self._made_of[i]
+        return made_of.bit_count()
+
     def _set(self, values: Sequence[int]) -> Set:
         found = 0
         for v in values:
@@ -209,6 +226,34 @@ class _Search:
 
     def _size(self, values: Set) -> int:
         return sum(self._sizes[i] for i in _bits(values))
+
+
+class _Sets:
+    """Sets as rows of 64-bit words, in which a part of another set is looked for."""
+
+    def __init__(self, value_count: int) -> None:
+        self._word_count = max(1, math.ceil(value_count / 64))
+        self._rows = np.zeros((256, self._word_count), dtype=np.uint64)
+        self._count = 0
+
+    def add(self, values: Set) -> None:
+        if self._count == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[self._count] = self._words(values)
+        self._count += 1
+
+    def has_part_of(self, values: Set) -> bool:
+        """Say whether all of some set here is in another."""
+        others = ~self._words(values)
+        left = self._rows[: self._count]
+        for word in range(self._word_count - 1, -1, -1):
+            left = left[left[:, word] & others[word] == 0]
+            if not len(left):
+                return False
+        return True
+
+    def _words(self, values: Set) -> np.ndarray:
+        return np.frombuffer(values.to_bytes(8 * self._word_count, "little"), dtype="<u8")
 
 
 def _bits(values: Set) -> Iterator[int]:
