@@ -148,9 +148,15 @@ def fill(options: argparse.Namespace, models: dict[str, Row], cells: dict[Key, R
     tasks = []
     for name in in_order(options.models):
         path, models[name] = prepare(name, models.get(name, {}))
-        for key, row in list(cells.items()):
-            if key[0] == name and row["graph"] != models[name]["graph"]:
-                del cells[key]
+        of_others = [
+            key
+            for key, row in cells.items()
+            if key[0] == name and row["graph"] != models[name]["graph"]
+        ]
+        for key in of_others:
+            del cells[key]
+        if of_others:
+            print(f"{name}: {len(of_others)} cells are of another graph and are left out")
         for budget, solver in itertools.product(options.budgets, options.solvers):
             key = name, budget, solver
             figures = models[name]["time_s"], models[name]["store_all_bytes"]
