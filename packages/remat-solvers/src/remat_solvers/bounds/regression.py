@@ -213,6 +213,7 @@ class _Search:
         return any(self._made_of[i] & others for i in _bits(values))
 
     def _depth(self, values: Set) -> int:
+        """Count all values of which a set is made, down to the inputs, with its own."""
         made_of = values
         for i in _bits(values):
             made_of |= self._made_of[i]
