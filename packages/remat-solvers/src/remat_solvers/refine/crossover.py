@@ -31,6 +31,7 @@ _MOST_ENTRIES = 200_000  # of rows of memory
 _COMMON_STAYS = 0.5  # of the times
 _SHARE, _LEAST_SHARE, _MOST_SHARE = 0.2, 0.02, 0.7  # of the recomputations that a mate is freed of
 _LARGER, _SMALLER = 1.2, 0.8
+_SHORT, _LONG = 0.3, 1.0  # seconds of a program
 
 
 class Crossover:
@@ -48,21 +49,14 @@ class Crossover:
         `deadline` is a moment of `time.perf_counter`.
         """
         share = min(_MOST_SHARE, self._share * float(self._rng.uniform(0.5, 1.5)))
-        mate = away(
-            wiring,
-            now,
-            self._budget_bytes,
-            share,
-            rng=self._rng,
-            deadline=min(deadline, time.perf_counter() + _MATE_SECONDS),
-        )
+        until = min(deadline, time.perf_counter() + _MATE_SECONDS)
+        mate = away(wiring, now, self._budget_bytes, share, rng=self._rng, deadline=until)
         started = time.perf_counter()
-        seconds = min(_SECONDS, deadline - started)
         found = now if mate is None else self.cross(wiring, now, mate, deadline)
         took = time.perf_counter() - started
-        if mate is None or took > seconds / 2:
+        if (mate is None and started < until) or took > _LONG:
             self._share = max(_SMALLER * self._share, _LEAST_SHARE)
-        elif took < seconds / 6:
+        elif mate is not None and took < _SHORT:
             self._share = min(_LARGER * self._share, _MOST_SHARE)
         return found
 

@@ -5,8 +5,9 @@ makers by each kind of them; while nothing fits, or where the gap stays wide, of
 ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
 the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
-state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
-sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
+state, which keeps the fastest; that is improved by local search, and crossed with others. With
+several makers all of this works on the ordinary graph of a sequence (`unfolding`).
+Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
 has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
