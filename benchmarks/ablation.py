@@ -8,9 +8,8 @@ the first; the others leave one part out:
     running rows      rows of running memory inside segments
     reserves          programs with less room than the budget
     perturbations     repairing a program's schedule in more ways than one
-    local search      `search.local_search`, crossings, and integer programs over parts
+    local search      `search.local_search`, and integer programs over parts
     neighbourhoods    integer programs over parts of a program of many checkpoints
-    crossings         the fastest schedule of runs of two
     warm start        the best schedule as the start point of each program
     relaxation first  linear relaxations to choose checkpoints, and before large programs
     pairs             rows for pairs of segments in linear relaxations
@@ -41,9 +40,7 @@ from provenance import write_results
 from remat_graph import Graph, simulate
 from remat_solvers import BudgetTooSmall, solve
 from remat_solvers.baselines.store_all import store_all
-from remat_solvers.core.trace import Trace, sequence_time
-from remat_solvers.core.wiring import Floats, Wiring
-from remat_solvers.refine.crossover import Crossover
+from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import Relaxation, relax
@@ -79,25 +76,10 @@ def without_warm_start(_: Programs, __: Relaxation, begun: Floats | None) -> Flo
     return begun
 
 
-def without_a_step(_: Crossover, __: Wiring, now: Trace, ___: float) -> Trace:
-    """Look for no mate."""
-    return now
-
-
-def without_crossing(_: Crossover, wiring: Wiring, now: Trace, mate: Trace, __: float) -> Trace:
-    """Take the faster of two schedules."""
-    return min(now, mate, key=lambda one: sequence_time(wiring, one.sequence))
-
-
-WITHOUT_CROSSINGS: Patches = {
-    "heuristics.Crossover.step": without_a_step,
-    "heuristics.Crossover.cross": without_crossing,
-}
-
 # What to put in place of names in the modules of `refine`.
 VARIANTS: dict[str, Patches] = {
     "refine": {},
-    "greedy": {"rounds.Rounds._refine": nothing, **WITHOUT_CROSSINGS},
+    "greedy": {"rounds.Rounds._refine": nothing},
     "first program": {
         "programs.refinements": lambda *_: [],
         "programs.Programs.sketch": without_sketch,
@@ -108,8 +90,7 @@ VARIANTS: dict[str, Patches] = {
     "no reserves": {"programs.Programs.reserve": nothing},
     "no perturbations": {"heuristics._GAP_TO_TRY_MORE": np.inf},
     "no local search": {"heuristics.Heuristics.polish": nothing},
-    "no neighbourhoods": {"heuristics.Neighbourhood.is_of_use": False},
-    "no crossings": WITHOUT_CROSSINGS,
+    "no neighbourhoods": {"heuristics._PATIENCE": 0},
     "no warm start": {"programs.Programs._start": without_warm_start},
     "no relaxation first": {
         "programs._LARGE_COLUMNS": np.inf,

@@ -2,9 +2,8 @@
 
 `relaxation` writes the program, `construct` turns its point into a schedule, `moments` finds where
 to refine it, `embed` maps schedules back for warm starts. Of a solve, `state` is how it stands,
-`heuristics` looks for schedules without a proof, by its `neighbourhood` and its `crossover` (whose
-program is in `subsequence`), `programs` writes and solves programs, `rounds` decides what comes
-when, `solver` is the door.
+`heuristics` and its `neighbourhood` look for schedules without a proof, `programs` writes and
+solves programs, `rounds` decides what comes when, `solver` is the door.
 """
 
 from remat_solvers.refine.solver import Refine

@@ -5,9 +5,8 @@ makers by each kind of them; while nothing fits, or where the gap stays wide, of
 ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
 the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
-state, which keeps the fastest; that is improved by local search, and crossed with others. With
-several makers all of this works on the ordinary graph of a sequence (`unfolding`).
-Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
+state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
+sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
 has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
 """
 
@@ -22,13 +21,12 @@ from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.crossover import Crossover
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
 from remat_solvers.refine.state import FAR, State
 from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import EvictionPerturbation
-from remat_solvers.search.local_search import local_search
+from remat_solvers.search.local_search import local_search, restarted_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
 from remat_solvers.search.repair import repaired, spared
@@ -44,8 +42,8 @@ _DESCENT_SHARE = 0.4  # of the time left
 _GAP_TO_TRY_MORE = 0.01
 _MOST_OPS_OF_CHAIN = 5_000  # cut and measured in half a second, whatever the limit
 _CHAIN_SHARE, _LEAST_CHAIN_SECONDS = 0.1, 0.1  # the first: of the time left
-_CROSSING = 0.75  # of the time for improving schedules
-_PATIENCE, _PATIENCE_AT_END = 8, 40  # steps without a gain
+_BY_PARTS = 0.75  # of the time for improving schedules
+_PATIENCE, _PATIENCE_AT_END = 8, 40  # steps by parts without a gain
 _MOST_MORE = 2.0  # times what the best recomputes, of one that is not yet pruned
 _MOST_AGAIN = 2.0  # computes everything so often again
 
@@ -58,10 +56,8 @@ class Heuristics:
         self._neighbourhood = Neighbourhood(
             state.wiring, state.budget_bytes, back_end=state.back_end
         )
-        self._crossover = Crossover(state.budget_bytes, back_end=state.back_end)
         self._others: list[Callable[[], None]] = []  # first schedules that were not tried yet
-        self._seed = self._turn = 0
-        self._search_gains = True  # the local search before
+        self._seed = 0
         self._polish_seconds = 0.0
 
     def start(self, everything: Sequence[Trace], given: Sequence[Ints]) -> None:
@@ -153,10 +149,9 @@ class Heuristics:
         return self._polish_seconds
 
     def polish(self, seconds: float, *, by_parts: bool, thorough: bool = False) -> None:
-        """Improve what fits by local search, then by crossing it with others.
+        """Improve what fits by local search, then, if asked for, by parts of a program.
 
-        Those come of it or, if asked for `by_parts`, of parts of a program by turns. `thorough` is
-        for the end: it goes on longer without a gain.
+        `thorough` is for the end: searches begin again elsewhere, and go on longer without a gain.
         """
         state = self._state
         if state.best is None or seconds <= 0 or state.enough():
@@ -166,43 +161,26 @@ class Heuristics:
         until = started + seconds
         by_parts = by_parts and self._neighbourhood.is_of_use
         self._seed += 1
-        share = _CROSSING if by_parts or not self._search_gains else 0.0
-        soon = until - share * seconds
+        soon = until - by_parts * _BY_PARTS * seconds
         if state.wiring.graph.has_alternatives:
             self._search_makers((time.perf_counter() + soon) / 2)
         while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < until:
             self._others.pop(0)()
         unfolded = unfold(state.wiring, state.best)
-        found = local_search(
+        search = restarted_search if thorough else local_search
+        found = search(
             unfolded.wiring, unfolded.start, state.budget_bytes, seed=self._seed, deadline=soon
         )
-        before = state.best_time
         self._offer_folded(unfolded, found)
-        self._search_gains = state.best_time < before
-        patience = _PATIENCE_AT_END if thorough and not state.closed(FAR) else _PATIENCE
         since = 0
-        while since < patience and time.perf_counter() < until and not state.enough():
+        while by_parts and time.perf_counter() < until:
+            patience = _PATIENCE_AT_END if thorough and not state.closed(FAR) else _PATIENCE
+            if since >= patience or state.enough():
+                break
             before = state.best_time
-            self._turn += 1
-            self._cross(by_parts=by_parts and self._turn % 2 == 1, until=until)
+            state.offer(self._neighbourhood.step(state.best, until))
             since = 0 if state.best_time < before else since + 1
         self._polish_seconds += time.perf_counter() - started
-
-    def _cross(self, *, by_parts: bool, until: float) -> None:
-        """Cross the fastest schedule with one of parts of a program, or with one made of it."""
-        state = self._state
-        if state.best is None:
-            return
-        if not by_parts:
-            unfolded = unfold(state.wiring, state.best)
-            found = self._crossover.step(unfolded.wiring, unfolded.start, until)
-            self._offer_folded(unfolded, found)
-            return
-        mate = self._neighbourhood.step(state.best, until)
-        if mate is not None and not state.wiring.graph.has_alternatives:
-            mate = self._crossover.cross(state.wiring, state.best, mate, until)
-        if mate is not None:
-            state.offer(mate)
 
     def _search_makers(self, until: float) -> None:
         """Improve the fastest schedule by other makers."""

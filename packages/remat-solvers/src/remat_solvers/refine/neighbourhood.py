@@ -1,14 +1,13 @@
-"""Schedules around one, by integer programs over stretches of its ops: large-neighbourhood search.
+"""Improve a schedule by integer programs over stretches of its ops: large-neighbourhood search.
 
 A step writes the program of `relaxation` with many checkpoints: most where earlier steps went over
 budget, the others where the schedule is nearly full; some segments are cut where ops run again.
 Near the schedule that is almost exact, and it is far too large to be solved; so only the columns of
 some random stretches of ops are free, and all others stay as the schedule has them (`embed`). What
 comes out is built, repaired, pruned, and improved for a while by local search.
-It may be slower, and be of use all the same (`crossover`).
-Guarantee: the result fits; nothing is proved. Complexity: per step a program of about a thousand
-columns. Source: ALGORITHMS.md, refine, step 6; Shaw 1998, "Using constraint programming and local
-search methods to solve vehicle routing problems".
+Guarantee: the result fits and is never slower; nothing is proved. Complexity: per step a program of
+about a thousand columns. Source: ALGORITHMS.md, refine, step 6; Shaw 1998, "Using constraint
+programming and local search methods to solve vehicle routing problems".
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_solvers.core.milp import HIGHS, Outcome, restricted, solve_program
-from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
@@ -67,8 +66,8 @@ class Neighbourhood:
         """Say whether the graph is small enough for as many checkpoints as make it worth while."""
         return self._count >= _CHECKPOINTS // 4
 
-    def step(self, now: Trace, deadline: float) -> Trace | None:
-        """Make a schedule around one that fits; `None` if nothing comes of it.
+    def step(self, now: Trace, deadline: float) -> Trace:
+        """Look for a faster schedule around one that fits; the same if there is none.
 
         `deadline` is a moment of `time.perf_counter`.
         """
@@ -92,11 +91,11 @@ class Neighbourhood:
         elif time.perf_counter() - started < seconds / 2:
             self._free_columns *= _LARGER
         if answer.point is None:
-            return None
+            return now
         point[free] = answer.point
         sequence = construct(wiring, read_point(relaxation, wiring, point))
         if sequence is None:
-            return None
+            return now
         built = trace(wiring, sequence)
         rows = frozenset(again)
         present = Refinement(frozenset(checkpoints), rows, rows)
@@ -110,7 +109,8 @@ class Neighbourhood:
             found = local_search(
                 wiring, found, budget, seed=seed, deadline=until, patience=_PATIENCE
             )
-        return found if found.peak_bytes <= budget else None
+        faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
+        return found if found.peak_bytes <= budget and faster else now
 
     def _again(self) -> list[tuple[int, int]]:
         """Choose segments in which an op run again went over budget."""

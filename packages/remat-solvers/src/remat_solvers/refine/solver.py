@@ -8,12 +8,11 @@ goes on beside it on a second core (`background`), takes the back end's dual bou
 on the time of every schedule in the order of the graph, builds a schedule from the point, and
 simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
 improved by local search, and kept if it is the fastest so far, and checkpoints, running-memory rows
-and cuts (`splits`) are added where it was over budget. The fastest is also crossed with others
-(`crossover`): an exact program finds the fastest schedule of runs of both. The first program is
-also solved with reserves, less room than the budget, for schedules that overshoot less; what they
-leave free is pruned back. Where a wide gap is left, a graph that is a chain of blocks is planned as
-one (`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes what the
-program leaves open.
+and cuts (`splits`) are added where it was over budget. The first program is also solved with
+reserves, less room than the budget, for schedules that overshoot less; what they leave free is
+pruned back. Where a wide gap is left, a graph that is a chain of blocks is planned as one
+(`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes what the program
+leaves open.
 
 Where values have several makers, the same rounds choose among them (`ways`), after those without
 alternatives and with the more exact ones, which give schedules and checkpoints to begin with; the

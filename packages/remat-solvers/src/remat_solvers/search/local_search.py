@@ -4,8 +4,9 @@ A large-neighbourhood search on the tracer. A step frees a window of moments (or
 its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
 prices; what recomputes a little more than the best is not gone on with. The result is taken if it
 is not slower. Where values have several makers, a step may also change the ways in which one group,
-or all that are alike, run first. `away` makes another schedule of one in the same way, however much
-slower. Deterministic for a seed and a number of steps.
+or all that are alike, run first. When nothing comes of many steps, `restarted_search` begins again
+further away: a large part of the recomputations is freed and repaired at other prices, whatever
+that takes. Deterministic for a seed and a number of steps.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.repair import made_again, repaired, without_waste
 from remat_solvers.search.ways import other_ways
 
-__all__ = ["away", "local_search"]
+__all__ = ["local_search", "restarted_search"]
 
 _OTHER_WAYS = 0.3  # of the steps
 _MOST_MORE = 1.2  # times what is recomputed, before it is pruned
 _SHARES, _COUNTS = (0.05, 0.1, 0.2, 0.4), (5, 10, 20, 50, 100)  # of the recomputations: the fewer
 _SCATTERED = 0.2  # of the steps
 
-_MOST_AWAY = 3.0  # times what is recomputed
-_STEPS_AWAY, _SECONDS_AWAY = 20, 2.0  # of local search, for every other schedule
+_RESTARTS = 24  # without a gain
+_PATIENCE_AGAIN = 60  # steps
+_FREED_AGAIN = (0.3, 0.5, 0.7)  # of the recomputations
+_MOST_AGAIN = 3.0  # times what is recomputed
 
 
 def local_search(
@@ -81,46 +84,47 @@ def local_search(
     return best
 
 
-def away(
-    wiring: Wiring,
-    best: Trace,
-    budget_bytes: int,
-    share: float,
-    *,
-    rng: np.random.Generator,
-    deadline: float,
-) -> Trace | None:
-    """Free a share of the recomputations and repair at other prices; half of the time, search on.
+def restarted_search(
+    wiring: Wiring, incumbent: Trace, budget_bytes: int, *, seed: int, deadline: float
+) -> Trace:
+    """Search around a schedule, then around others that are made of the best, until `deadline`.
 
-    `None` if that does not fit by `deadline`, a moment of `time.perf_counter`.
+    Or until nothing came of many. The result fits and is never slower.
     """
-    positions = made_again(wiring, best)
-    if not len(positions):
-        return None
+    rng = np.random.default_rng(seed)
+    best = local_search(wiring, incumbent, budget_bytes, seed=seed, deadline=deadline)
+    best_time = sequence_time(wiring, best.sequence)
     once = least_time(wiring)
-    again = sequence_time(wiring, best.sequence) - once
-    count = max(1, int(share * len(positions)))
-    found = repaired(
-        wiring,
-        without_waste(wiring, _without(best, positions, count, rng)),
-        budget_bytes,
-        perturbation=_prices(rng),
-        most_time=once + _MOST_AWAY * again,
-        soon=deadline,
-        deadline=deadline,
-    )
-    if found.peak_bytes > budget_bytes:
-        return None
-    if rng.random() < 0.5:
-        return found
-    return local_search(
-        wiring,
-        found,
-        budget_bytes,
-        seed=int(rng.integers(1 << 30)),
-        deadline=min(deadline, time.perf_counter() + _SECONDS_AWAY),
-        patience=_STEPS_AWAY,
-    )
+    since = 0
+    while since < _RESTARTS and time.perf_counter() < deadline:
+        since += 1
+        positions = made_again(wiring, best)
+        if not len(positions):
+            break
+        count = max(1, int(float(rng.choice(_FREED_AGAIN)) * len(positions)))
+        start = repaired(
+            wiring,
+            without_waste(wiring, _without(best, positions, count, rng)),
+            budget_bytes,
+            perturbation=_prices(rng),
+            most_time=once + _MOST_AGAIN * (best_time - once),
+            soon=deadline,
+            deadline=deadline,
+        )
+        if start.peak_bytes > budget_bytes:
+            continue
+        found = local_search(
+            wiring,
+            start,
+            budget_bytes,
+            seed=int(rng.integers(1 << 30)),
+            deadline=deadline,
+            patience=_PATIENCE_AGAIN,
+        )
+        found_time = sequence_time(wiring, found.sequence)
+        if found_time < best_time:
+            best, best_time, since = found, found_time, 0
+    return best
 
 
 def _prices(rng: np.random.Generator) -> EvictionPerturbation:
