@@ -107,6 +107,18 @@ def test_a_double_backward_is_for_the_original_model(regions):
         torch.autograd.grad(loss(model(x)), x, create_graph=True)
 
 
+@pytest.mark.parametrize("regions", [None, nn.Linear])
+def test_several_backwards_at_once_are_for_the_original_model(regions):
+    original = net()
+    model = rematerialized(original, regions=regions)
+    x = batch().requires_grad_()
+    several = {"grad_outputs": torch.eye(2)[0], "is_grads_batched": True}
+    with pytest.raises(remat.RematError, match=r"is_grads_batched=True.*run the original module"):
+        torch.autograd.grad(loss(model(x)), x, **several)
+    torch.autograd.grad(loss(original(x)), x, **several)
+    loss(model(x)).backward()  # what was refused leaves nothing behind
+
+
 @pytest.fixture
 def _process_group(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -227,6 +227,12 @@ class _Step:
         return tuple(self._final.pop(name, None) for name in wanted)
 
 
+def _is_batched(gradient: torch.Tensor | None) -> bool:
+    """Whether a tensor stands for several at once, as in autograd's own vmap over gradients."""
+    batched = torch._C._parse_dispatch_key("Batched")
+    return gradient is not None and torch._C._dispatch_keys(gradient).has(batched)
+
+
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
@@ -251,6 +257,11 @@ class _ForwardFunction(torch.autograd.Function):
             raise SecondDerivative(
                 "create_graph=True asks for a gradient of a gradient, which a plan does not give; "
                 "run the original module for it"
+            )
+        if any(_is_batched(gradient) for gradient in gradients):
+            raise BackwardError(
+                "is_grads_batched=True (or vectorize=True) asks for several gradients in one "
+                "backward, and a plan has memory for one; run the original module for it"
             )
         step: _Step = ctx.step
         if step.started:
