@@ -12,7 +12,7 @@ from solver_cases.alternatives import (
     with_kinds,
 )
 
-from remat_graph import Compute, Numerics, Status, simulate
+from remat_graph import Compute, Numerics, Stage, Status, simulate
 from remat_solvers import (
     InvalidProblem,
     Limit,
@@ -165,6 +165,18 @@ def test_the_relaxation_bounds_brute_force(graph, fraction):
     bound = joint_bound(graph, budget)
     if best is not None:
         assert bound <= best * (1 + 1e-6) + 1e-6
+
+
+def test_what_is_packed_before_the_first_checkpoint_is_paid():
+    """No schedule of this graph fits that neither packs nor recomputes, so none is for nothing."""
+    graph, budget = packable(), 330
+    turn = next(i for i, op in enumerate(graph.ops) if op.owed and op.stage is Stage.BACKWARD)
+    wiring = Wiring.of(graph)
+    program = relax(wiring, budget, [turn]).program
+    answer = solve_program(program, seconds=10)
+    assert answer.outcome is Outcome.SOLVED
+    packs = min(op.time for op in graph.ops if op.optional)
+    assert answer.bound >= packs / least_time(wiring) * COST_OF_ONCE * (1 - 1e-6)
 
 
 @thorough

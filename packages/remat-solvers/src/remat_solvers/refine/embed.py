@@ -31,6 +31,9 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
         columns = relaxation.way_column[_ways(wiring, makers, now, relaxation.checkpoints)]
         point[[*columns.tolist(), relaxation.constant_column]] = 1
     stops = (*relaxation.checkpoints, wiring.op_count)
+    begun = int(first[stops[0]]) if stops[0] < wiring.op_count else steps
+    columns = relaxation.early_column[now.sequence[:begun]]
+    point[columns[columns >= 0]] = 1
     for k, c in enumerate(relaxation.checkpoints):
         since = int(first[c])
         until = int(first[stops[k + 1]]) if stops[k + 1] < wiring.op_count else steps

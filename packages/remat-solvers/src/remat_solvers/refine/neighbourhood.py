@@ -154,6 +154,7 @@ class Neighbourhood:
             (relaxation.held_column, wiring.producer),
             (relaxation.ever_column, ops),
             (relaxation.way_column, ops),
+            (relaxation.early_column, ops),
         ):
             there = table >= 0
             owner[table[there]] = np.broadcast_to(owners, table.shape)[there]

@@ -25,7 +25,8 @@ point of no greater cost (`embed`), so the optimum is a lower bound on its recom
 
 Where values have several makers (`core.makers`), read the sum over the makers of v for `redo[k, op
 of v]`, groups for ops, and for what nobody owes (packed copies) only (a) and (c). `way[p]` says
-that op p of a group with a choice runs at its place:
+that op p of a group with a choice runs at its place, `early[p]` that op p, which nobody owes, runs
+before c_1, where (a), (c) and (i) hold with `early` for `redo` and nothing kept:
 
 - (h) the ways of a group make each of its values; at a checkpoint one way opens it, and what that
   one does not make is redone in the segment. Their times count in place of the owed op's.
@@ -94,6 +95,7 @@ class Relaxation:
     ever_column: Ints
     both_column: Ints
     way_column: Ints
+    early_column: Ints
     constant_column: int
     splits: tuple[Split, ...]
 
@@ -172,6 +174,8 @@ def relax(
             width = number_columns(both[k], ops, width)
     way = np.full(wiring.op_count, -1, dtype=np.int64)
     width = number_columns(way, ways.beginning(makers, checkpoints), width)
+    early = np.full(wiring.op_count, -1, dtype=np.int64)
+    width = number_columns(early, ways.before(makers, stops[0]), width)
     constant = -1 if makers.plain else width
     width += not makers.plain
     able = set(running) if makers.plain else ()
@@ -181,6 +185,10 @@ def relax(
     unit = budget_bytes / 1000
     rows = Rows()
     lower = np.zeros(width)
+    nothing = np.full(wiring.value_count, -1, dtype=np.int64)
+    if not makers.plain:
+        stretch = Stretch(-1, stops[0], alone=True)
+        _link(wiring, makers, rows, (nothing, nothing), kept[0], early, way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
         room = budget_bytes - reserves.get(c, 0)
@@ -196,17 +204,17 @@ def relax(
             np.concatenate([kept[k, values], dies[k, over], opening]),
             np.concatenate([wiring.size[values], -wiring.size[over], needs]) / unit,
         )
-        stretch = ways.Stretch(c, stops[k + 1], alone=True)
+        stretch = Stretch(c, stops[k + 1], alone=True)
         _link(wiring, makers, rows, past, kept[k + 1], redo[k], way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
         if k + 1 < stages:
             _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
-            stretch = ways.Stretch(c, wiring.op_count)
+            stretch = Stretch(c, wiring.op_count)
             _link(wiring, makers, rows, past, kept[stages], ever[k], way, stretch)
         if paired and k + 2 < stages:
             _unite(rows, both[k], redo[k], redo[k + 1])
-            stretch = ways.Stretch(c, stops[k + 2])
+            stretch = Stretch(c, stops[k + 2])
             _link(wiring, makers, rows, past, kept[k + 2], both[k], way, stretch)
         if c in opened:
             _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
@@ -226,7 +234,7 @@ def relax(
     cost = np.zeros(width)
     once = float(wiring.time.sum()) if makers.plain else least_time(wiring, makers)
     scale = COST_OF_ONCE / max(once, 1e-300)
-    for again in (*redo, *(split.more for split in cuts)):
+    for again in (*redo, early, *(split.more for split in cuts)):
         ops = np.flatnonzero(again >= 0)
         cost[again[ops]] = wiring.time[ops] * scale
     if not makers.plain:
@@ -243,8 +251,8 @@ def relax(
         integral=np.ones(width, dtype=np.bool_),
     )
     return Relaxation(
-        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, constant,
-        tuple(cuts),
+        program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, early,
+        constant, tuple(cuts),
     )  # fmt: skip
 
 

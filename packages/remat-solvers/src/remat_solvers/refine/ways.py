@@ -19,6 +19,7 @@ __all__ = [
     "Past",
     "Stretch",
     "add_makers",
+    "before",
     "beginning",
     "cover",
     "due",
@@ -51,6 +52,12 @@ def beginning(makers: Makers, checkpoints: Sequence[int]) -> Ints:
         if makers.opens[op] or makers.group[op] not in checkpoints
     }
     return np.array(sorted(ops), dtype=np.int64)
+
+
+def before(makers: Makers, c: int) -> Ints:
+    """List the optional ops that can run before the place of group `c`."""
+    found: Ints = np.flatnonzero(makers.optional & (makers.place < c))
+    return found
 
 
 def needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
