@@ -22,6 +22,7 @@ from remat.planning import cutting, solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution
 from remat_partition import partition
+from remat_solvers.refine import Refine
 
 FACTORY = """
 import torch
@@ -133,6 +134,18 @@ def test_a_model_type_is_planned_for_without_weights():
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("gpt2", "--set", "num_hidden_layers=1", "--set", "hidden_size=48"),  # as others say it
+        ("clip", "--set", "vision_config={'num_hidden_layers': 1, 'image_size': 64}"),
+    ],
+)
+def test_sizes_of_a_model_type_by_other_names_and_within_it(words):
+    told = run_json("plan", *words, "--batch", "1", "--budget", "100%")
+    assert 0 < told["operations"] < 200
+
+
+@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["plan", "nosuch", "--budget", "50%"], 1, "gpt2"),
@@ -150,6 +163,9 @@ def test_a_model_type_is_planned_for_without_weights():
         (["plan", "FILE:net", "--budget", "auto"], 1, "bytes, a share, --measure or --device"),
         (["plan", "gpt2", "--budget", "1GiB", "--set", "layers=3"], 1, "has no layers"),
         (["plan", "FILE:net", "--budget", "1KiB"], 3, "budget 1 KiB is below"),
+        (["plan", "FILE:net", "--budget", "120%"], 1, "for bytes give a number with a unit"),
+        (["largest-batch", "FILE:net", "--budget", "1KiB"], 3, "not even a batch of one fits"),
+        (["explain", "FILE"], 1, ".py:FUNCTION"),
         (["plan", "FILE:net"], 1, "--budget is needed"),
         (["compare", "FILE:net", "--budget", "auto", "--device", "l4"], 1, "'auto' is for a plan"),
         (["plan", "nowhere.py:net", "--budget", "50%"], 1, "no file"),
@@ -393,6 +409,22 @@ def test_what_is_compared_before_ctrl_c_is_shown(graph, capsys, monkeypatch, bud
     said = capsys.readouterr().out
     assert "refine" in said
     assert "monet" not in said
+
+
+def test_ctrl_c_keeps_the_best_of_the_solver_that_is_compared(graph, monkeypatch):
+    solve = Refine.solve
+
+    def pressed(self, problem, limit, report):
+        solve(self, problem, limit, report)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setattr(Refine, "solve", pressed)
+    words = "--solver", "refine", "--solver", "monet", "--budget", "100%"
+    told = run_json("compare", graph, *words)
+    assert [(answer["solver"], "error" in answer) for answer in told["answers"]] == [
+        ("refine", False)
+    ]
 
 
 def test_the_largest_batch_before_ctrl_c_says_so(file, monkeypatch):

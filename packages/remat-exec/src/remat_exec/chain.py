@@ -229,8 +229,7 @@ class _Step:
 
 def _is_batched(gradient: torch.Tensor | None) -> bool:
     """Whether a tensor stands for several at once, as in autograd's own vmap over gradients."""
-    batched = torch._C._parse_dispatch_key("Batched")
-    return gradient is not None and torch._C._dispatch_keys(gradient).has(batched)
+    return gradient is not None and torch._C._dispatch_keys(gradient).has("Batched")
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_graph.torch.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.provenance import NotedInterpreter, noted
 
 __all__ = [
     "Joint",
@@ -260,8 +261,8 @@ def _explained(error: Exception) -> str:
     return (
         f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
         f"One static graph is captured here: replace the branch by torch.where, or pass the number "
-        f"as a Python argument. remat.rematerialize, which runs the model, plans what is before "
-        f"and after it as regions"
+        f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
+        f"makes regions of what is before and after it"
     )
 
 
@@ -329,6 +330,11 @@ def _data_dependent_cause(error: BaseException) -> Exception | None:
 
 
 def _user_line(error: BaseException) -> str:
+    for each, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:
+            known = noted(each.f_locals["n"])
+            if known is not None and known.source:
+                return f" at {known.source}"
     files = [getattr(sys.modules.get(name), "__file__", None) for name in _OWN_PACKAGES]
     folders = tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

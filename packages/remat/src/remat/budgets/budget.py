@@ -29,7 +29,8 @@ _UNITS = {
     "tib": 2**40,
 }
 _EXAMPLES = "8 * 2**30, '8GiB', '500 MB', 0.5, '50%' or 'auto'"
-_WRITTEN = "8GiB, 500 MB, 0.5, 50% or auto"  # as text, on a command line too
+_WRITTEN = "8GiB, 500 MB, 4000000 B, 0.5, 50% or auto"  # as text, on a command line too
+_WITH_UNIT = "a number with a unit, such as 8GiB or 4000000 B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def parse_budget(budget: object) -> Budget:
     if isinstance(budget, bool):
         raise BudgetError(f"budget={budget!r}; give {_EXAMPLES}")
     if isinstance(budget, float):
-        return _fraction(budget, repr(budget))
+        return _fraction(budget, repr(budget), "a whole number or a string with a unit")
     if isinstance(budget, SupportsIndex):
         with contextlib.suppress(TypeError):  # a tensor has the method, and may be no whole number
             return _size(operator.index(budget), repr(budget))
@@ -91,19 +92,19 @@ def _parse_text(text: str) -> Budget:
     if not unit:
         if "." not in match[1]:
             raise BudgetError(f"budget={text!r} has no unit; give {_WRITTEN}")
-        return _fraction(number, repr(text))
+        return _fraction(number, repr(text), _WITH_UNIT)
     if unit == "%":
-        return _fraction(number / 100, repr(text))
+        return _fraction(number / 100, repr(text), _WITH_UNIT)
     if unit not in _UNITS:
         raise BudgetError(f"budget={text!r} has the unknown unit {match[2]!r}; give {_WRITTEN}")
     return _size(int(number * _UNITS[unit]), repr(text))
 
 
-def _fraction(value: float, shown: str) -> Budget:
+def _fraction(value: float, shown: str, bytes_: str) -> Budget:
     if not 0 < value <= 1:
         raise BudgetError(
-            f"budget={shown} is a fraction of plain autograd's peak and must be above 0 and at "
-            f"most 1; for bytes give a whole number or a string with a unit"
+            f"budget={shown} is a fraction of the peak without recomputation and must be above 0 "
+            f"and at most 1; for bytes give {bytes_}"
         )
     return Budget(fraction=value)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -129,16 +132,33 @@ def compare(
     size = wanted.resolve(lambda: everything)
     answers: dict[str, Solution | RematError] = {}
     code = NOTHING_FITS
-    with waiting("comparing", limit_seconds * len(names)) as report:
+    with waiting("comparing", limit_seconds * len(names)) as report, _noticing_ctrl_c() as pressed:
         for name in names:
-            try:
+            with suppress(KeyboardInterrupt):  # what is there is shown
                 answers[name] = _asked(graph, size - aside, name, limit_seconds, report)
-            except KeyboardInterrupt:  # what is there is shown
+            if pressed():
                 code = INTERRUPTED
                 break
     _print_answers(graph, size, answers, json)
     if not any(isinstance(answer, Solution) for answer in answers.values()):
         raise typer.Exit(code)
+
+
+@contextmanager
+def _noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Give what says whether Ctrl-C was pressed, which a solver that keeps its best does not."""
+    times: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        times.append(signal_number)
+        (before if callable(before) else signal.default_int_handler)(signal_number, frame)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: bool(times)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _source(name: str, options: ModelOptions) -> Graph | Target:
@@ -189,6 +209,7 @@ def _asked(
             hierarchy=hierarchy_for(graph, solver),
             limit_seconds=limit_seconds,
             progress=report,
+            keep_best=True,
         )
     except RematError as error:
         return error

@@ -24,6 +24,7 @@ from remat.command.terminal import (
     JsonOption,
     SolverOption,
     check_output,
+    err,
     out,
     print_json,
     waiting,
@@ -89,6 +90,7 @@ def largest_batch(
     from remat_solvers import BudgetTooSmall
 
     tried: dict[int, Plan | None] = {}
+    refused: dict[int, BudgetTooSmall] = {}
 
     def fits(size: int) -> bool:
         if size not in tried:
@@ -98,8 +100,8 @@ def largest_batch(
                     made: Plan | None = dry_plan(
                         example, costs, wanted, solver, limit_seconds, report
                     )
-                except BudgetTooSmall:
-                    made = None
+                except BudgetTooSmall as error:
+                    made, refused[size] = None, error
             slow = made is not None and made.predicted_overhead > most_overhead
             tried[size] = None if slow else made
         return tried[size] is not None
@@ -114,6 +116,9 @@ def largest_batch(
     if found is None:
         if not tried:
             raise KeyboardInterrupt
+        if 1 in refused:
+            err.print("not even a batch of one fits")
+            raise refused[1]
         raise RematError(
             f"not even a batch of one fits within {budget or 'the device'} at {most_overhead:.0%} "
             f"more time"

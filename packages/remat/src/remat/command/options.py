@@ -142,8 +142,8 @@ class PlanOptions(ModelOptions):
         Raises:
             RematError: if an option cannot be read; as `Target.build` and `remat.plan`.
         """
-        wanted = read_budget(budget, self)
         target = self.target(model)
+        wanted = read_budget(budget, self)
         check_solver(self.solver, self.partitioner)
         with waiting("making the model", None):
             example = target.build(self.costs)

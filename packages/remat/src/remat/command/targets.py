@@ -209,7 +209,8 @@ def _from_transformers(target: Target) -> Example:
             f"{target.name!r} is neither FILE.py:factory nor a model type of transformers, such as "
             f"gpt2, llama, bert, t5 or vit"
         ) from None
-    unknown = sorted(key for key in target.settings if key not in type(config)().to_dict())
+    known = {*type(config)().to_dict(), *type(config).attribute_map}
+    unknown = sorted(target.settings.keys() - known)
     if unknown:
         raise RematError(f"the configuration of {target.name} has no {', '.join(unknown)}")
     for family, mapping, call in (
@@ -246,6 +247,7 @@ def _pixels(config: Any, target: Target) -> dict[str, Any]:
 
     if target.seq is not None:
         raise RematError(f"{target.name} takes images; --seq is for language")
+    config = getattr(config, "vision_config", config)
     batch = target.batch or _BATCH
     side = getattr(config, "image_size", None) or 224
     height, width = side if isinstance(side, tuple | list) else (side, side)
