@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from remat.command.graphs import load_graph, percent, solution_document
-from remat.command.main import INTERRUPTED, NOTHING_FITS, app
+from remat.command.main import INTERRUPTED, NOTHING_FITS, app, noticing_ctrl_c
 from remat.command.options import (
     ModelOptions,
     ModelOrGraph,
@@ -132,9 +130,9 @@ def compare(
     size = wanted.resolve(lambda: everything)
     answers: dict[str, Solution | RematError] = {}
     code = NOTHING_FITS
-    with waiting("comparing", limit_seconds * len(names)) as report, _noticing_ctrl_c() as pressed:
+    with waiting("comparing", limit_seconds * len(names)) as report, noticing_ctrl_c() as pressed:
         for name in names:
-            with suppress(KeyboardInterrupt):  # what is there is shown
+            with suppress(KeyboardInterrupt):  # what is there is shown; a solver may keep its best
                 answers[name] = _asked(graph, size - aside, name, limit_seconds, report)
             if pressed():
                 code = INTERRUPTED
@@ -142,23 +140,6 @@ def compare(
     _print_answers(graph, size, answers, json)
     if not any(isinstance(answer, Solution) for answer in answers.values()):
         raise typer.Exit(code)
-
-
-@contextmanager
-def _noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Give what says whether Ctrl-C was pressed, which a solver that keeps its best does not."""
-    times: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        times.append(signal_number)
-        (before if callable(before) else signal.default_int_handler)(signal_number, frame)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield lambda: bool(times)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _source(name: str, options: ModelOptions) -> Graph | Target:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +17,7 @@ from remat.__about__ import __version__
 from remat.command.terminal import AS_JSON, err, out, print_json
 from remat.errors import RematError
 
-__all__ = ["INTERRUPTED", "NOTHING_FITS", "app", "main"]
+__all__ = ["INTERRUPTED", "NOTHING_FITS", "app", "main", "noticing_ctrl_c"]
 
 NOTHING_FITS = 3
 INTERRUPTED = 130
@@ -58,30 +61,38 @@ def main() -> None:
 
     With `--json` each is a document on stdout, too.
     """
-    pressed = False
-
-    def stop(signal_number: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.default_int_handler(signal_number, frame)
-
     for stream in (sys.stdout, sys.stderr):  # what a terminal has no letter for is told by number
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    with noticing_ctrl_c() as pressed:
+        try:
+            app()
+        except SystemExit as end:
+            _tell_of_end(end)
+            raise
+        except (RematError, OSError) as error:
+            if not pressed():  # else its reason: compiled modules make an ImportError of Ctrl-C
+                message, code = _told(error)
+                _tell(_document(error, message))
+                err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+                raise SystemExit(code) from None
+            _tell(_STOPPED)
+            raise SystemExit(INTERRUPTED) from None
+
+
+@contextmanager
+def noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Give what says whether Ctrl-C was pressed, also where its `KeyboardInterrupt` was caught."""
+    pressed = False
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        (before if callable(before) else signal.default_int_handler)(signal_number, frame)
+
     before = signal.signal(signal.SIGINT, stop)
     try:
-        app()
-    except SystemExit as end:
-        _tell_of_end(end)
-        raise
-    except (RematError, OSError) as error:
-        if not pressed:  # else its reason: compiled modules make an ImportError of Ctrl-C
-            message, code = _told(error)
-            _tell(_document(error, message))
-            err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
-            raise SystemExit(code) from None
-        _tell(_STOPPED)
-        raise SystemExit(INTERRUPTED) from None
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -81,10 +81,10 @@ def largest_batch(
 ) -> None:
     """Find the largest batch that trains within a budget, by planning for several sizes."""
     check_output(save)
+    target = options.target(model)
     wanted = read_budget(budget, options)
     if parse_budget(wanted).fraction is not None:
         raise BudgetError(f"budget={budget!r}: a batch is sought for a number of bytes")
-    target = options.target(model)
     check_solver(solver)
     costs = options.costs
     from remat_solvers import BudgetTooSmall

@@ -247,7 +247,7 @@ def _pixels(config: Any, target: Target) -> dict[str, Any]:
 
     if target.seq is not None:
         raise RematError(f"{target.name} takes images; --seq is for language")
-    config = getattr(config, "vision_config", config)
+    config = getattr(config, "vision_config", None) or config
     batch = target.batch or _BATCH
     side = getattr(config, "image_size", None) or 224
     height, width = side if isinstance(side, tuple | list) else (side, side)
