@@ -236,6 +236,19 @@ def test_a_given_schedule_over_alternatives_is_where_it_begins():
     assert again.time <= known.time * (1 + 1e-9)
 
 
+def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it():
+    graph, budget, told = packable(), 330, []
+    found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
+    alone = graph.without_alternatives()
+    first = next(progress for progress in told if progress.incumbent is not None)
+    assert simulate(alone, first.incumbent()).peak_bytes <= budget
+    assert first.lower_bound is None
+    assert first.incumbent_time > found.time
+    assert found.lower_bound > 0
+    assert all(p.lower_bound <= found.time for p in told if p.lower_bound is not None)
+    assert [p.seconds for p in told] == sorted(p.seconds for p in told)
+
+
 @thorough
 @given(trainings_with_alternatives())
 def test_below_the_smallest_budget_nothing_is_planned(graph):

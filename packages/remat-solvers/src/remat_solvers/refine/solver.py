@@ -31,13 +31,13 @@ in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from remat_graph import Compute, Graph, Numerics, Schedule, Solution
 from remat_solvers.core.makers import is_in_order
 from remat_solvers.core.milp import HIGHS, missing_back_end
-from remat_solvers.core.problem import Limit, Problem, Report, silent
+from remat_solvers.core.problem import Limit, Problem, Progress, Report
 from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
@@ -86,7 +86,8 @@ class Refine:
         for position, graph in enumerate(narrower):
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
-            _, begin = self._refined(Wiring.of(graph), problem.budget_bytes, begin, some, silent)
+            told = _without_bounds(report, limit)
+            _, begin = self._refined(Wiring.of(graph), problem.budget_bytes, begin, some, told)
         state, _ = self._refined(problem.wiring, problem.budget_bytes, begin, limit, report)
         if state.best is None:
             state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
@@ -121,6 +122,15 @@ def _narrower(graph: Graph) -> list[Graph]:
     if not kinds:
         return []
     return [graph.without_alternatives(), *map(graph.with_numerics, kinds[:-1])]
+
+
+def _without_bounds(report: Report, limit: Limit) -> Report:
+    """Pass on what is found with less choice; what is proved there says nothing of more choice."""
+
+    def relay(progress: Progress, /) -> None:
+        report(replace(progress, lower_bound=None, seconds=limit.elapsed))
+
+    return relay
 
 
 def _begun(wiring: Wiring, start: Schedule) -> Ints | None:
