@@ -76,7 +76,9 @@ def test_a_target_ends_the_search():
     assert enough.bound < best.bound
 
 
-def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypatch):
+def test_near_the_bound_and_far_from_it_a_search_may_begin_anew_and_keeps_what_it_found(
+    monkeypatch,
+):
     asked = []
 
     def noted(problem, x, program, seconds, gap, start, back_end, options, meanwhile):
@@ -87,12 +89,14 @@ def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypa
     monkeypatch.setattr(milp, "_run", noted)
     small = knapsacks(60, 5)
     assert solve_program(small, seconds=60).value == pytest.approx(
-        solve_program(small, seconds=60, near=True).value
+        solve_program(small, seconds=60, apart=0.005).value
     )
-    assert [anew for _, _, anew in asked] == [False, True]  # solved at once
+    solve_program(small, seconds=60, apart=0.015)
+    solve_program(small, seconds=60, apart=0.3)
+    assert [anew for _, _, anew in asked] == [False, True, False, True]  # solved at once
     asked.clear()
     monkeypatch.setattr(milp, "_SECONDS_ANEW", 0.3)
-    answer = solve_program(knapsacks(), seconds=1, near=True)
+    answer = solve_program(knapsacks(), seconds=1, apart=0.005)
     (first, none, anew), (second, start, again) = asked
     assert (first, none, anew, again) == (0.3, None, True, False)
     assert first + second <= 1
@@ -102,7 +106,7 @@ def test_near_the_bound_a_search_may_begin_anew_and_keeps_what_it_found(monkeypa
     found = iter([Answer(Outcome.STOPPED, np.ones(300), -5.0, -8.0),
                   Answer(Outcome.STOPPED, None, np.inf, -9.0)])  # fmt: skip
     monkeypatch.setattr(milp, "_run", lambda *_: next(found))
-    kept = solve_program(knapsacks(), seconds=1, near=True)
+    kept = solve_program(knapsacks(), seconds=1, apart=0.005)
     assert (kept.value, kept.bound) == (-5.0, -8.0)
     assert kept.point is not None
 

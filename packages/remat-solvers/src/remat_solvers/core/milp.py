@@ -55,6 +55,7 @@ _INFEASIBLE = ("infeasible", "infeasible_or_unbounded")  # the box bounds every 
 _MANY_NODES = {"mip_pscost_minreliable": 0, "mip_allow_restart": False}
 _ANEW = {**_MANY_NODES, "mip_allow_restart": True}
 _SECONDS_ANEW = 2.0
+_NEAR, _FAR = 0.01, 0.02  # from the start to what is proved; decision 0045
 _TOLERANCE = 1e-5
 _INTERIOR_COLUMNS = 20_000
 
@@ -143,15 +144,16 @@ def solve_program(
     gap: float = 0.0,
     start: Floats | None = None,
     target: float | None = None,
-    near: bool = False,
+    apart: float | None = None,
     back_end: str = HIGHS,
     meanwhile: Callable[[float], None] | None = None,
 ) -> Answer:
     """Solve within a time limit, to a relative gap, from a start point (if it can be handed on).
 
-    A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone). `near` says
-    that the start is near the bound, where a search that begins anew once most columns are fixed
-    may end at once. `meanwhile` is called by turns, with the seconds of a turn, while the back end
+    A point of at most `target` is as good as wanted, whatever the bound (HiGHS alone). `apart` is
+    how far the start is from what is proved, relative to computing everything once: where that is
+    little, a search that begins anew once columns are fixed may end at once; where it is much, it
+    proves more. `meanwhile` is called by turns, with the seconds of a turn, while the back end
     works, if there is a second core.
     """
     count = len(program.cost)
@@ -175,8 +177,9 @@ def solve_program(
 
     if back_end != HIGHS or not program.integral.any():
         return run(seconds, start, more)
-    if not near:
-        return run(seconds, start, more | _MANY_NODES)
+    if apart is None or apart > _NEAR:
+        far = apart is not None and apart > _FAR
+        return run(seconds, start, more | (_ANEW if far else _MANY_NODES))
     begun = time.perf_counter()
     first = run(min(_SECONDS_ANEW, seconds), start, more | _ANEW)
     left = seconds - (time.perf_counter() - begun)

@@ -26,7 +26,7 @@ __all__ = ["Refinement", "fullest", "places", "refinements", "tightest"]
 
 _MOVES = 3
 _FULL = 0.9  # of the budget
-_MOST_FULL = 6
+_MOST_FULL, _APART = 6, (2, 1, 3)  # fiftieths of the ops
 _STRETCHES = 20  # that the ops are divided into; one tight op at most in each
 _OVER = 1.1  # times the budget
 _CLASSES = 100  # of room, equally wide, up to the budget
@@ -106,17 +106,23 @@ def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
     return found
 
 
-def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> Refinement:
-    """Choose checkpoints where a schedule that fits is fullest, apart from one another."""
+def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> list[Refinement]:
+    """Choose checkpoints where a schedule that fits is fullest, apart from one another.
+
+    In some ways that differ in how far apart; which proves most, only its program can tell.
+    """
     owed, first = places(wiring, now)
-    during = now.during[first]
-    apart = 2 * max(1, len(owed) // 50)
-    found: set[int] = set()
-    while len(found) < _MOST_FULL and during.max(initial=0) >= _FULL * budget_bytes:
-        at = int(during.argmax())
-        found.add(int(owed[at]))
-        during[max(0, at - apart) : at + apart + 1] = 0
-    return Refinement(frozenset(found), frozenset())
+    found: list[Refinement] = []
+    for apart in _APART:
+        during = now.during[first]
+        chosen: set[int] = set()
+        while len(chosen) < _MOST_FULL and during.max(initial=0) >= _FULL * budget_bytes:
+            at = int(during.argmax())
+            chosen.add(int(owed[at]))
+            around = apart * max(1, len(owed) // 50)
+            during[max(0, at - around) : at + around + 1] = 0
+        found.append(Refinement(frozenset(chosen), frozenset()))
+    return list(dict.fromkeys(found))
 
 
 def refinements(

@@ -6,8 +6,8 @@ relaxation, and a very large one ends there (`solve`). Before a large one, its c
 compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
 with reserves, for schedules that overshoot less (`reserve`). Linear relaxations raise the bound of
 the state; of the answer of `solve` the caller makes use. While a program is solved, the fastest
-schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017, 0019 and
-0020.
+schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017, 0019,
+0020 and 0045.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, fullest, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
-from remat_solvers.refine.state import GAP, State
+from remat_solvers.refine.state import FAR, GAP, State
 
 __all__ = ["Programs"]
 
@@ -39,11 +39,12 @@ _TOO_LARGE_COLUMNS = 50_000
 _MOMENTS = 6  # over budget, that are looked at
 
 _SKETCH_SHARE = 0.15  # of the time left, for each pass
-_NEAR = 0.01  # of the time of computing everything once, between schedule and bound
+_SHARE_OF_GAP = 0.01  # between schedule and bound, to which a program is worth solving
 _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many times the gap:
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
 _COMPARE_SHARE = 0.1  # of the time left
+_AS_STRONG = 0.01  # of the strongest bound, within which the smallest program is taken
 
 _TIGHTEST_SHARE = 0.05  # of the time left
 _RISE_TIGHTEST = 1e-3  # of the bound of the relaxation
@@ -75,11 +76,17 @@ class Programs:
         self._columns = 0
         self._sketched: _Sketch | None = None
         self._compared: set[Refinement] = set()
+        self._loose = False
 
     @property
     def last_is_small(self) -> bool:
         """Whether the program written last, if any, is solved in moments."""
         return self._columns < _SMALL_COLUMNS
+
+    @property
+    def last_was_loose(self) -> bool:
+        """Whether the program solved last was solved less far than it can be."""
+        return self._loose
 
     @property
     def last_is_moderate(self) -> bool:
@@ -140,19 +147,30 @@ class Programs:
             return tried
         if self._relax(tried).columns <= _LARGE_COLUMNS:
             return tried
-        other = fullest(state.wiring, state.best, state.budget_bytes)
-        if other in self._compared or tried >= other:
+        others = [
+            other
+            for other in fullest(state.wiring, state.best, state.budget_bytes)
+            if other not in self._compared and not tried >= other
+        ]
+        if not others:
             return tried
-        self._compared.add(other)
-        seconds = _COMPARE_SHARE * state.left()
-        sketches = [self._solve_relaxed(refinement, seconds) for refinement in (tried, other)]
-        self._sketched = max(sketches, key=lambda sketch: sketch.answer.bound)
+        self._compared.update(others)
+        until = time.perf_counter() + _COMPARE_SHARE * state.left()
+        sketches = [self._solve_relaxed(tried, until - time.perf_counter())]
+        for other in others:
+            seconds = until - time.perf_counter()
+            if seconds > 0:
+                sketches.append(self._solve_relaxed(other, seconds))
+        strongest = max(sketches, key=lambda sketch: sketch.answer.bound)
+        enough = strongest.answer.bound - _AS_STRONG * abs(strongest.answer.bound)
+        able = [s for s in sketches if s is strongest or s.answer.bound >= enough]
+        self._sketched = min(able, key=lambda sketch: sketch.relaxation.columns)
         return self._sketched.chosen
 
     def solve(
-        self, tried: Refinement, seconds: float, begun: Floats | None
+        self, tried: Refinement, seconds: float, begun: Floats | None, *, exactly: bool = False
     ) -> tuple[Relaxation, Answer]:
-        """Solve a program, which is one round."""
+        """Solve a program, which is one round; unless `exactly`, as far as the gap is worth."""
         state = self._state
         relaxation = self._relax(tried)
         if self._columns > _LARGE_COLUMNS:
@@ -168,20 +186,33 @@ class Programs:
             state.say("the linear relaxation of the next program")
             seconds = min(state.left(), seconds)
         start = self._start(relaxation, begun)
-        exact = self._columns < _LARGE_COLUMNS
+        least = 0.0 if self._columns < _LARGE_COLUMNS else GAP
+        gap = least if exactly else max(least, self._worth_closing())
+        self._loose = gap > least
+        wide = state.best_time - state.bound
         proved = state.bound / state.once if state.once else 1.0  # ops may take no time
         answer = solve_program(
             relaxation.program,
             seconds=seconds,
-            gap=0.0 if exact else GAP,
+            gap=gap,
             start=start,
             target=COST_OF_ONCE * (proved * (1 + TOLERANCE) - 1),
-            near=state.best_time - state.bound <= _NEAR * state.once,
+            apart=wide / state.once if state.once and state.best is not None else None,
             back_end=state.back_end,
             meanwhile=self._polish,
         )
         state.round += 1
         return relaxation, answer
+
+    def _worth_closing(self) -> float:
+        """Say how near to its optimum a program is to be solved, relative to that.
+
+        While schedules are far from the bound, to a share of what is between them.
+        """
+        state = self._state
+        if state.best is None or state.closed(FAR):
+            return 0.0
+        return _SHARE_OF_GAP * (state.best_time - state.bound) / (state.best_time - state.once)
 
     def reserve(self, tried: Refinement) -> None:
         """Build from programs with less room, whose schedules overshoot less; prune then."""

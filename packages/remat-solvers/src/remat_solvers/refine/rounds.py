@@ -35,7 +35,7 @@ _LEAST_TURN_SECONDS = 0.2
 _PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 20
 _LEAST_PROGRAM_SECONDS = 1.0
 _LONGER = 1.5  # after a program that was stopped
-_MOST_OF_GAP = 0.4
+_MOST_OF_GAP = 0.15
 _MOST_AGAIN = 2
 
 _LEANEST_SHARE = 1 / 2  # of the time left, for the ways of storing everything in least
@@ -115,7 +115,7 @@ class Rounds:
             tried = self._programs.sketch(tried)
         self._keep_pace()
         pending: list[Refinement] = []
-        again, begun, first = 0, None, not self._begun
+        again, begun, first, exactly = 0, None, not self._begun, False
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left() - self._heuristics.polish_seconds)
@@ -125,7 +125,7 @@ class Rounds:
             limit = min(state.left(), seconds)
             before, polished = state.best_time, self._heuristics.polish_seconds
             started = time.perf_counter()
-            relaxation, answer = self._programs.solve(tried, limit, begun)
+            relaxation, answer = self._programs.solve(tried, limit, begun, exactly=exactly)
             self.checkpoints = tried.checkpoints
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
@@ -157,7 +157,11 @@ class Rounds:
                     again, begun = again + 1, answer.point
                     continue
             elif not pending:
-                break
+                if not self._programs.last_was_loose:
+                    break
+                exactly = True
+                continue
+            exactly = False
             at_once = _AT_ONCE_OF_MAKERS if self._has_alternatives else _AT_ONCE
             for refinement in pending[:at_once]:
                 tried |= refinement
