@@ -11,10 +11,10 @@ everything without alternatives in percent, seconds of solving, and what is prov
   overheads are measured ones, over PyTorch, with cuDNN's algorithms to choose from.
 - `here`: smaller, costs measured on this CPU; budgets are shares of storing everything.
 
-Bars: ours nowhere above `monet`, in less time (the whole solve, and until ours has a plan that is no
-higher than what `monet` ends with); nowhere above checkpointing alone, and below it
-where there is something to choose; at the paper's sizes nowhere above the published overhead. They
-are printed as they come out; exit code 1 if ours is above `monet` or above checkpointing alone.
+Bars: ours nowhere above `monet`, in less time (the whole solve, and until ours has a plan that is
+no higher than what `monet` ends with); nowhere above checkpointing alone, and below it where there
+is something to choose; at the paper's sizes nowhere above the published overhead. They are printed
+as they come out; exit code 1 if ours is above `monet` or above checkpointing alone.
 
     python benchmarks/monet.py [--tables paper here] [--models NAME ...] [--methods NAME ...]
         [--seconds S] [--json FILE] [--quick]
