@@ -351,7 +351,8 @@ def sooner(row: dict[str, Any]) -> bool | None:
         return None
     monet, ours = row["methods"]["monet"], row["methods"]["ours"]
     there = (seconds for seconds, found in ours["course"] if found <= monet["overhead"] + NOISE)
-    return bool(next(there, ours["seconds"]) <= monet["seconds"])
+    first = next(there, ours["seconds"])  # what was found last need not have been told
+    return bool(level(row, "ours", "monet") and first <= monet["seconds"])
 
 
 def below_published(row: dict[str, Any]) -> bool | None:

@@ -82,11 +82,10 @@ class Refine:
         """
         until = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         begin = _Begin(() if problem.start is None else (problem.start,))
-        narrower = _narrower(problem.graph)
+        narrower, told = _narrower(problem.graph), _without_bounds(report, limit)
         for position, graph in enumerate(narrower):
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
-            told = _without_bounds(report, limit)
             _, begin = self._refined(Wiring.of(graph), problem.budget_bytes, begin, some, told)
         state, _ = self._refined(problem.wiring, problem.budget_bytes, begin, limit, report)
         if state.best is None:
