@@ -129,6 +129,25 @@ def test_programs_find_and_prove_what_steps_miss():
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
 
 
+def test_on_small_graphs_programs_are_asked_in_a_short_time_too():
+    sizes = {"x": 1, "a": 1, "b": 1, "c": 1, "t": 2, "gc": 1, "gb": 1, "wb": 2, "ga": 1, "wa": 2}
+    ops = (
+        Op("fa", ("x",), ("a",), 1.0),
+        Op("fb", ("a",), ("b",), 1.0),
+        Op("fc", ("b",), ("c",), 1.0),
+        Op("loss", ("c",), ("t",), 0.0, replayable=False),
+        Op("bc", ("c", "t"), ("gc",), 1.0),
+        Op("bb", ("b", "gc"), ("gb", "wb"), 1.0, overwrites=(("gc", "gb"),)),
+        Op("ba", ("a", "gb"), ("ga", "wa"), 1.0, 2),
+    )
+    values = tuple(Value(name, size) for name, size in sizes.items())
+    graph = Graph(values, ops, frozenset({"x"}), frozenset({"ga", "wa", "wb"}), None)
+    steps = smallest_trace(Wiring.of(graph), time.perf_counter() + 5, floor_bytes=8)
+    assert steps.peak_bytes == 9
+    smallest_budget(graph)  # loads what solves programs
+    assert smallest_budget(graph, limit_seconds=0.5).peak_bytes == 8 == smallest(graph)
+
+
 def test_ops_may_take_no_time():
     graph = what_steps_miss()
     graph = dataclasses.replace(

@@ -24,7 +24,8 @@ from remat_solvers.search.smallest import CLOSE, descend, equally_long
 __all__ = ["Lowest", "lower"]
 
 _TURN = 0.4  # of the time left, for one budget
-_LEAST_SECONDS = 0.2  # less would find by luck
+# Less would find by luck: for small graphs so long by each op.
+_LEAST_SECONDS, _LEAST_SECONDS_PER_OP = 0.2, 1e-3
 _NEAREST = 0.9  # of the way from the bound to the least peak
 
 
@@ -42,9 +43,10 @@ def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lo
     """
     wiring = equally_long(wiring)
     found, share = known, 1 / 2
+    least_seconds = min(_LEAST_SECONDS, _LEAST_SECONDS_PER_OP * wiring.op_count)
     while found.peak_bytes > CLOSE * least_bytes and share < _NEAREST:
         seconds = _TURN * (deadline - time.perf_counter())
-        if seconds < _LEAST_SECONDS:
+        if seconds < least_seconds:
             break
         target = max(1, int(least_bytes + share * (found.peak_bytes - least_bytes)))
         asked = _Peak(wiring, target, found, seconds)

@@ -41,7 +41,7 @@ __all__ = ["refined_options", "region_front", "region_options"]
 
 _SMALLEST_SHARE = 0.25  # of the time, for the least peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
-_SMALLEST_SECONDS, _SMALLEST_SECONDS_PER_OP = 0.05, 2e-3
+_SMALLEST_SECONDS, _SMALLEST_SECONDS_PER_OP = 0.3, 2e-3
 _POINT_SECONDS, _POINT_OPS = 0.08, 100  # more seconds, with the square of the ops
 _FINER = 3  # values of what is kept per point
 _PEAKS = (0.5, 0.1)  # of the way from the least peak to the highest
