@@ -22,11 +22,12 @@ from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.embed import opened_at
 
-__all__ = ["Refinement", "fullest", "places", "refinements", "tightest"]
+__all__ = ["Refinement", "fullest", "nearly_full", "places", "refinements", "tightest"]
 
 _MOVES = 3
 _FULL = 0.9  # of the budget
 _MOST_FULL, _APART = 6, (2, 1, 3)  # fiftieths of the ops
+_MOST_NEARLY_FULL = 60  # ops
 _STRETCHES = 20  # that the ops are divided into; one tight op at most in each
 _OVER = 1.1  # times the budget
 _CLASSES = 100  # of room, equally wide, up to the budget
@@ -123,6 +124,14 @@ def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> list[Refinement]:
             during[max(0, at - around) : at + around + 1] = 0
         found.append(Refinement(frozenset(chosen), frozenset()))
     return list(dict.fromkeys(found))
+
+
+def nearly_full(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
+    """List ops at whose places a schedule that fits is nearly full, some dozens at most."""
+    owed, first = places(wiring, now)
+    found = owed[now.during[first] >= _FULL * budget_bytes]
+    every = max(1, -(-len(found) // _MOST_NEARLY_FULL))
+    return [int(op) for op in found[::every]]
 
 
 def refinements(

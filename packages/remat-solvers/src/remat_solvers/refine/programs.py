@@ -4,14 +4,17 @@ Linear relaxations choose the first checkpoints (`sketch`) unless the first prog
 the ops that leave least room are next (`start_anew`). A large program begins with its linear
 relaxation, and a very large one ends there (`solve`). Before a large one, its checkpoints are
 compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
-with reserves, for schedules that overshoot less (`reserve`). Linear relaxations raise the bound of
-the state; of the answer of `solve` the caller makes use. While a program is solved, the fastest
-schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017, 0019,
-0020 and 0045.
+with reserves, for schedules that overshoot less (`reserve`). Far from the bound, checkpoints are
+also chosen by what the linear relaxation proves with them (`grow`). Linear relaxations raise the
+bound of the state; of the answer of `solve` the caller makes use. While a program is solved, the
+fastest schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017,
+0019, 0020, 0045 and 0046; Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set
+functions".
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, fullest, refinements, tightest
+from remat_solvers.refine.moments import Refinement, fullest, nearly_full, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
 from remat_solvers.refine.state import FAR, GAP, State
 
@@ -44,6 +47,7 @@ _RISE, _RISE_IN_PAIRS = 0.1, 0.02  # of the proved recomputation, or of so many 
 _TIMES_THE_GAP = 10
 _FRUITLESS = 3
 _COMPARE_SHARE = 0.1  # of the time left
+_GROWN, _MOST_GROWN = 2, 4  # checkpoints at once
 _AS_STRONG = 0.01  # of the strongest bound, within which the smallest program is taken
 
 _TIGHTEST_SHARE = 0.05  # of the time left
@@ -76,6 +80,8 @@ class Programs:
         self._columns = 0
         self._sketched: _Sketch | None = None
         self._compared: set[Refinement] = set()
+        self._grown = Refinement(frozenset(), frozenset())
+        self._gains: dict[int, float] = {}  # of each checkpoint, when it was last tried
         self._loose = False
 
     @property
@@ -140,12 +146,12 @@ class Programs:
     def stronger(self, tried: Refinement) -> Refinement:
         """Prefer the checkpoints where the fastest schedule is fullest, if these prove more.
 
-        By linear relaxations, and only in place of a large program.
+        By linear relaxations, near the bound, and only in place of a large program.
         """
         state = self._state
         if state.best is None or state.enough() or self._columns > _TOO_LARGE_COLUMNS:
             return tried
-        if self._relax(tried).columns <= _LARGE_COLUMNS:
+        if not state.closed(FAR) or self._relax(tried).columns <= _LARGE_COLUMNS:
             return tried
         others = [
             other
@@ -166,6 +172,57 @@ class Programs:
         able = [s for s in sketches if s is strongest or s.answer.bound >= enough]
         self._sketched = min(able, key=lambda sketch: sketch.relaxation.columns)
         return self._sketched.chosen
+
+    def grow(self) -> Refinement | None:
+        """Far from the bound, choose checkpoints by what they prove: two more than the last time.
+
+        At first, as many as prove what is known, up to four. `None` if no other proves more, or
+        there is no time to see which do.
+        """
+        state = self._state
+        if state.best is None or state.enough() or state.closed(FAR):
+            return None
+        if self._columns > _TOO_LARGE_COLUMNS:
+            return None
+        until = time.perf_counter() + _COMPARE_SHARE * state.left()
+        known, first = state.bound, not self._grown.checkpoints
+        grown: _Sketch | None = None
+        for count in range(_MOST_GROWN if first else _GROWN):
+            if count >= _GROWN and state.bound > known:
+                break
+            more = self._with_one_more(self._grown, until)
+            if more is None:
+                break
+            grown, self._grown = more, more.chosen
+        if grown is None:
+            return None
+        self._sketched = grown
+        return grown.chosen
+
+    def _with_one_more(self, tried: Refinement, until: float) -> _Sketch | None:
+        """Add the checkpoint with which the linear relaxation proves most, if any proves more.
+
+        Of the ops where the fastest schedule is nearly full. None is expected to raise the bound by
+        more than when it was last tried, so most need not be tried again.
+        """
+        state = self._state
+        if state.best is None:
+            return None
+        base = self._solve_relaxed(tried, until - time.perf_counter()).answer
+        if base.outcome is not Outcome.SOLVED:
+            return None
+        best, most = None, 0.0
+        ops = set(nearly_full(state.wiring, state.best, state.budget_bytes)) - tried.checkpoints
+        for op in sorted(ops, key=lambda op: (-self._gains.get(op, math.inf), op)):
+            seconds = until - time.perf_counter()
+            if seconds <= 0 or self._gains.get(op, math.inf) <= most:
+                break
+            sketch = self._solve_relaxed(tried | Refinement(frozenset({op}), frozenset()), seconds)
+            if sketch.answer.outcome is Outcome.SOLVED:
+                gain = self._gains[op] = sketch.answer.bound - base.bound
+                if gain > most:
+                    best, most = sketch, gain
+        return best
 
     def solve(
         self, tried: Refinement, seconds: float, begun: Floats | None, *, exactly: bool = False

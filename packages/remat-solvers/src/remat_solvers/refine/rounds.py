@@ -33,9 +33,11 @@ _LEAST_TURN_SECONDS = 0.2
 
 # Of the time left, for one integer program: large ones raise their bounds late.
 _PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 20
+_FAR_SHARE = 1 / 16  # far from the bound, where two kinds of programs take turns
 _LEAST_PROGRAM_SECONDS = 1.0
 _LONGER = 1.5  # after a program that was stopped
 _MOST_OF_GAP = 0.15
+_BEHIND = 0.05  # of the recomputation that is proved
 _MOST_AGAIN = 2
 
 _LEANEST_SHARE = 1 / 2  # of the time left, for the ways of storing everything in least
@@ -107,7 +109,10 @@ class Rounds:
         return [fastest, *(start for start in stored if start is not None)]
 
     def _refine(self, tried: Refinement) -> None:
-        """Solve, look where the schedule is over budget, refine there; more time if it stalls."""
+        """Solve, look where the schedule is over budget, refine there; more time if it stalls.
+
+        Far from the bound, by turns with programs whose checkpoints are chosen by what they prove.
+        """
         state = self._state
         if self._begun:
             tried |= Refinement(self._begun, frozenset())
@@ -116,17 +121,21 @@ class Rounds:
         self._keep_pace()
         pending: list[Refinement] = []
         again, begun, first, exactly = 0, None, not self._begun, False
+        grown = self._programs.grow() if self._programs.sketch_is_large else None
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left() - self._heuristics.polish_seconds)
             share = _LARGE_PROGRAM_SHARE
+        if state.bound > state.once and not state.closed(FAR):
+            share = _FAR_SHARE
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():
             limit = min(state.left(), seconds)
             before, polished = state.best_time, self._heuristics.polish_seconds
             started = time.perf_counter()
-            relaxation, answer = self._programs.solve(tried, limit, begun, exactly=exactly)
-            self.checkpoints = tried.checkpoints
+            now = tried if grown is None else grown
+            relaxation, answer = self._programs.solve(now, limit, begun, exactly=exactly)
+            self.checkpoints = now.checkpoints
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
                 state.infeasible = state.best is None
@@ -135,7 +144,7 @@ class Rounds:
             built = self._heuristics.build(relaxation, answer)
             self._keep_pace()
             if state.round == 1:
-                self._programs.reserve(tried)
+                self._programs.reserve(now)
                 self._keep_pace()
             elif state.round == 2 and not state.closed(_WIDE_GAP):
                 self._heuristics.plan_chain()
@@ -147,28 +156,31 @@ class Rounds:
                     self._plan_makers(state.best, turn)
             self._polish(min(state.left() / 2, turn - beside))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
-            state.say(f"{len(tried.checkpoints)} checkpoints, {len(tried.running)} running rows")
-            seen = [] if built is None else self._programs.where(built, tried)
-            pending = [r for r in seen or pending if not tried >= r]
-            if answer.outcome is not Outcome.SOLVED:
+            state.say(f"{len(now.checkpoints)} checkpoints, {len(now.running)} running rows")
+            solved = answer.outcome is Outcome.SOLVED
+            if not solved:
                 seconds *= _LONGER
                 if again < _MOST_AGAIN and self._is_worth_closing(answer):
                     seconds = _LAST_PROGRAM_SHARE * state.left()
                     again, begun = again + 1, answer.point
                     continue
-            elif not pending:
-                if not self._programs.last_was_loose:
-                    break
-                exactly = True
-                continue
-            exactly = False
-            at_once = _AT_ONCE_OF_MAKERS if self._has_alternatives else _AT_ONCE
-            for refinement in pending[:at_once]:
-                tried |= refinement
-            pending = pending[at_once:]
-            tried = self._programs.start_anew(tried) if first else self._programs.stronger(tried)
-            first = False
             again = 0
+            if grown is None:
+                seen = [] if built is None else self._programs.where(built, tried)
+                pending = [r for r in seen or pending if not tried >= r]
+                if solved and not pending:
+                    if not self._programs.last_was_loose:
+                        break
+                    exactly = True
+                    continue
+                exactly = False
+                at_once = _AT_ONCE_OF_MAKERS if self._has_alternatives else _AT_ONCE
+                for refinement in pending[:at_once]:
+                    tried |= refinement
+                pending = pending[at_once:]
+                prefer = self._programs.start_anew if first else self._programs.stronger
+                tried, first = prefer(tried), False
+            grown = self._programs.grow() if grown is None else None
         return None
 
     def _plan_makers(self, start: Trace, seconds: float) -> None:
@@ -223,6 +235,9 @@ class Rounds:
         """Say whether most of the gap would be closed if this program were solved to its end."""
         state = self._state
         if not (math.isfinite(answer.bound) and math.isfinite(answer.value)):
+            return False
+        behind = state.bound - state.time_of(answer.bound)
+        if behind > _BEHIND * (state.bound - state.once):
             return False
         risen = state.time_of(answer.value) - state.bound
         return risen > _MOST_OF_GAP * (state.best_time - state.bound)
