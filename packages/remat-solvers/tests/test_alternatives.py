@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -238,7 +239,8 @@ def test_a_given_schedule_over_alternatives_is_where_it_begins():
 
 def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it():
     graph, budget, told = packable(), 330, []
-    found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
+    with mock.patch("remat_solvers.refine.rounds.Rounds.glance"):
+        found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
     alone = graph.without_alternatives()
     first = next(progress for progress in told if progress.incumbent is not None)
     assert simulate(alone, first.incumbent()).peak_bytes <= budget
@@ -247,6 +249,17 @@ def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it
     assert found.lower_bound > 0
     assert all(p.lower_bound <= found.time for p in told if p.lower_bound is not None)
     assert [p.seconds for p in told] == sorted(p.seconds for p in told)
+
+
+def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
+    graph, budget, told = packable(), 330, []
+    found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
+    assert told[0].message == "at a glance"
+    assert simulate(graph, told[0].incumbent()).time == told[0].incumbent_time
+    assert told[0].lower_bound is None
+    times = [progress.incumbent_time for progress in told]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == found.time
 
 
 @thorough

@@ -17,15 +17,19 @@ from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least, while_running
 from remat_solvers.checkmate import Checkmate
 from remat_solvers.core.milp import Outcome, relaxed, solve_program
+from remat_solvers.core.problem import silent
 from remat_solvers.core.trace import first_runs, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order, sequence_of
 from remat_solvers.refine import Refine
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
-from remat_solvers.refine.moments import Refinement, fullest, tightest
+from remat_solvers.refine.heuristics import Heuristics
+from remat_solvers.refine.moments import Refinement, fullest, nearly_full, tightest
+from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, read_point, relax
 from remat_solvers.refine.state import State
 from remat_solvers.rotor import Rotor
+from remat_solvers.search.repair import repaired
 from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -230,6 +234,36 @@ def test_the_fullest_moments_of_a_schedule_are_apart():
         assert 2 <= len(chosen) <= 6
         assert np.diff(chosen).min() > wiring.op_count // 50
     assert [way.checkpoints for way in fullest(wiring, now, 2 * budget)] == [frozenset()]
+
+
+def test_checkpoints_are_grown_by_what_their_relaxations_prove():
+    graph = gpt2(layers=3)
+    wiring = Wiring.of(graph)
+    budget = int(0.275 * simulate(graph, store_all(graph)).peak_bytes)
+    now = repaired(wiring, trace(wiring, np.arange(wiring.op_count)), budget)
+    state = State(wiring, budget, time.perf_counter() + 60, Limit.starting_now(60), silent)
+    programs = Programs(state, Heuristics(state))
+    assert programs.grow() is None  # without a schedule no place is known
+    assert state.offer(now)
+    candidates = nearly_full(wiring, now, budget)
+    during = now.during[first_runs(wiring, now)]
+    assert 2 <= len(candidates) <= 60
+    assert (during[candidates] >= 0.9 * budget).all()
+
+    def proved(checkpoints):
+        program = relaxed(relax(wiring, budget, sorted(checkpoints), paired=True).program)
+        return solve_program(program, seconds=30).bound
+
+    first, second = programs.grow(), programs.grow()
+    assert first.checkpoints <= second.checkpoints <= set(candidates)
+    assert len(first.checkpoints) <= 4
+    alone = {op: proved({op}) for op in candidates}
+    assert max(alone, key=alone.get) in first.checkpoints
+    assert max(alone.values()) < proved(first.checkpoints) < proved(second.checkpoints)
+    assert state.bound == pytest.approx(state.time_of(proved(second.checkpoints)))
+    assert state.bound <= refine(graph, budget).time
+    state.bound = state.best_time
+    assert programs.grow() is None  # near the bound nothing is to be gained
 
 
 def test_a_program_solved_as_far_as_the_gap_was_worth_is_solved_to_its_end():

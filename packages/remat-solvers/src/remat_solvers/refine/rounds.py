@@ -36,7 +36,7 @@ _PROGRAM_SHARE, _LARGE_PROGRAM_SHARE, _LAST_PROGRAM_SHARE = 1 / 8, 4 / 5, 19 / 2
 _FAR_SHARE = 1 / 16  # far from the bound, where two kinds of programs take turns
 _LEAST_PROGRAM_SECONDS = 1.0
 _LONGER = 1.5  # after a program that was stopped
-_MOST_OF_GAP = 0.15
+_MOST_OF_GAP, _MUCH_OF_GAP = 0.15, 0.03
 _BEHIND = 0.05  # of the recomputation that is proved
 _MOST_AGAIN = 2
 
@@ -66,17 +66,9 @@ class Rounds:
     def run(self) -> None:
         """Work until closed, infeasible, out of refinements, or out of time."""
         state = self._state
-        everything = self._everything()
-        state.offer(everything[0])
-        if state.closed(0.0):
-            return state.say("storing everything fits")
-        if least(state.wiring).peak_bytes > state.budget_bytes:
-            state.infeasible = True
-            return state.say("one op alone needs more than the budget")
-        self._heuristics.start(everything, self._given)
-        if self._has_alternatives:
-            leanest = min(everything, key=lambda stored: stored.peak_bytes)
-            self._plan_makers(leanest, _LEANEST_SHARE * state.left())
+        everything = self._start()
+        if everything is None:
+            return None
         if state.best is None:
             proved = bottleneck(state.wiring, state.soon())
             until = min(state.soon(), time.perf_counter() + _REGRESSION_SHARE * state.left())
@@ -98,6 +90,29 @@ class Rounds:
         """Solve programs without first schedules, from where storing everything holds most."""
         self._refine(_at_peak(self._state.wiring, self._everything()[0]))
 
+    def glance(self) -> None:
+        """Find what is found without looking far: no program of this graph, and no proof."""
+        if self._start() is not None:
+            self._state.say("at a glance")
+
+    def _start(self) -> list[Trace] | None:
+        """Find first schedules around those that store everything; return these, unless done."""
+        state = self._state
+        everything = self._everything()
+        state.offer(everything[0])
+        if state.closed(0.0):
+            state.say("storing everything fits")
+            return None
+        if least(state.wiring).peak_bytes > state.budget_bytes:
+            state.infeasible = True
+            state.say("one op alone needs more than the budget")
+            return None
+        self._heuristics.start(everything, self._given)
+        if self._has_alternatives:
+            leanest = min(everything, key=lambda stored: stored.peak_bytes)
+            self._plan_makers(leanest, _LEANEST_SHARE * state.left())
+        return everything
+
     def _everything(self) -> list[Trace]:
         """Store everything; where values have several makers, the fastest ways come first."""
         wiring = self._state.wiring
@@ -111,7 +126,8 @@ class Rounds:
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls.
 
-        Far from the bound, by turns with programs whose checkpoints are chosen by what they prove.
+        Far from the bound, unless that proved much more, by turns with programs whose checkpoints
+        are chosen by what they prove.
         """
         state = self._state
         if self._begun:
@@ -140,6 +156,8 @@ class Rounds:
             if answer.outcome is Outcome.INFEASIBLE:
                 state.infeasible = state.best is None
                 return state.say("the program is infeasible")
+            risen = state.time_of(answer.bound) - state.bound
+            much = risen > _MUCH_OF_GAP * (state.best_time - state.bound)
             state.learn(answer.bound)
             built = self._heuristics.build(relaxation, answer)
             self._keep_pace()
@@ -179,8 +197,8 @@ class Rounds:
                     tried |= refinement
                 pending = pending[at_once:]
                 prefer = self._programs.start_anew if first else self._programs.stronger
-                tried, first = prefer(tried), False
-            grown = self._programs.grow() if grown is None else None
+                tried, much, first = prefer(tried), much and not first, False
+            grown = self._programs.grow() if grown is None and not much else None
         return None
 
     def _plan_makers(self, start: Trace, seconds: float) -> None:

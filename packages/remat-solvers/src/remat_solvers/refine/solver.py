@@ -8,15 +8,17 @@ goes on beside it on a second core (`background`), takes the back end's dual bou
 on the time of every schedule in the order of the graph, builds a schedule from the point, and
 simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
 improved by local search, and kept if it is the fastest so far, and checkpoints, running-memory rows
-and cuts (`splits`) are added where it was over budget. The first program is also solved with
-reserves, less room than the budget, for schedules that overshoot less; what they leave free is
+and cuts (`splits`) are added where it was over budget; far from the bound, by turns with programs
+whose checkpoints are chosen by what they prove (`Programs.grow`). The first program is also solved
+with reserves, less room than the budget, for schedules that overshoot less; what they leave free is
 pruned back. Where a wide gap is left, a graph that is a chain of blocks is planned as one
 (`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes what the program
 leaves open.
 
-Where values have several makers, the same rounds choose among them (`ways`), after those without
-alternatives and with the more exact ones, which give schedules and checkpoints to begin with; the
-ordinary graph of the fastest schedule is refined, too (`unfolding`).
+Where values have several makers, the same rounds choose among them (`ways`), after a glance at
+first schedules, and after those without alternatives and with the more exact ones, which give
+schedules and checkpoints to begin with; the ordinary graph of the fastest schedule is refined, too
+(`unfolding`).
 
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
@@ -30,12 +32,13 @@ in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from remat_graph import Compute, Graph, Numerics, Schedule, Solution
-from remat_solvers.core.makers import is_in_order
+from remat_solvers.core.makers import is_in_order, least_time
 from remat_solvers.core.milp import HIGHS, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Progress, Report
 from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
@@ -46,6 +49,7 @@ from remat_solvers.search.smallest import least_peak_trace
 __all__ = ["Refine"]
 
 _DEFAULT_SECONDS = 30.0
+_GLANCE_SHARE = 1 / 20  # of the time, before all else where there is a choice
 _PLAIN_SHARE = 1 / 4  # of the time, for what may choose nothing; the wider choices share the rest
 
 
@@ -80,13 +84,22 @@ class Refine:
 
         If none is set: 30 s at most, less where little can be gained and nothing was for a while.
         """
-        until = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        seconds = limit.left(_DEFAULT_SECONDS)
+        until = time.perf_counter() + seconds
         begin = _Begin(() if problem.start is None else (problem.start,))
-        narrower, told = _narrower(problem.graph), _without_bounds(report, limit)
+        narrower, told = _narrower(problem.graph), _told_first(report, limit)
+        known = math.inf
+        if narrower:
+            some = Limit.starting_now(_GLANCE_SHARE * seconds)
+            state, rounds = self._rounds(problem.wiring, problem.budget_bytes, begin, some, told)
+            rounds.glance()
+            begin, known = _Begin((*begin.starts, *_found(state))), state.best_time
         for position, graph in enumerate(narrower):
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
-            _, begin = self._refined(Wiring.of(graph), problem.budget_bytes, begin, some, told)
+            wiring = Wiring.of(graph)
+            if least_time(wiring) < known:
+                _, begin = self._refined(wiring, problem.budget_bytes, begin, some, told)
         state, _ = self._refined(problem.wiring, problem.budget_bytes, begin, limit, report)
         if state.best is None:
             state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
@@ -96,16 +109,21 @@ class Refine:
         self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
     ) -> tuple[State, _Begin]:
         """Refine a graph; return also what is known then for one with more choice."""
-        graph = wiring.graph
+        state, rounds = self._rounds(wiring, budget_bytes, begin, limit, report)
+        rounds.run()
+        checkpoints = tuple(wiring.graph.ops[c].name for c in rounds.checkpoints)
+        return state, _Begin((*begin.starts, *_found(state)), checkpoints)
+
+    def _rounds(
+        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
+    ) -> tuple[State, Rounds]:
+        """Prepare the rounds of one graph, and what comes of them."""
         last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         state = State(wiring, budget_bytes, last_moment, limit, report, back_end=self.back_end)
-        known = frozenset(graph.op_index[name] for name in begin.checkpoints)
+        known = frozenset(wiring.graph.op_index[name] for name in begin.checkpoints)
         begun = (_begun(wiring, start) for start in begin.starts)
-        rounds = Rounds(state, [sequence for sequence in begun if sequence is not None], known)
-        rounds.run()
-        found = () if state.best is None else (expand(wiring, state.best.sequence),)
-        checkpoints = tuple(graph.ops[c].name for c in rounds.checkpoints)
-        return state, _Begin((*begin.starts, *found), checkpoints)
+        given = [sequence for sequence in begun if sequence is not None]
+        return state, Rounds(state, given, known)
 
 
 class _Begin(NamedTuple):
@@ -123,13 +141,30 @@ def _narrower(graph: Graph) -> list[Graph]:
     return [graph.without_alternatives(), *map(graph.with_numerics, kinds[:-1])]
 
 
-def _without_bounds(report: Report, limit: Limit) -> Report:
-    """Pass on what is found with less choice; what is proved there says nothing of more choice."""
+def _found(state: State) -> tuple[Schedule, ...]:
+    """Give the fastest schedule, if there is one."""
+    return () if state.best is None else (expand(state.wiring, state.best.sequence),)
+
+
+def _told_first(report: Report, limit: Limit) -> Report:
+    """Pass on what is found at a glance and with less choice: each time the fastest so far.
+
+    What is proved with less choice says nothing of more.
+    """
+    best: Progress | None = None
 
     def relay(progress: Progress, /) -> None:
-        report(replace(progress, lower_bound=None, seconds=limit.elapsed))
+        nonlocal best
+        if best is None or _time_of(progress) < _time_of(best):
+            best = progress
+        said = replace(best, round=progress.round, message=progress.message)
+        report(replace(said, lower_bound=None, seconds=limit.elapsed))
 
     return relay
+
+
+def _time_of(progress: Progress) -> float:
+    return math.inf if progress.incumbent_time is None else progress.incumbent_time
 
 
 def _begun(wiring: Wiring, start: Schedule) -> Ints | None:
