@@ -253,7 +253,7 @@ def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it
 
 def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
     graph, budget, told = packable(), 330, []
-    found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
+    found = Refine().solve(Problem(graph, budget), Limit.starting_now(30.0), told.append)
     assert told[0].message == "at a glance"
     assert simulate(graph, told[0].incumbent()).time == told[0].incumbent_time
     assert told[0].lower_bound is None
