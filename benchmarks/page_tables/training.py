@@ -79,6 +79,7 @@ def gpu() -> str:
         (
             f"{row['model']}, {row['parameters'] / 1e6:.0f}M parameters",
             f"{row['asked']}{' (the least)' * row['refused']}",
+            LOSSES[row["numerics"]],
             f"{row['budget_bytes'] / row['plain_peak_bytes']:.2f}",
             percent(row["peak_bytes"] / row["budget_bytes"], 2),
             f"{row['seconds'] / row['plain_seconds']:.2f}",
@@ -87,7 +88,7 @@ def gpu() -> str:
         )
         for row in found["rows"]
     ]
-    heading = ("model", "asked", "budget of plain's peak", "peak of budget", "time of plain",
+    heading = ("model", "asked", "operators", "budget of plain's peak", "peak of budget", "time of plain",
                "predicted", "gradients")  # fmt: skip
     left_out = f" Not measured: {', '.join(found['left_out'])}." if found["left_out"] else ""
     return f"{markdown(heading, rows, 'gpu')} On one {found['device']['device']}.{left_out}"
