@@ -140,13 +140,21 @@ def _executor() -> list[tuple[str, str]]:
 
 def _gpu() -> list[tuple[str, str]]:
     found = results("gpu")
-    row = found["rows"][0]
+    rows = [row for row in found["rows"] if row["numerics"] == "none"]
+    models = {row["model"] for row in rows}
+    shares = sorted({row["asked"] for row in rows}, reverse=True)
+    times = [row["seconds"] / row["plain_seconds"] for row in rows]
+    predicted = [1 + row["predicted_overhead"] for row in rows]
+    over = [row["peak_bytes"] / row["budget_bytes"] - 1 for row in rows]
     return [(
-        f"on one {found['device']['device']}: {row['model']} of {row['parameters'] / 1e6:.0f} "
-        f"million parameters at {row['asked']} of plain's peak",
-        f"{row['seconds'] / row['plain_seconds']:.2f} of plain's time, peak at "
-        f"{100 * row['peak_bytes'] / row['budget_bytes']:.2f}% of the budget, gradients "
-        f"{'bitwise' if not row['difference'] else row['difference']}",
+        f"on one {found['device']['device']}: {len(models)} models of "
+        f"{min(row['parameters'] for row in rows) / 1e6:.0f} to "
+        f"{max(row['parameters'] for row in rows) / 1e6:.0f} million parameters at "
+        f"{' and '.join(map(str, shares))} of plain's peak, or the least that fits "
+        f"([more](docs/figures.md#on-a-gpu))",
+        f"{min(times):.2f} to {max(times):.2f} of plain's time (predicted {min(predicted):.2f} to "
+        f"{max(predicted):.2f}); {sum(each > 0 for each in over)} of {len(rows)} over the budget, "
+        f"by up to {100 * max(over):.2f}%, and told so",
     )]  # fmt: skip
 
 

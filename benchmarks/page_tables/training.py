@@ -88,8 +88,8 @@ def gpu() -> str:
         )
         for row in found["rows"]
     ]
-    heading = ("model", "asked", "operators", "budget of plain's peak", "peak of budget", "time of plain",
-               "predicted", "gradients")  # fmt: skip
+    heading = ("model", "asked", "operators", "budget of plain's peak", "peak of budget",
+               "time of plain", "predicted", "gradients")  # fmt: skip
     left_out = f" Not measured: {', '.join(found['left_out'])}." if found["left_out"] else ""
     return f"{markdown(heading, rows, 'gpu')} On one {found['device']['device']}.{left_out}"
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FirstSteps", "PlannedCall", "SeenLoss"]
 
+_LARGER_BLOCKS = (
+    ", or its tensors got larger blocks than those of the step that was measured (with "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True they are as large as what is asked for)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SeenLoss:
@@ -155,8 +160,9 @@ class FirstSteps:
                 self._was_over = True
                 return
             why = (
-                "something that no plan knows of takes memory in it, such as hooks of parameters. "
-                "Its gradients are right; ask for so much less"
+                f"something that no plan knows of takes memory in it, such as hooks of parameters"
+                f"{_LARGER_BLOCKS * (planned.capture.program.device.type == 'cuda')}. "
+                f"Its gradients are right; ask for so much less"
             )
         region.checked[call.numbers] = planned.plan
         if most > budget:
