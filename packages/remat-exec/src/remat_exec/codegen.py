@@ -20,6 +20,7 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
+from remat_exec.views import shortened
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import Program
 
@@ -97,7 +98,8 @@ def generate(
     held = simulate(graph, schedule).during_bytes
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
-    forward = Writer(program, replayed, {})
+    shorter = shortened(program)
+    forward = Writer(program, replayed, {}, shorter)
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
     given = forward.inputs_and_views
@@ -105,7 +107,7 @@ def generate(
 
     forward.make(program.handed)
 
-    backward = Writer(program, replayed, forward.bindings, forward.computed)
+    backward = Writer(program, replayed, forward.bindings, shorter, forward.computed)
     backward.available((*forward.inputs, *kept))
     handed = {program.storage[name] for name in program.handed}
     if save_all:

@@ -1,6 +1,7 @@
 """The statements of a plan: what exists at each point, is freed, made again, or run in place.
 
-Views are made when first read and go with their buffer. `drawing` has what runs random operators.
+Views are made when first read, in as few calls as can be, and go with their buffer. `drawing` has
+what runs random operators.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import Any
@@ -45,9 +46,11 @@ class Writer:
         program: Program,
         replayed: set[str],
         bindings: dict[str, Any],
+        shorter: Mapping[str, Call | str],
         computed: Iterable[str] = (),
     ) -> None:
         self.program = program
+        self.shorter = shorter
         self.replayed = replayed
         self.computed = set(computed)
         self.inputs = (*(i.variable for i in program.inputs), *program.constants)
@@ -154,9 +157,15 @@ class Writer:
             return
         if call is None:
             raise ExecutionError(f"the plan reads {name}, which is not there; please report it")
-        for source in call.reads:
+        shorter = self.shorter.get(name, call)
+        if isinstance(shorter, str):
+            self._require(shorter)
+            self.lines.append(f"{name} = {shorter}")
+            self._define(name)
+            return
+        for source in shorter.reads:
             self._require(source)
-        self.lines.append(self._statement(call, list(call.results)))
+        self.lines.append(self._statement(shorter, list(shorter.results)))
 
     def _is_zero(self, op: str) -> bool:
         """Whether all that an op of the backward makes is zero, for want of a gradient."""
