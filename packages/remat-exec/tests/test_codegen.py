@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from exec_cases.models import ATTENTION, CASES, HEADS, MLP, NORMED, SHARED, Scheduled
-from exec_cases.schedules import random_schedule
+from exec_cases.schedules import random_schedule, replay_of
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -62,29 +62,6 @@ def test_any_legal_schedule_computes_the_same_bits_in_the_memory_that_was_predic
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_peak_of_storing_everything_is_the_predicted_one(case):
     assert_takes_what_was_predicted(case, case.store_all)
-
-
-def replay_of(case, target):
-    """Store everything, but compute the ops of this operator a second time before the backward."""
-    graph, calls = case.captured.graph, case.captured.program.calls
-    again = [op for op in graph.ops if op.name in calls and target in str(calls[op.name].target)]
-    again = [op for op in again if op.replayable and op.stage == "forward"]
-    assert again
-    steps = []
-    for step in case.store_all:
-        if step == Compute("loss"):
-            steps += [Compute(op.name) for op in again]
-        steps.append(step)
-    return Schedule(_legal(graph, steps, again))
-
-
-def _legal(graph, steps, again):
-    """Keep what the second run reads and makes alive until then."""
-    last = max(i for i, step in enumerate(steps) if step == Compute(again[-1].name))
-    held = {v for op in again for v in (*op.inputs, *op.outputs)} - graph.resident
-    late = [Free(v) for v in held if Free(v) in steps[:last]]
-    early = [s for s in steps[: last + 1] if s not in late]
-    return (*early, *late, *steps[last + 1 :])
 
 
 @pytest.mark.parametrize("case", [SHARED, ATTENTION], ids=str)

@@ -38,12 +38,18 @@ def calls_of_views(program, shorter):
     return sum(not isinstance(call, str) for call in calls)
 
 
+def steps_of(tensor):
+    """The strides that say where elements are; of a dimension of one, any does."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def assert_same_views(program):
     shorter, tensors = shortened(program), {}
     for name in shorter:
         one, two = (made(program, name, tensors, known) for known in ({}, shorter))
         assert one.data_ptr() == two.data_ptr()
-        assert (one.shape, one.stride(), one.dtype) == (two.shape, two.stride(), two.dtype)
+        assert (one.shape, one.dtype) == (two.shape, two.dtype)
+        assert steps_of(one) == steps_of(two)
     return shorter
 
 

@@ -20,7 +20,7 @@ from remat_exec.autocast import run_lowered
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_graph import Compute, Graph, Step, freed_next
-from remat_graph.torch import IN_PLACE, PARTS, Call, Program, TensorFacts, Variable
+from remat_graph.torch import IN_PLACE, PARTS, RUN_AS, Call, Program, TensorFacts, Variable
 
 __all__ = ["Group", "Writer", "zero_values"]
 
@@ -267,7 +267,8 @@ class Writer:
         return f"{start}{', '.join(arguments)})"
 
     def _bind_target(self, target: Any) -> str:
-        return self._bind(_symbol(target), getattr(target, "_op", target))
+        run = RUN_AS.get(target, target)
+        return self._bind(_symbol(target), getattr(run, "_op", run))
 
     def _bind(self, name: str, item: Any) -> str:
         bound = f"{name}__"

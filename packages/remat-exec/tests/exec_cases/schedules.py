@@ -97,3 +97,26 @@ def halved_schedule(graph):
     schedule = Schedule(tuple(reversed(steps)))
     simulate(graph, schedule)
     return schedule
+
+
+def replay_of(case, target):
+    """Store everything, but compute the ops of this operator a second time before the backward."""
+    graph, calls = case.captured.graph, case.captured.program.calls
+    again = [op for op in graph.ops if op.name in calls and target in str(calls[op.name].target)]
+    again = [op for op in again if op.replayable and op.stage == "forward"]
+    assert again
+    steps = []
+    for step in case.store_all:
+        if step == Compute("loss"):
+            steps += [Compute(op.name) for op in again]
+        steps.append(step)
+    return Schedule(_legal(graph, steps, again))
+
+
+def _legal(graph, steps, again):
+    """Keep what the second run reads and makes alive until then."""
+    last = max(i for i, step in enumerate(steps) if step == Compute(again[-1].name))
+    held = {v for op in again for v in (*op.inputs, *op.outputs)} - graph.resident
+    late = [Free(v) for v in held if Free(v) in steps[:last]]
+    early = [s for s in steps[: last + 1] if s not in late]
+    return (*early, *late, *steps[last + 1 :])

@@ -1,5 +1,6 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
+from remat_graph.torch.batch_norm import RUN_AS
 from remat_graph.torch.captures import Capture, Costs
 from remat_graph.torch.capturing import capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
@@ -40,6 +41,7 @@ __all__ = [
     "GENERATOR_STATE_BYTES",
     "IN_PLACE",
     "PARTS",
+    "RUN_AS",
     "AllocationRecorder",
     "Alternative",
     "BrokenCapture",

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from remat_graph.torch.batch_norm import RUN_AS
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.memory import AllocationRecorder
 from remat_graph.torch.process import generators_restored, process_lock
@@ -162,16 +163,17 @@ def _measure(program: Program, call: Call) -> Cost:
     if is_collective(call.target):
         return _estimate(program, call, DeviceSpec.of(device))
     args, kwargs = _with_tensors(program, call, _made_up)
-    call.target(*args, **kwargs)
+    run = RUN_AS.get(call.target, call.target)
+    run(*args, **kwargs)
     workspace = 0
     if device.type == program.device.type:
         with AllocationRecorder(device) as recorder:
-            kept = call.target(*args, **kwargs)
+            kept = run(*args, **kwargs)
         workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
         del kept
     times: list[float] = []
     while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
-        times.append(_time_once(device, call.target, args, kwargs))
+        times.append(_time_once(device, run, args, kwargs))
     return Cost(min(times), max(0, workspace))
 
 
