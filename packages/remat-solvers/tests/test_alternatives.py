@@ -31,8 +31,10 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine import Refine
 from remat_solvers.refine.embed import embed
+from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.search.repair import repaired, spared
+from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
 from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
@@ -254,12 +256,27 @@ def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it
 def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
     graph, budget, told = packable(), 330, []
     found = Refine().solve(Problem(graph, budget), Limit.starting_now(30.0), told.append)
-    assert told[0].message == "at a glance"
+    assert [progress.message for progress in told[:2]] == ["first schedules", "at a glance"]
     assert simulate(graph, told[0].incumbent()).time == told[0].incumbent_time
     assert told[0].lower_bound is None
     times = [progress.incumbent_time for progress in told]
     assert times == sorted(times, reverse=True)
     assert times[-1] == found.time
+
+
+def test_what_stores_everything_is_built_once_and_out_of_time_repaired_until_it_fits():
+    graph = packable(60)
+    budget = int(0.4 * simulate(graph, store_all(graph)).peak_bytes)
+    begun = "remat_solvers.refine.heuristics.Heuristics._repair_unfolded"
+    with (
+        mock.patch("remat_solvers.refine.rounds.arrange", wraps=arrange) as arranged,
+        mock.patch(begun, autospec=True, side_effect=Heuristics._repair_unfolded) as repairs,
+    ):
+        found = Refine().solve(Problem(graph, budget), Limit.starting_now(0.0), lambda _: None)
+    assert simulate(graph, found.schedule).peak_bytes <= budget
+    wiring = Wiring.of(graph)
+    assert arranged.call_count == len(list(first_choices(wiring, Makers.of(wiring))))
+    assert repairs.call_count <= arranged.call_count
 
 
 @thorough

@@ -63,16 +63,22 @@ class Heuristics:
     def start(self, everything: Sequence[Trace], given: Sequence[Ints]) -> None:
         """Find a schedule that fits without a program, by whatever gives one first.
 
-        `everything` are schedules that store all, by one kind of makers each.
+        `everything` are schedules that store all, by one kind of makers each. Out of time, one that
+        fits is enough.
         """
-        for sequence in given:
-            self._repair(trace(self._state.wiring, sequence), EVICTION_PERTURBATIONS[0])
-        for stored in everything:
-            self._repair_unfolded(stored)
+        wiring, usual = self._state.wiring, EVICTION_PERTURBATIONS[0]
+        first = [
+            *(partial(self._repair, trace(wiring, sequence), usual) for sequence in given),
+            *(partial(self._repair_unfolded, stored) for stored in everything),
+        ]
+        for begin in first:
+            if self._state.best is None or self._state.left() > 0:
+                begin()
         until = time.perf_counter() + _START_SHARE * self._state.left()
         for stored in everything:
-            if stored is everything[0] or time.perf_counter() < until:
-                self._repair(stored, EVICTION_PERTURBATIONS[0])
+            is_due = stored is everything[0] and self._state.best is None
+            if is_due or time.perf_counter() < until:
+                self._repair(stored, usual)
         self._others = [
             partial(self._repair, stored, eviction)
             for eviction in EVICTION_PERTURBATIONS[1:]

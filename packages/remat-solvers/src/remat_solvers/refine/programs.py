@@ -2,14 +2,14 @@
 
 Linear relaxations choose the first checkpoints (`sketch`) unless the first program is small; then
 the ops that leave least room are next (`start_anew`). A large program begins with its linear
-relaxation, and a very large one ends there (`solve`). Before a large one, its checkpoints are
-compared with those where the fastest schedule is fullest (`stronger`). The first is solved anew
-with reserves, for schedules that overshoot less (`reserve`). Far from the bound, checkpoints are
-also chosen by what the linear relaxation proves with them (`grow`). Linear relaxations raise the
-bound of the state; of the answer of `solve` the caller makes use. While a program is solved, the
-fastest schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP"; decisions 0016, 0017,
-0019, 0020, 0045 and 0046; Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set
-functions".
+relaxation, and a very large one ends there (`solve`). Near the bound, before a large one, its
+checkpoints are compared with those where the fastest schedule is fullest (`stronger`). The first is
+solved anew with reserves, for schedules that overshoot less (`reserve`). Far from the bound,
+checkpoints are also chosen by what the linear relaxation proves with them (`grow`). Linear
+relaxations raise the bound of the state; of the answer of `solve` the caller makes use. While a
+program is solved, the fastest schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP";
+decisions 0016, 0017, 0019, 0020, 0045 and 0046; Minoux 1978, "Accelerated greedy algorithms for
+maximizing submodular set functions".
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _RESERVE_GAP = 3e-3
 
 @dataclass(frozen=True, slots=True)
 class _Sketch:
-    """The refinement that the sketch ended with, and its linear relaxation."""
+    """A refinement that was chosen by linear relaxations, and its own."""
 
     chosen: Refinement
     relaxation: Relaxation

@@ -51,9 +51,14 @@ class Rounds:
     """The course of one solve; what comes of it is in the state."""
 
     def __init__(
-        self, state: State, given: Sequence[Ints] = (), checkpoints: frozenset[int] = frozenset()
+        self,
+        state: State,
+        given: Sequence[Ints] = (),
+        checkpoints: frozenset[int] = frozenset(),
+        everything: list[Trace] | None = None,
     ) -> None:
         self._state = state
+        self._stored = everything
         self._begun = checkpoints
         self.checkpoints = checkpoints  # of the last program
         self._given = given
@@ -88,7 +93,7 @@ class Rounds:
 
     def look(self) -> None:
         """Solve programs without first schedules, from where storing everything holds most."""
-        self._refine(_at_peak(self._state.wiring, self._everything()[0]))
+        self._refine(_at_peak(self._state.wiring, self.everything[0]))
 
     def glance(self) -> None:
         """Find what is found without looking far: no program of this graph, and no proof."""
@@ -98,7 +103,7 @@ class Rounds:
     def _start(self) -> list[Trace] | None:
         """Find first schedules around those that store everything; return these, unless done."""
         state = self._state
-        everything = self._everything()
+        everything = self.everything
         state.offer(everything[0])
         if state.closed(0.0):
             state.say("storing everything fits")
@@ -109,19 +114,22 @@ class Rounds:
             return None
         self._heuristics.start(everything, self._given)
         if self._has_alternatives:
+            state.say("first schedules")
             leanest = min(everything, key=lambda stored: stored.peak_bytes)
             self._plan_makers(leanest, _LEANEST_SHARE * state.left())
         return everything
 
-    def _everything(self) -> list[Trace]:
-        """Store everything; where values have several makers, the fastest ways come first."""
-        wiring = self._state.wiring
-        fastest = trace(wiring, store_all_sequence(wiring))
-        if not wiring.graph.has_alternatives:
-            return [fastest]
-        makers = Makers.of(wiring)
-        stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
-        return [fastest, *(start for start in stored if start is not None)]
+    @property
+    def everything(self) -> list[Trace]:
+        """What stores everything; where values have several makers, the fastest ways come first."""
+        if self._stored is None:
+            wiring = self._state.wiring
+            self._stored = [trace(wiring, store_all_sequence(wiring))]
+            if self._has_alternatives:
+                makers = Makers.of(wiring)
+                ways = (arrange(wiring, makers, way) for way in first_choices(wiring, makers))
+                self._stored += [stored for stored in ways if stored is not None]
+        return self._stored
 
     def _refine(self, tried: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls.
@@ -142,7 +150,7 @@ class Rounds:
         if self._programs.sketch_is_large:
             self._polish(_POLISH_BEFORE_LARGE * state.left() - self._heuristics.polish_seconds)
             share = _LARGE_PROGRAM_SHARE
-        if state.bound > state.once and not state.closed(FAR):
+        if state.best is not None and state.bound > state.once and not state.closed(FAR):
             share = _FAR_SHARE
         seconds = max(_LEAST_PROGRAM_SECONDS, share * state.left())
         while not state.enough() or self._is_worth_a_round():

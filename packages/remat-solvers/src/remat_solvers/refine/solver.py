@@ -41,6 +41,7 @@ from remat_graph import Compute, Graph, Numerics, Schedule, Solution
 from remat_solvers.core.makers import is_in_order, least_time
 from remat_solvers.core.milp import HIGHS, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
@@ -88,42 +89,49 @@ class Refine:
         until = time.perf_counter() + seconds
         begin = _Begin(() if problem.start is None else (problem.start,))
         narrower, told = _narrower(problem.graph), _told_first(report, limit)
-        known = math.inf
+        known, everything = math.inf, None
         if narrower:
             some = Limit.starting_now(_GLANCE_SHARE * seconds)
             state, rounds = self._rounds(problem.wiring, problem.budget_bytes, begin, some, told)
             rounds.glance()
             begin, known = _Begin((*begin.starts, *_found(state))), state.best_time
+            everything = rounds.everything
         for position, graph in enumerate(narrower):
+            if time.perf_counter() >= until and begin.starts:
+                break
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
             wiring = Wiring.of(graph)
             if least_time(wiring) < known:
                 _, begin = self._refined(wiring, problem.budget_bytes, begin, some, told)
-        state, _ = self._refined(problem.wiring, problem.budget_bytes, begin, limit, report)
+        state, _ = self._refined(
+            problem.wiring, problem.budget_bytes, begin, limit, report, everything
+        )
         if state.best is None:
             state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
         return state.solution()
 
     def _refined(
-        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
-    ) -> tuple[State, _Begin]:
+        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report,
+        everything: list[Trace] | None = None,
+    ) -> tuple[State, _Begin]:  # fmt: skip
         """Refine a graph; return also what is known then for one with more choice."""
-        state, rounds = self._rounds(wiring, budget_bytes, begin, limit, report)
+        state, rounds = self._rounds(wiring, budget_bytes, begin, limit, report, everything)
         rounds.run()
         checkpoints = tuple(wiring.graph.ops[c].name for c in rounds.checkpoints)
         return state, _Begin((*begin.starts, *_found(state)), checkpoints)
 
     def _rounds(
-        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report
-    ) -> tuple[State, Rounds]:
+        self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report,
+        everything: list[Trace] | None = None,
+    ) -> tuple[State, Rounds]:  # fmt: skip
         """Prepare the rounds of one graph, and what comes of them."""
         last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         state = State(wiring, budget_bytes, last_moment, limit, report, back_end=self.back_end)
         known = frozenset(wiring.graph.op_index[name] for name in begin.checkpoints)
         begun = (_begun(wiring, start) for start in begin.starts)
         given = [sequence for sequence in begun if sequence is not None]
-        return state, Rounds(state, given, known)
+        return state, Rounds(state, given, known, everything)
 
 
 class _Begin(NamedTuple):
