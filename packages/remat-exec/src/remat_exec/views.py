@@ -71,5 +71,5 @@ def _is_view(base: TensorFacts, facts: TensorFacts) -> bool:
     tensor = torch.empty_strided(base.shape, base.stride, dtype=base.dtype, device="meta")
     try:
         return tensor.view(facts.shape).stride() == facts.stride
-    except RuntimeError:  # no strides make it of this one without a copy
+    except (RuntimeError, ValueError):  # no strides do; under a fake mode that is a ValueError
         return False
