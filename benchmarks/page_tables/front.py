@@ -154,7 +154,7 @@ def _gpu() -> list[tuple[str, str]]:
         f"([more](docs/figures.md#on-a-gpu))",
         f"{min(times):.2f} to {max(times):.2f} of plain's time (predicted {min(predicted):.2f} to "
         f"{max(predicted):.2f}); {sum(each > 0 for each in over)} of {len(rows)} over the budget, "
-        f"by up to {100 * max(over):.2f}%, and told so",
+        f"by up to {100 * max(0.0, *over):.2f}%",
     )]  # fmt: skip
 
 

@@ -50,7 +50,6 @@ def assert_same_views(program):
         assert one.data_ptr() == two.data_ptr()
         assert (one.shape, one.dtype) == (two.shape, two.dtype)
         assert steps_of(one) == steps_of(two)
-    return shorter
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

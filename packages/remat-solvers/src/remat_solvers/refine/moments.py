@@ -3,10 +3,10 @@
 Where a schedule is over budget (`refinements`): a first computation becomes a checkpoint; a
 recomputation asks for the checkpoints on both sides, once the one before it is there for its
 running-memory row, and then to cut the segment there. Worst first, at least one stretch of first
-computations apart. Where a schedule that fits is fullest (`fullest`), or
-nearly so (`nearly_full`). And, whatever the schedule,
-where an op leaves little room for anything else while it runs (`tightest`). Where values have
-several makers, read groups for ops, and the opening of a group's place for a first computation.
+computations apart. Where a schedule that fits is fullest (`fullest`), or nearly so (`nearly_full`).
+And, whatever the schedule, where an op leaves little room for anything else while it runs
+(`tightest`). Where values have several makers, read groups for ops, and the opening of a group's
+place for a first computation.
 """
 
 from __future__ import annotations
