@@ -390,6 +390,44 @@ def test_a_plan_whose_blocks_take_more_than_its_budget_is_made_again_with_room_f
     assert plan.measured_peak_bytes <= budget
 
 
+@pytest.fixture
+def in_larger_blocks(monkeypatch):
+    """Let 1 KiB of every measured peak be what blocks took beyond; give the predicted peaks."""
+    rehearse, predicted = Executable.rehearse, []
+
+    def rehearsed(self, *rest):
+        found = rehearse(self, *rest)
+        predicted.append(self.peak_bytes)
+        return dataclasses.replace(found, requested_bytes=found.peak_bytes - 2**10)
+
+    monkeypatch.setattr(Executable, "rehearse", rehearsed)
+    return predicted
+
+
+def a_plan_of_a_chain(budget):
+    layers = [nn.Linear(8, 8), *(nn.Tanh() for _ in range(60))]
+    return remat.rematerialize(
+        nn.Sequential(*layers), torch.randn(16, 8), budget=budget, limit_seconds=0.5, loss=torch.sum
+    ).plan
+
+
+def test_room_is_left_for_the_blocks_of_later_steps(in_larger_blocks):
+    plan = a_plan_of_a_chain(16_000)
+    assert len(in_larger_blocks) == 2  # the first left less
+    assert plan.measured_peak_bytes <= plan.budget_bytes - 2**8
+
+
+def test_where_there_is_no_room_for_other_blocks_what_was_within_the_budget_is_taken(
+    in_larger_blocks,
+):
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        a_plan_of_a_chain(100)
+    least = refused.value.smallest_bytes
+    plan = a_plan_of_a_chain(least)
+    assert len(in_larger_blocks) == 1
+    assert least - 2**8 < plan.measured_peak_bytes <= least
+
+
 def test_a_step_that_ran_out_of_memory_holds_none_of_it_while_its_error_is_handled(monkeypatch):
     held = []
 

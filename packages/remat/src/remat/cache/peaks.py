@@ -22,6 +22,7 @@ from remat_graph import canonical_hash
 if TYPE_CHECKING:
     import torch
 
+    from remat_exec import Peak
     from remat_graph.torch import Capture
 
 __all__ = ["remembered_peak", "remembered_rehearsal"]
@@ -42,15 +43,20 @@ def remembered_rehearsal(
     module: torch.nn.Module,
     captured: Capture,
     source: str,
-    rehearse: Callable[[], tuple[int, _Curve]],
-) -> tuple[int, _Curve]:
+    rehearse: Callable[[], Peak],
+) -> Peak:
     """Give the peak and the curve of a step by the generated code `source`, in the same way."""
     if captured.program.device.type != "cpu":
         return rehearse()
-    from remat_exec import __version__  # noqa: PLC0415 - imports torch
+    from remat_exec import Peak, __version__  # noqa: PLC0415 - imports torch
+
+    def measured() -> tuple[int, _Curve]:
+        peak = rehearse()
+        return peak.peak_bytes, peak.curve
 
     key = {"plan": hashlib.sha256(source.encode()).hexdigest(), "remat-exec": __version__}
-    return _remembered(tuple[_Size, _Curve], module, captured, key, rehearse)
+    size, curve = _remembered(tuple[_Size, _Curve], module, captured, key, measured)
+    return Peak(size, requested_bytes=size, curve=curve)
 
 
 def _remembered(

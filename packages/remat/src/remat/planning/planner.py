@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
+from remat.budgets.blocks import later_blocks, or_with_expandable_segments
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
@@ -26,7 +27,15 @@ from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
 from remat.plans.origin import Origin
 from remat.plans.plan import Plan
 from remat.refusals import refuse_wrapped
-from remat_exec import BudgetExceeded, Executable, Loss, Runnable, get_executor, with_call
+from remat_exec import (
+    BudgetExceeded,
+    Executable,
+    Loss,
+    Peak,
+    Runnable,
+    get_executor,
+    with_call,
+)
 from remat_graph import Schedule, Solution, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
@@ -41,7 +50,7 @@ from remat_graph.torch import (
     read_call,
 )
 from remat_partition import Partitioner
-from remat_solvers import Progress, Solver
+from remat_solvers import BudgetTooSmall, Progress, Solver
 from remat_solvers.baselines.store_all import store_all
 
 __all__ = [
@@ -58,10 +67,6 @@ logger = logging.getLogger(__name__)
 
 SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 5
-_BLOCKS_SPLIT = (
-    ", or start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: without it a block may be "
-    "1 MiB larger than what a tensor asks for"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,9 @@ def make_plan(
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
+    It is also where a later step may be: on CUDA other blocks of the allocator may be taken then.
+    If no plan leaves room for these, one that was within the budget when it ran is taken.
+
     `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
     more when the backward starts, `seen` what a loss took in an earlier step. `granted_bytes` is
     what an earlier call was given: a fraction of a smaller call's plain peak does not go below it.
@@ -223,6 +231,7 @@ def make_plan(
         budget = max(budget, granted_bytes)
     target = budget - scalar_bytes
     bound: float | None = None
+    within: Planned | None = None
     offered = captured
     for attempt in range(_ATTEMPTS):
         if given is not None:
@@ -237,7 +246,12 @@ def make_plan(
                     limit_seconds=settings.limit_seconds, progress=settings.progress,
                     keep_best=settings.keep_best, partitioner=settings.partitioner,
                 )  # fmt: skip
-                captured, solution = solved_in_best_layouts(offered, solve_for)
+                try:
+                    captured, solution = solved_in_best_layouts(offered, solve_for)
+                except BudgetTooSmall:
+                    if within is None:
+                        raise
+                    break
                 everything = _stored(captured)
             if solution.schedule is None:
                 raise RematError(f"solver {solution.solver} returned no schedule")
@@ -270,29 +284,34 @@ def make_plan(
             return Planned(plan, captured, executable)
         rehearse = functools.partial(_rehearsed, executable, module, tensors, loss, budget)
         if loss is None and type(executable) is Executable:
-            measured, curve = remembered_rehearsal(module, captured, executable.source, rehearse)
+            peak = remembered_rehearsal(module, captured, executable.source, rehearse)
         else:
-            measured, curve = rehearse()
-        plan = replace(plan, measured_peak_bytes=measured, measured_curve=curve)
+            peak = rehearse()
+        measured = peak.peak_bytes
+        plan = replace(plan, measured_peak_bytes=measured, measured_curve=peak.curve)
+        over = measured + later_blocks(peak) - budget
         if measured <= budget:
-            logger.info("planned: %s", str(plan).replace("\n", "; "))
-            return Planned(plan, captured, executable)
-        if given is not None:
+            within = Planned(plan, captured, executable)
+        elif given is not None:
             raise given.over(measured, budget)
-        over = measured - budget
+        if over <= 0 or given is not None:
+            break
         logger.info(
-            "measured peak %d is %d bytes over the budget of %d (predicted %d); planning again",
-            measured, over, budget, solution.peak_bytes,
+            "measured peak %d, and what later steps may take, are %d bytes over the budget of %d "
+            "(predicted %d); planning again", measured, over, budget, solution.peak_bytes,
         )  # fmt: skip
         target -= over * (attempt + 1)
         if attempt >= _ATTEMPTS // 2:  # of blocks another plan may take more beyond: leave room
             target = min(target, budget - 2 * (measured - solution.peak_bytes))
         if target <= 0:
             break
+    if within is not None:
+        logger.info("planned: %s", str(within.plan).replace("\n", "; "))
+        return within
     raise BudgetExceeded(
         f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
         f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget"
-        f"{_BLOCKS_SPLIT * (device.type == 'cuda')}",
+        f"{or_with_expandable_segments(device)}",
         budget,
         measured,
     )
@@ -362,14 +381,14 @@ def _rehearsed(
     tensors: list[torch.Tensor],
     loss: Loss | None,
     budget: int,
-) -> tuple[int, tuple[tuple[float, int], ...]]:
-    """Run a plan once for its peak and its curve.
+) -> Peak:
+    """Run a plan once for its peak.
 
     Raises:
         BudgetExceeded: if the device has less memory than the plan takes.
     """
     try:
-        peak = executable.rehearse(module, tensors, loss)
+        return executable.rehearse(module, tensors, loss)
     except torch.OutOfMemoryError as error:
         clear_frames(error.__traceback__)  # which hold what the step had allocated
         raise BudgetExceeded(
@@ -379,7 +398,6 @@ def _rehearsed(
             budget,
             executable.peak_bytes,
         ) from error
-    return peak.peak_bytes, peak.curve
 
 
 def refuse_other_profilers(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from remat.budgets.blocks import or_with_expandable_segments
 from remat.errors import BudgetWarning
 from remat.planning.planner import Planned
 from remat.steps.changes import read_by_backward
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FirstSteps", "PlannedCall", "SeenLoss"]
 
-_LARGER_BLOCKS = (
-    ", or its tensors got larger blocks than those of the step that was measured (with "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True they are as large as what is asked for)"
-)
+_OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that was measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class FirstSteps:
         if [mark.label for mark in marks] != ["start", "kept", "backward", "end"]:
             return
         region, planned = call.region, call.planned
-        budget = planned.plan.budget_bytes
+        budget, device = planned.plan.budget_bytes, planned.capture.program.device
         most = max(mark.peak_bytes for mark in marks)
         seen, allowed = _loss_seen(planned, marks, call.let_go), planned.capture.loss
         expected = seen.at_least(allowed)
@@ -161,8 +159,9 @@ class FirstSteps:
                 return
             why = (
                 f"something that no plan knows of takes memory in it, such as hooks of parameters"
-                f"{_LARGER_BLOCKS * (planned.capture.program.device.type == 'cuda')}. "
+                f"{_OTHER_BLOCKS * (device.type == 'cuda')}. "
                 f"Its gradients are right; ask for so much less"
+                f"{or_with_expandable_segments(device)}"
             )
         region.checked[call.numbers] = planned.plan
         if most > budget:
