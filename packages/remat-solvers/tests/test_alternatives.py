@@ -264,6 +264,23 @@ def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
     assert times[-1] == found.time
 
 
+def test_what_is_found_with_the_makers_of_a_schedule_is_told_at_once():
+    graph, told = convolutions(), []
+    budget = int(0.8 * simulate(graph, store_all(graph)).peak_bytes)
+
+    def report(progress):
+        told.append(progress)
+        if progress.message == "with the makers of a schedule":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Refine().solve(Problem(graph, budget), Limit.starting_now(60.0), report)
+    assert told[-1].incumbent_time < told[-2].incumbent_time
+    timeline = simulate(graph, told[-1].incumbent())
+    assert timeline.peak_bytes <= budget
+    assert timeline.time == pytest.approx(told[-1].incumbent_time)
+
+
 def test_what_stores_everything_is_built_once_and_out_of_time_repaired_until_it_fits():
     graph = packable(60)
     budget = int(0.4 * simulate(graph, store_all(graph)).peak_bytes)

@@ -19,7 +19,7 @@ from functools import partial
 from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, in_order
+from remat_solvers.core.wiring import Ints, Wiring, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
@@ -67,9 +67,10 @@ class Heuristics:
         fits is enough.
         """
         wiring, usual = self._state.wiring, EVICTION_PERTURBATIONS[0]
+        unfolded = _Unfoldings(wiring)
         first = [
             *(partial(self._repair, trace(wiring, sequence), usual) for sequence in given),
-            *(partial(self._repair_unfolded, stored) for stored in everything),
+            *(partial(self._repair_unfolded, stored, unfolded) for stored in everything),
         ]
         for begin in first:
             if self._state.best is None or self._state.left() > 0:
@@ -85,7 +86,7 @@ class Heuristics:
             for stored in everything
         ]
         pages = (
-            partial(self._page, stored, paging, None)
+            partial(self._page, unfolded.of(stored), paging, None)
             for paging in PAGING_PERTURBATIONS
             for stored in everything
         )
@@ -126,9 +127,10 @@ class Heuristics:
             self._repair(built, perturbation)
             if state.closed(_GAP_TO_TRY_MORE) or state.left() <= 0:
                 break
-        self._repair_unfolded(built)
+        unfolded = _Unfoldings(state.wiring)
+        self._repair_unfolded(built, unfolded)
         if state.best is None:
-            self._page(built, PAGING_PERTURBATIONS[0], stagewise.keeps)
+            self._page(unfolded.of(built), PAGING_PERTURBATIONS[0], stagewise.keeps)
         return built
 
     def plan_chain(self) -> None:
@@ -213,7 +215,7 @@ class Heuristics:
         )
         state.offer(found)
 
-    def _repair_unfolded(self, start: Trace) -> None:
+    def _repair_unfolded(self, start: Trace, unfoldings: _Unfoldings) -> None:
         """With several makers: keep those of a schedule, and evict, or run within the budget.
 
         The latter keeping what it can, or what the schedule keeps.
@@ -221,7 +223,7 @@ class Heuristics:
         state = self._state
         if not state.wiring.graph.has_alternatives:
             return
-        unfolded = unfold(state.wiring, start)
+        unfolded = unfoldings.of(start)
         found = repaired(
             unfolded.wiring,
             unfolded.start,
@@ -232,12 +234,13 @@ class Heuristics:
         self._offer_folded(unfolded, found)
         for perturbation in PAGING_PERTURBATIONS[:2]:
             for keeps in (None, unfolded.keeps()):
-                self._page(start, perturbation, keeps)
+                self._page(unfolded, perturbation, keeps)
 
-    def _page(self, start: Trace, perturbation: PagingPerturbation, keeps: Keeps | None) -> None:
+    def _page(
+        self, unfolded: Unfolded, perturbation: PagingPerturbation, keeps: Keeps | None
+    ) -> None:
         """Run the ops of a schedule within the budget in one pass."""
         state = self._state
-        unfolded = unfold(state.wiring, start)
         sequence = page(
             unfolded.wiring,
             state.budget_bytes,
@@ -261,3 +264,17 @@ class Heuristics:
         unfolded = unfold(state.wiring, found)
         now = prune(unfolded.wiring, unfolded.start, state.budget_bytes, deadline=state.deadline)
         self._offer_folded(unfolded, now)
+
+
+class _Unfoldings:
+    """Ordinary graphs of sequences, each made once."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._known: dict[Trace, Unfolded] = {}
+
+    def of(self, now: Trace) -> Unfolded:
+        """Give that of a sequence."""
+        if now not in self._known:
+            self._known[now] = unfold(self._wiring, now)
+        return self._known[now]

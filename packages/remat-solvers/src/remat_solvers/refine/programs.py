@@ -48,6 +48,7 @@ _TIMES_THE_GAP = 10
 _FRUITLESS = 3
 _COMPARE_SHARE = 0.1  # of the time left
 _GROWN, _MOST_GROWN = 2, 4  # checkpoints at once
+_LEAST_GAIN = 1e-6 * COST_OF_ONCE  # of a checkpoint, by which the relaxation proves more
 _AS_STRONG = 0.01  # of the strongest bound, within which the smallest program is taken
 
 _TIGHTEST_SHARE = 0.05  # of the time left
@@ -60,6 +61,8 @@ _HEAVY = 0.5  # of the budget
 _RESERVES = (0.02, 0.05, 0.08)  # of the budget
 _RESERVE_SECONDS, _RESERVE_SHARE = 1.0, 1 / 8
 _RESERVE_GAP = 3e-3
+
+_NOTHING = Refinement(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Programs:
         self._columns = 0
         self._sketched: _Sketch | None = None
         self._compared: set[Refinement] = set()
-        self._grown = Refinement(frozenset(), frozenset())
+        self._grown: _Sketch | None = None
         self._gains: dict[int, float] = {}  # of each checkpoint, when it was last tried
         self._loose = False
 
@@ -185,21 +188,20 @@ class Programs:
         if self._columns > _TOO_LARGE_COLUMNS:
             return None
         until = time.perf_counter() + _COMPARE_SHARE * state.left()
-        known, first = state.bound, not self._grown.checkpoints
-        grown: _Sketch | None = None
-        for count in range(_MOST_GROWN if first else _GROWN):
+        known, begun = state.bound, self._grown
+        for count in range(_MOST_GROWN if begun is None else _GROWN):
             if count >= _GROWN and state.bound > known:
                 break
             more = self._with_one_more(self._grown, until)
             if more is None:
                 break
-            grown, self._grown = more, more.chosen
-        if grown is None:
+            self._grown = more
+        if self._grown is None or self._grown is begun:
             return None
-        self._sketched = grown
-        return grown.chosen
+        self._sketched = self._grown
+        return self._grown.chosen
 
-    def _with_one_more(self, tried: Refinement, until: float) -> _Sketch | None:
+    def _with_one_more(self, grown: _Sketch | None, until: float) -> _Sketch | None:
         """Add the checkpoint with which the linear relaxation proves most, if any proves more.
 
         Of the ops where the fastest schedule is nearly full. None is expected to raise the bound by
@@ -208,10 +210,9 @@ class Programs:
         state = self._state
         if state.best is None:
             return None
-        base = self._solve_relaxed(tried, until - time.perf_counter()).answer
-        if base.outcome is not Outcome.SOLVED:
-            return None
-        best, most = None, 0.0
+        tried = _NOTHING if grown is None else grown.chosen
+        base = 0.0 if grown is None else grown.answer.bound
+        best, most = None, _LEAST_GAIN
         ops = set(nearly_full(state.wiring, state.best, state.budget_bytes)) - tried.checkpoints
         for op in sorted(ops, key=lambda op: (-self._gains.get(op, math.inf), op)):
             seconds = until - time.perf_counter()
@@ -219,7 +220,7 @@ class Programs:
                 break
             sketch = self._solve_relaxed(tried | Refinement(frozenset({op}), frozenset()), seconds)
             if sketch.answer.outcome is Outcome.SOLVED:
-                gain = self._gains[op] = sketch.answer.bound - base.bound
+                gain = self._gains[op] = sketch.answer.bound - base
                 if gain > most:
                     best, most = sketch, gain
         return best

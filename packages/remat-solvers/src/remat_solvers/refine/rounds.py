@@ -15,9 +15,9 @@ from remat_solvers.bounds.least import least
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
-from remat_solvers.core.problem import Limit, silent
+from remat_solvers.core.problem import Limit, Progress
 from remat_solvers.core.trace import Trace, sequence_time, trace
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.core.wiring import Ints, Wiring, sequence_of
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, places
 from remat_solvers.refine.programs import Programs
@@ -212,7 +212,7 @@ class Rounds:
     def _plan_makers(self, start: Trace, seconds: float) -> None:
         """Refine the ordinary graph of a schedule: its makers stay, all else may change.
 
-        Not twice for the same makers.
+        Not twice for the same makers. What is faster is told when it is found.
         """
         state = self._state
         if state.enough():
@@ -221,10 +221,18 @@ class Rounds:
         if unfolded.wiring.graph in self._planned:
             return
         self._planned.add(unfolded.wiring.graph)
+
+        def tell(progress: Progress, /) -> None:
+            known = progress.incumbent_time
+            if progress.incumbent is not None and known is not None and known < state.best_time:
+                sequence = sequence_of(unfolded.wiring, progress.incumbent())
+                state.offer(unfolded.fold(trace(unfolded.wiring, sequence)))
+                state.say("with the makers of a schedule")
+
         seconds = max(0.0, min(state.left(), seconds))
         limit = Limit.starting_now(seconds)
         inner = State(
-            unfolded.wiring, state.budget_bytes, time.perf_counter() + seconds, limit, silent,
+            unfolded.wiring, state.budget_bytes, time.perf_counter() + seconds, limit, tell,
             back_end=state.back_end,
         )  # fmt: skip
         Rounds(inner, [unfolded.start.sequence]).run()

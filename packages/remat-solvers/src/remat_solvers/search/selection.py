@@ -34,7 +34,7 @@ def arrange(wiring: Wiring, makers: Makers, choice: Choice) -> Trace | None:
     arrangement = _Arrangement(wiring, makers, choice)
     if not arrangement.run():
         return None
-    return trace(wiring, np.array(arrangement.order, dtype=np.int64))
+    return trace(wiring, np.array(arrangement.sequence, dtype=np.int64))
 
 
 def first_choices(wiring: Wiring, makers: Makers) -> list[Choice]:
@@ -125,17 +125,31 @@ def with_way(wiring: Wiring, makers: Makers, first: frozenset[int], op: int) -> 
     return first if rest else (first - set(members)) | found
 
 
+_Place = tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Arrangement:
-    """Collects the ops in order."""
+    """Collects the ops, each with its place: places are compared as tuples.
+
+    What comes right after `(5,)` gets `(5, -1)`, the next one that does `(5, -2)`, before it.
+    """
 
     wiring: Wiring
     makers: Makers
     choice: Choice
-    order: list[int] = field(default_factory=list)
+    _placed: list[tuple[_Place, int]] = field(default_factory=list)
+    _ran: set[int] = field(default_factory=set)
     _made: set[int] = field(default_factory=set)
     _later: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
+    _touched: dict[int, _Place] = field(default_factory=dict)  # where a value is read or made last
+    _followed: dict[_Place, int] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> list[int]:
+        """The ops in order."""
+        return [op for _, op in sorted(self._placed)]
 
     def run(self) -> bool:
         """Place all ops; say whether everything that they read is there."""
@@ -185,7 +199,7 @@ class _Arrangement:
         graph, outputs = self.wiring.graph, self.wiring.outputs
         earlier = (graph.op_index[name] for name in graph.ops[op].order_after)
         return all(
-            self._made.issuperset(outputs[e]) if outputs[e] else e in self.order for e in earlier
+            self._made.issuperset(outputs[e]) if outputs[e] else e in self._ran for e in earlier
         )
 
     def _pack(self, value: int) -> bool:
@@ -196,16 +210,17 @@ class _Arrangement:
             return False
         if not self._ready(wiring.inputs[op], late=False):
             return False
-        read = set(wiring.inputs[op])
-        touching = (
-            at
-            for at, other in enumerate(self.order)
-            if not read.isdisjoint((*wiring.inputs[other], *wiring.outputs[other]))
-        )
-        self.order.insert(max(touching, default=-1) + 1, op)
-        self._made.update(wiring.outputs[op])
+        after = max((self._touched[v] for v in wiring.inputs[op] if v in self._touched), default=())
+        self._followed[after] = self._followed.get(after, 0) + 1
+        self._put(op, (*after, -self._followed[after]))
         return True
 
     def _add(self, op: int) -> None:
-        self.order.append(op)
+        self._put(op, (len(self._placed),))
+
+    def _put(self, op: int, place: _Place) -> None:
+        self._placed.append((place, op))
+        self._ran.add(op)
         self._made.update(self.wiring.outputs[op])
+        for v in (*self.wiring.inputs[op], *self.wiring.outputs[op]):
+            self._touched[v] = max(place, self._touched.get(v, place))
