@@ -9,6 +9,7 @@ from torch import nn
 import remat
 
 DEPTH, BATCH = 12, torch.randn(256, 64)
+SECONDS = 0.5  # for each plan
 
 
 class Penalized(nn.Module):
@@ -35,11 +36,12 @@ def loss_of(returned):
 
 def planned(model, budget, way):
     if way == "example":
-        return remat.rematerialize(model, BATCH, budget=budget)
+        return remat.rematerialize(model, BATCH, budget=budget, limit_seconds=SECONDS)
     if way == "later":
-        return remat.rematerialize(model, budget=budget)
+        return remat.rematerialize(model, budget=budget, limit_seconds=SECONDS)
     torch._dynamo.reset()
-    return torch.compile(model, backend="remat", options={"budget": budget})
+    options = {"budget": budget, "limit_seconds": SECONDS}
+    return torch.compile(model, backend="remat", options=options)
 
 
 def gradients(model, call):
