@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, Wiring, in_order
+from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
@@ -67,7 +67,7 @@ class Heuristics:
         fits is enough.
         """
         wiring, usual = self._state.wiring, EVICTION_PERTURBATIONS[0]
-        unfolded = _Unfoldings(wiring)
+        unfolded = cache(partial(unfold, wiring))
         first = [
             *(partial(self._repair, trace(wiring, sequence), usual) for sequence in given),
             *(partial(self._repair_unfolded, stored, unfolded) for stored in everything),
@@ -86,7 +86,7 @@ class Heuristics:
             for stored in everything
         ]
         pages = (
-            partial(self._page, unfolded.of(stored), paging, None)
+            partial(self._page, unfolded(stored), paging, None)
             for paging in PAGING_PERTURBATIONS
             for stored in everything
         )
@@ -127,10 +127,10 @@ class Heuristics:
             self._repair(built, perturbation)
             if state.closed(_GAP_TO_TRY_MORE) or state.left() <= 0:
                 break
-        unfolded = _Unfoldings(state.wiring)
+        unfolded = cache(partial(unfold, state.wiring))
         self._repair_unfolded(built, unfolded)
         if state.best is None:
-            self._page(unfolded.of(built), PAGING_PERTURBATIONS[0], stagewise.keeps)
+            self._page(unfolded(built), PAGING_PERTURBATIONS[0], stagewise.keeps)
         return built
 
     def plan_chain(self) -> None:
@@ -215,7 +215,7 @@ class Heuristics:
         )
         state.offer(found)
 
-    def _repair_unfolded(self, start: Trace, unfoldings: _Unfoldings) -> None:
+    def _repair_unfolded(self, start: Trace, unfolded_of: Callable[[Trace], Unfolded]) -> None:
         """With several makers: keep those of a schedule, and evict, or run within the budget.
 
         The latter keeping what it can, or what the schedule keeps.
@@ -223,7 +223,7 @@ class Heuristics:
         state = self._state
         if not state.wiring.graph.has_alternatives:
             return
-        unfolded = unfoldings.of(start)
+        unfolded = unfolded_of(start)
         found = repaired(
             unfolded.wiring,
             unfolded.start,
@@ -264,17 +264,3 @@ class Heuristics:
         unfolded = unfold(state.wiring, found)
         now = prune(unfolded.wiring, unfolded.start, state.budget_bytes, deadline=state.deadline)
         self._offer_folded(unfolded, now)
-
-
-class _Unfoldings:
-    """Ordinary graphs of sequences, each made once."""
-
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
-        self._known: dict[Trace, Unfolded] = {}
-
-    def of(self, now: Trace) -> Unfolded:
-        """Give that of a sequence."""
-        if now not in self._known:
-            self._known[now] = unfold(self._wiring, now)
-        return self._known[now]

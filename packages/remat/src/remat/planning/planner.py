@@ -182,8 +182,8 @@ def make_plan(
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
-    It is also where a later step may be: on CUDA other blocks of the allocator may be taken then.
-    If no plan leaves room for these, one that was within the budget when it ran is taken.
+    Over is also what leaves no room for later steps, which on CUDA may get other blocks. If no plan
+    leaves it, the last one that was within the budget when it ran is taken.
 
     `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
     more when the backward starts, `seen` what a loss took in an earlier step. `granted_bytes` is
