@@ -33,6 +33,7 @@ import argparse
 import concurrent.futures
 import fnmatch
 import gc
+import importlib
 import json
 import os
 import signal
@@ -47,7 +48,7 @@ from typing import Any
 from provenance import as_json, provenance
 from remat_graph.files import write_atomically
 
-ROOT = Path(__file__).parents[1]
+SCRIPT = Path(__file__)
 RESULTS = Path(__file__).parent / "results"
 RIGHT = ("right", "rounding")
 NOT_COUNTED = ("unstable in eager", "not runnable")
@@ -57,13 +58,14 @@ EAGER_BATCH = 40  # cases of one process with --eager-only
 Record = dict[str, Any]
 
 
-def work(names: Sequence[str], output: Path, *, eager: bool, threads: int) -> None:
+def work(names: Sequence[str], output: Path, suite: str, *, eager: bool, threads: int) -> None:
     """Run cases in this process, and append the outcome of each to a file as it is known."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch  # noqa: PLC0415
 
     import matrix_cases  # noqa: PLC0415
 
+    cases = _cases(suite)
     torch.set_num_threads(threads)
     gc.collect()
     gc.freeze()  # each peak is measured after a collection, which is shorter without what is here
@@ -71,9 +73,13 @@ def work(names: Sequence[str], output: Path, *, eager: bool, threads: int) -> No
         matrix_cases.judge_eager if eager else matrix_cases.judge
     )
     for name in names:
-        outcome = run(matrix_cases.find(name))
+        outcome = run(cases.find(name))
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, **outcome.facts()}) + "\n")
+
+
+def _cases(suite: str) -> Any:
+    return importlib.import_module(f"{suite}_cases")  # which imports torch
 
 
 def start(names: Sequence[str], options: argparse.Namespace) -> list[Record]:
@@ -96,7 +102,14 @@ def start(names: Sequence[str], options: argparse.Namespace) -> list[Record]:
 def _process(
     names: Sequence[str], output: Path, options: argparse.Namespace
 ) -> tuple[str, str] | None:
-    command = [sys.executable, __file__, "--work", *names, "--output", str(output)]
+    command = [
+        sys.executable,
+        str(SCRIPT.with_stem(options.suite)),
+        "--work",
+        *names,
+        "--output",
+        str(output),
+    ]
     command += ["--threads", str(options.threads)] + ["--eager-only"] * options.eager_only
     with subprocess.Popen(
         command,
@@ -131,7 +144,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 def machine(options: argparse.Namespace) -> Record:
     """Describe what the results were made on."""
     return {
-        **provenance(("remat", "torch", "transformers", "timm")),
+        **provenance(("remat", "torch", *_cases(options.suite).PACKAGES)),
         "threads": options.threads,
     }
 
@@ -223,11 +236,12 @@ def print_report(records: Sequence[Record]) -> None:
     print(f"\nthe bits of storing everything: {bitwise}; at the least budget named: {least}")
 
 
-def read_options() -> argparse.Namespace:
+def read_options(suite: str) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=f"Train the models of {suite}_cases.")
+    parser.set_defaults(suite=suite)
     parser.add_argument("--only", metavar="PATTERN", help="such as 'transformers/*bert*' or gpt2")
-    parser.add_argument("--kind", choices=("transformers", "modules", "timm"))
+    parser.add_argument("--kind", help="transformers, modules or timm; or a package")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--resume", action="store_true", help="keep what is in the file")
     parser.add_argument("--fresh", action="store_true", help="drop what is in the file")
@@ -242,10 +256,9 @@ def read_options() -> argparse.Namespace:
 
 def select(options: argparse.Namespace) -> list[str]:
     """List the cases that are asked for."""
-    import matrix_cases  # noqa: PLC0415
-
-    kinds = [options.kind] if options.kind else matrix_cases.KINDS
-    found = [name for kind in kinds for name in matrix_cases.names(kind)]
+    cases = _cases(options.suite)
+    kinds = [options.kind] if options.kind else cases.KINDS
+    found = [name for kind in kinds for name in cases.names(kind)]
     patterns = options.only.split(",") if options.only else ["*"]
     return [
         name
@@ -257,13 +270,14 @@ def select(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def main() -> int:
-    """Run the cases that are not known yet; return the exit code."""
-    options = read_options()
+def main(suite: str = "matrix") -> int:
+    """Run the cases of a suite that are not known yet; return the exit code."""
+    options = read_options(suite)
     if options.work:
-        work(options.work, options.output, eager=options.eager_only, threads=options.threads)
+        eager, threads = options.eager_only, options.threads
+        work(options.work, options.output, suite, eager=eager, threads=threads)
         return 0
-    name = "matrix_eager.json" if options.eager_only else "matrix.json"
+    name = f"{suite}_eager.json" if options.eager_only else f"{suite}.json"
     about = machine(options)
     results = Results(options.json or RESULTS / name, about, keep=not options.fresh)
     chosen = select(options)

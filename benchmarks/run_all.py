@@ -59,6 +59,7 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "structure": (JSON, ("--models", "fno-1d", *JSON)),
     "tradeoff": (JSON, ("--quick", *JSON)),
     "tw_remat": ((*JSON, "--plot", "{png}"), ("--quick", *JSON)),
+    "wild": (("--fresh", *JSON), ("--only", "siren-pytorch/SirenNet", *JSON)),
 }  # fmt: skip
 NEEDS_CUDA = ("gpu",)
 LONGEST = ("regions", "alternatives")  # of the quick ones; begun first, as two run at once

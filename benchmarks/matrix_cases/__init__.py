@@ -11,6 +11,7 @@ from matrix_cases.judging import CATEGORIES, Outcome, judge, judge_eager
 __all__ = [
     "CATEGORIES",
     "KINDS",
+    "PACKAGES",
     "Built",
     "Case",
     "NotRunnable",
@@ -28,6 +29,8 @@ _SOURCES: dict[str, tuple[Callable[[], list[str]], Callable[[str], Case]]] = {
     "timm": (timm_models.names, timm_models.case),
 }
 KINDS = tuple(_SOURCES)
+PACKAGES = ("transformers", "timm")
+"""The distributions whose versions say what was run."""
 
 
 def names(kind: str) -> list[str]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
-import types
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
 
 from matrix_cases.case import Built, Case
+from matrix_cases.stand_ins import stood_in
 
 __all__ = ["FAMILIES", "case", "names"]
 
@@ -58,47 +54,8 @@ def names() -> list[str]:
     return [f"timm/{name}" for name in FAMILIES] if find_spec("timm") else []
 
 
-@contextlib.contextmanager
-def _torchvision_stood_in() -> Any:
-    """Stand in for what timm imports of torchvision, if that cannot be imported.
-
-    Models need none of it. A torchvision built for CUDA does not load beside torch for the CPU.
-    """
-    try:
-        import torchvision  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: F401, PLC0415
-    except (ImportError, RuntimeError):
-        pass
-    else:
-        yield
-        return
-
-    class Anything(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (nn.Module,), {"BILINEAR": 2, "BICUBIC": 3, "NEAREST": 0,
-                                             "LANCZOS": 1, "HAMMING": 5, "BOX": 4})  # fmt: skip
-
-    made = []
-    for name in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets",
-                 ".models", ".models.feature_extraction", ".utils"):  # fmt: skip
-        module = Anything(f"torchvision{name}")
-        module.__path__ = []
-        module.__spec__ = ModuleSpec(f"torchvision{name}", None)
-        sys.modules[f"torchvision{name}"] = module
-        made.append(f"torchvision{name}")
-        if name:
-            parent, _, last = f"torchvision{name}".rpartition(".")
-            setattr(sys.modules[parent], last, module)
-    try:
-        yield
-    finally:
-        for name in made:
-            del sys.modules[name]
-
-
 def _timm() -> Any:
-    with _torchvision_stood_in():
+    with stood_in():
         import timm  # noqa: PLC0415
     return timm
 
