@@ -9,6 +9,7 @@ from remat_exec.errors import (
     DuplicateExecutor,
     ExecutionError,
     LossError,
+    MemoryChanged,
     SecondDerivative,
     UnknownExecutor,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Executor",
     "Loss",
     "LossError",
+    "MemoryChanged",
     "Peak",
     "Runnable",
     "SecondDerivative",

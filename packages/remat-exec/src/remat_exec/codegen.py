@@ -20,6 +20,7 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
+from remat_exec.exposed import exposed
 from remat_exec.views import shortened
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import Program
@@ -45,7 +46,7 @@ class Code:
     returns those of `program.handed` and the tensors named `saved`. `backward(saved, tangents,
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
-    states by op; the field says how many are kept.
+    states by op, and checksums by variable; the field says how many of the first are kept.
     `peak_bytes` is the schedule's peak. They are compiled when one is first asked for: plans that
     are not run never do.
     """
@@ -99,7 +100,9 @@ def generate(
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
     shorter = shortened(program)
+    shared = exposed(program)
     forward = Writer(program, replayed, {}, shorter)
+    forward.compared = shared.ops if save_all else shared.ops & _run_again(schedule)
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
     given = forward.inputs_and_views
@@ -108,6 +111,7 @@ def generate(
     forward.make(program.handed)
 
     backward = Writer(program, replayed, forward.bindings, shorter, forward.computed)
+    backward.compared = forward.compared
     backward.available((*forward.inputs, *kept))
     handed = {program.storage[name] for name in program.handed}
     if save_all:
@@ -124,6 +128,14 @@ def generate(
         for name in kept
         if name in backward.read_at_entry or (save_all and program.storage[name] not in handed)
     ]
+    read = [name for name in (*forward.inputs, *kept) if name in backward.read_at_entry]
+    compared = [name for name in read if program.storage.get(name) in shared.values]
+    opening = Writer(program, replayed, forward.bindings, shorter)
+    opening.compare(compared, again=True)
+    if save_all:  # another backward may read them
+        others = (name for name in forward.inputs if program.storage.get(name) in shared.values)
+        compared = list(dict.fromkeys((*compared, *others)))
+    forward.compare(compared, again=False)
 
     source = "\n".join(
         [
@@ -139,6 +151,7 @@ def generate(
             f"    {_unpack(tangents, 'tangents')}",
             "    saved.clear()",
             "    tangents.clear()",
+            *(f"    {line}" for line in opening.lines),
             "    yield None",
             *(f"    {line}" for line in backward.lines),
             "",
@@ -174,9 +187,13 @@ def _draws(program: Program) -> set[str]:
 
 def _replayed_draws(program: Program, schedule: Schedule) -> set[str]:
     """Find the drawing ops that a schedule computes more than once."""
-    draws = _draws(program)
+    return _draws(program) & _run_again(schedule)
+
+
+def _run_again(schedule: Schedule) -> set[str]:
+    """Find the ops that a schedule computes more than once."""
     count = Counter(step.op for step in schedule.steps if isinstance(step, Compute))
-    return {op for op, times in count.items() if times > 1 and op in draws}
+    return {op for op, times in count.items() if times > 1}
 
 
 def _peak(schedule: Schedule, held: Sequence[int], lowered: dict[str, int]) -> int:

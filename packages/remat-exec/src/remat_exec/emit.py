@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from remat_exec.autocast import run_lowered
+from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_graph import Compute, Graph, Step, freed_next
@@ -60,6 +61,7 @@ class Writer:
         self.read_at_entry: set[str] = set()
         self.zero: frozenset[str] = frozenset()
         self.lowered: dict[str, torch.dtype | None] = {}
+        self.compared: frozenset[str] = frozenset()
         self._entry: set[str] = set()
         self._bound: set[str] = set()
         self._of_value: dict[str, list[str]] = {}
@@ -102,7 +104,17 @@ class Writer:
             self.lines.append(f"{write.target}.copy_({write.variable})")
         elif not self._in_place(step.op, steps, position):
             self._call(step.op)
+        if step.op in self.compared:
+            results = self.program.calls[step.op].results
+            self.compare([name for name in results if name], again=step.op in self.computed)
         self.computed.add(step.op)
+
+    def compare(self, names: Iterable[str], *, again: bool) -> None:
+        """Write what keeps the checksums of variables, or sees `again` that they are the same."""
+        listed = ", ".join(f"{name}={name}" for name in names)
+        if listed:
+            called = self._bind("check", check) if again else self._bind("note", note)
+            self.lines.append(f"{called}(states, {listed})")
 
     def make(self, names: Iterable[str]) -> None:
         """Write what makes these variables out of others that are there."""

@@ -11,6 +11,7 @@ __all__ = [
     "DuplicateExecutor",
     "ExecutionError",
     "LossError",
+    "MemoryChanged",
     "SecondDerivative",
     "UnknownExecutor",
 ]
@@ -22,6 +23,10 @@ class ExecutionError(RematError, RuntimeError):
 
 class BackwardError(ExecutionError):
     """A backward pass that cannot be run: a second one, or one over gradients not planned for."""
+
+
+class MemoryChanged(BackwardError):
+    """Memory that was written to between forward and backward, and that the plan reads again."""
 
 
 class SecondDerivative(BackwardError):

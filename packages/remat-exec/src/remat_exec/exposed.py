@@ -1,0 +1,77 @@
+"""What a plan reads again of memory that others may write to, and that eager would not have kept.
+
+Inputs, parameters, buffers and outputs are not the plan's alone. Of what eager keeps for its own
+backward it sees a change in place, by torch's count, and so does a plan, which saves it the same
+way. What only a plan reads again is compared by checksums: then a change is seen that is not
+counted, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from remat_graph.torch import Program
+
+__all__ = ["Exposed", "exposed"]
+
+_SMALLER = 8  # times, for what comes of a value to be compared in its place
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """The values that are compared before a backward, and the ops whose results are in their place.
+
+    These are ops that read a little of something large, as an embedding does.
+    """
+
+    values: frozenset[str]
+    ops: frozenset[str]
+
+
+def exposed(program: Program) -> Exposed:
+    """Find what is to be compared, if a backward reads it or runs it again."""
+    storage = program.storage
+    kept, readers = set(), dict[str, list[str]]()
+    for op, call in program.calls.items():
+        read = {storage[name] for name in call.reads if name in storage}
+        if op in program.backward_ops and op not in program.alternatives:
+            kept |= read
+        for value in read:
+            readers.setdefault(value, []).append(op)
+    handed = {storage[name] for name in program.handed}
+    given = {storage[item.variable] for item in program.inputs if item.variable in storage}
+    values = ((handed | given) - kept) | (handed & _uncounted(program))
+    ops = {
+        value: frozenset(readers.get(value, ()))
+        for value in given & values
+        if _is_small(program, value, readers.get(value, ()))
+    }
+    return Exposed(frozenset(values - ops.keys()), frozenset().union(*ops.values()))
+
+
+def _uncounted(program: Program) -> set[str]:
+    """Find the values with views that do not say so: torch counts their changes apart."""
+    return {
+        program.storage[name]
+        for name, call in program.views.items()
+        if isinstance(call.target, torch._ops.OpOverload)
+        and not any(item.alias_info for item in call.target._schema.returns)
+    }
+
+
+def _is_small(program: Program, value: str, readers: list[str] | tuple[()]) -> bool:
+    """Whether what comes of a value is far smaller, and the same whenever it is computed."""
+    made = 0
+    for op in readers:
+        call = program.calls[op]
+        apart = op in program.alternatives or op in program.backward_ops
+        if apart or call.random is not None or call.replay is not None:
+            return False
+        made += sum(program.facts[name].storage_bytes for name in call.results if name is not None)
+    return bool(made) and _SMALLER * made < _bytes_of(program, value)
+
+
+def _bytes_of(program: Program, value: str) -> int:
+    return program.facts[value].storage_bytes
