@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from remat_solvers.core import trust
+
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("solver_cases.answers")
+
+
+@pytest.fixture(autouse=True)
+def believing(monkeypatch):
+    """Let each test begin with all back ends believed."""
+    monkeypatch.setattr(trust, "_doubts", {})
 
 
 @pytest.fixture(scope="module")

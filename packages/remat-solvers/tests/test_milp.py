@@ -1,14 +1,17 @@
 """What reaches the MILP back ends, and what comes back."""
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from cvxpy.error import SolverError
 from scipy import sparse
 
-from remat_solvers.core import milp
+from remat_solvers import BackEndFailed
+from remat_solvers.core import milp, trust
 from remat_solvers.core.milp import (
     Answer,
     BudgetedProgram,
@@ -33,6 +36,14 @@ def knapsacks(items: int = 300, rows: int = 40) -> Program:
         upper=np.ones(items),
         integral=np.arange(items) % 10 > 0,
     )
+
+
+def _one_item(right: float = 1.0) -> dict:
+    one = np.ones(1)
+    return {
+        "cost": -one, "matrix": sparse.csr_array([[1.0]]), "right": right * one,
+        "lower": 0 * one, "upper": one, "integral": one > 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("back_end", ["HIGHS", "GUROBI"])
@@ -122,7 +133,7 @@ def test_a_sweep_with_gurobi_starts_where_it_is_told():
     assert again.value <= first.value * SLACK
 
 
-def test_a_program_beyond_the_licence_of_gurobi_is_out_of_time(caplog):
+def test_a_program_beyond_the_licence_of_gurobi_is_an_error():
     most = 2_001
     program = Program(
         cost=np.ones(most),
@@ -132,9 +143,22 @@ def test_a_program_beyond_the_licence_of_gurobi_is_out_of_time(caplog):
         upper=np.ones(most),
         integral=np.ones(most, dtype=bool),
     )
-    if solve_program(program, seconds=5, back_end="GUROBI").outcome is Outcome.SOLVED:
+    with contextlib.suppress(BackEndFailed):
+        solve_program(program, seconds=5, back_end="GUROBI")
         pytest.skip("a full licence of Gurobi is installed")
-    assert "GUROBI gave up on 2001 variables" in caplog.text
+    said = "'GUROBI' failed on a program of 2,001 variables .*; the licence .* back_end='HIGHS'"
+    with pytest.raises(BackEndFailed, match=said):
+        solve_program(program, seconds=5, back_end="GUROBI")
+
+
+@pytest.mark.parametrize("where", ["get_problem_data", "unpack_results"])
+def test_what_a_back_end_raises_is_its_failure(monkeypatch, where):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("token server not found") if where == "get_problem_data" else SolverError
+
+    monkeypatch.setattr(f"cvxpy.Problem.{where}", fail)
+    with pytest.raises(BackEndFailed, match="'HIGHS' failed on a program of 20 variables"):
+        solve_program(relaxed(knapsacks(items=20, rows=4)), seconds=5)
 
 
 def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
@@ -153,7 +177,8 @@ def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
     assert refused.outcome is Outcome.STOPPED
     assert refused.point is cheap
     assert (refused.value, refused.bound) == (1.0, -np.inf)
-    assert "bound 2, but a point has 1" in caplog.text
+    assert "bound 2 to a program that has a point of 1" in caplog.text
+    assert "HIGHS was wrong in this process" in trust.doubt_of("HIGHS")
     assert solve_program(program, seconds=1, start=outside) is wrong
     assert solve_program(program, seconds=1, start=dear) is wrong
     barely = Answer(Outcome.SOLVED, dear, 2.0, 2.0 + 1e-6)
@@ -163,6 +188,24 @@ def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
     monkeypatch.setattr(milp, "_read", lambda *_: none)
     assert solve_program(program, seconds=1, start=dear).outcome is Outcome.STOPPED
     assert solve_program(program, seconds=1, start=outside) is none
+
+
+def test_an_answer_that_its_own_point_refutes_is_refused(monkeypatch):
+    program = Program(**_one_item())
+    wrong = Answer(Outcome.SOLVED, np.ones(1), -1.0, -0.5)
+    monkeypatch.setattr(milp, "_read", lambda *_: wrong)
+    refused = solve_program(program, seconds=1)
+    assert (refused.outcome, refused.value, refused.bound) == (Outcome.STOPPED, -1.0, -np.inf)
+    assert trust.doubt_of("HIGHS")
+
+
+def test_a_point_that_is_nearly_one_costs_no_trust(monkeypatch):
+    """A back end has tolerances, too: what it finds infeasible may be so by a hair."""
+    program = Program(**_one_item(right=1 - 1e-6))
+    monkeypatch.setattr(milp, "_read", lambda *_: Answer(Outcome.SOLVED, None, np.inf, 0.0))
+    refused = solve_program(program, seconds=1, start=np.ones(1))
+    assert (refused.outcome, refused.bound) == (Outcome.STOPPED, -np.inf)
+    assert trust.doubt_of("HIGHS") is None
 
 
 def test_a_status_that_cvxpy_does_not_know_is_out_of_time(monkeypatch, caplog):

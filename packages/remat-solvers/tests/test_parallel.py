@@ -68,7 +68,7 @@ def test_what_the_function_raises_comes_through(executor):
 
 
 def test_an_error_that_cannot_travel_is_told(processes):
-    with pytest.raises(RuntimeError, match="UnknownSolver: no solver is called 'x'"):
+    with pytest.raises(RuntimeError, match="Untransportable: no solver is called 'x'"):
         run_all(processes, tasks.fail_untransportably, [("t", ("x",))])
     assert run_all(processes, tasks.square, NUMBERS[:2]) == [0, 1]
 

@@ -1,5 +1,6 @@
 """`remat tradeoff`: the table, the files, and what is said when they cannot be made."""
 
+import dataclasses
 import json
 import sys
 
@@ -10,6 +11,7 @@ import remat
 from remat.command import app, main
 from remat.command.terminal import out
 from remat_graph import Graph, Op, Schedule, Stage, Value, decode, save, simulate
+from remat_solvers import BackEndFailed
 from remat_solvers.queries import tradeoff as tradeoff_module
 
 DEPTH = 5
@@ -95,6 +97,24 @@ def test_ctrl_c_keeps_what_was_found(path, monkeypatch):
     points = json.loads(run(path, *words, "--json").stdout)["body"]["points"]
     assert len(asked) == 2
     assert [point["seconds"] > 0 for point in points] == [False, False, False, True]
+
+
+def test_a_budget_at_which_the_solver_failed_is_named_beside_the_others(path, monkeypatch):
+    search = tradeoff_module.search
+
+    def failing(problem, *arguments):
+        if problem.budget_bytes == 45:
+            raise BackEndFailed("HIGHS", 7, RuntimeError("no memory"))
+        return dataclasses.replace(search(problem, *arguments), doubt="HIGHS was wrong")
+
+    monkeypatch.setattr(tradeoff_module, "search", failing)
+    words = ["--budget", "45B", "--budget", "55B", "--budget", "100%"]
+    told = " ".join(run(path, *words).stdout.split())
+    assert "failed at 45 bytes: back end 'HIGHS' failed" in told
+    assert "not certified: HIGHS was wrong" in told
+    first, second, _ = json.loads(run(path, *words, "--json").stdout)["body"]["points"]
+    assert "no memory" in first["error"]
+    assert second["error"] is None
 
 
 def test_budgets_that_fit_nothing_are_shown(path, tmp_path):

@@ -93,6 +93,7 @@ class _Solution(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     solver: str
     solve_seconds: float
     trials: list[_Trial] = []
+    doubt: str | None = None
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,6 +194,7 @@ def _to_body(item: Document) -> tuple[str, Any]:
                 item.status, schedule, _finite("time", item.time), item.peak_bytes,
                 _finite_or_none("lower_bound", item.lower_bound), item.solver,
                 _finite("solve_seconds", item.solve_seconds), [_trial(t) for t in item.trials],
+                item.doubt,
             )  # fmt: skip
             _consistent(item)
             return "solution", body
@@ -234,6 +236,7 @@ def _from_body(body: Any) -> Document:
             Trial(t.solver, t.status, t.time, t.peak_bytes, t.lower_bound, t.seconds)
             for t in body.trials
         ),
+        body.doubt,
     ))  # fmt: skip
 
 

@@ -98,7 +98,8 @@ class Solution:
 
     `time` and `peak_bytes` are the simulator's for `schedule`. `lower_bound` is a time that no
     schedule in the order of the graph can beat within the budget, `None` if the solver proves none.
-    `trials` says what a portfolio ran, in turn; it is empty for a solver by itself.
+    `trials` says what a portfolio ran, in turn; it is empty for a solver by itself. `doubt` says
+    why no more is certified: what a solver proved by was found to be wrong, or failed.
     """
 
     status: Status
@@ -109,6 +110,7 @@ class Solution:
     solver: str
     solve_seconds: float
     trials: tuple[Trial, ...] = ()
+    doubt: str | None = None
 
     @property
     def gap(self) -> float | None:

@@ -13,6 +13,7 @@ and on top `queries` and `step`, which ask many times.
 from remat_solvers.__about__ import __version__
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.errors import (
+    BackEndFailed,
     BrokenSolver,
     BudgetTooSmall,
     DuplicateSolver,
@@ -45,6 +46,7 @@ from remat_solvers.step import (
 
 __all__ = [
     "ANY_BYTES",
+    "BackEndFailed",
     "BrokenSolver",
     "BudgetTooSmall",
     "DuplicateSolver",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from remat_graph import RematError, Schedule, Status
 
 __all__ = [
+    "BackEndFailed",
     "BrokenSolver",
     "BudgetTooSmall",
     "DuplicateSolver",
@@ -20,7 +22,17 @@ __all__ = [
 
 
 class SolverError(RematError, ValueError):
-    """Base of the errors of this package."""
+    """Base of the errors of this package; they travel between processes."""
+
+    def __reduce__(self) -> tuple[Callable[..., SolverError], tuple[Any, ...], dict[str, Any]]:
+        """Make it again of its message: what it was made of is in its attributes."""
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[SolverError], args: tuple[Any, ...]) -> SolverError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class InvalidProblem(SolverError):
@@ -62,6 +74,25 @@ class BrokenSolver(SolverError):
         )
         self.name = name
         self.origin = origin
+
+
+class BackEndFailed(SolverError):
+    """A back end for integer programs that gave no answer at all, as one without a licence does."""
+
+    def __init__(self, back_end: str, columns: int, error: Exception) -> None:
+        told = str(error).partition(". Try another")[0] or type(error).__name__
+        help_ = "use another back end"
+        if back_end == "GUROBI":
+            help_ = (
+                "the licence that comes with gurobipy takes 2,000 variables: install your own, or "
+                "use back_end='HIGHS'"
+            )
+        elif back_end != "HIGHS":
+            help_ = "see whether its licence is installed, or use back_end='HIGHS'"
+        super().__init__(
+            f"back end {back_end!r} failed on a program of {columns:,} variables ({told}); {help_}"
+        )
+        self.back_end = back_end
 
 
 class UnsuitableSolver(SolverError):

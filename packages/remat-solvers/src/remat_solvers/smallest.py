@@ -18,8 +18,10 @@ from remat_graph import Graph, Schedule
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import Least, least
 from remat_solvers.bounds.regression import regress
+from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace
+from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine.lowest import lower
 from remat_solvers.search.smallest import CLOSE, least_peak_trace
@@ -70,7 +72,12 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
         steps = left
     found = least_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
     if found.peak_bytes > CLOSE * floor.peak_bytes:
-        found, floor = _lower(wiring, found, floor, deadline)
+        found, proved = _lower(wiring, found, floor, deadline)
+        if proved.peak_bytes > found.peak_bytes:
+            said = f"that nothing fits {proved.peak_bytes - 1} bytes"
+            distrust(HIGHS, f"it said {said}, but a schedule takes {found.peak_bytes}")
+        else:
+            floor = proved
     if floor.peak_bytes > found.peak_bytes:
         _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
         floor = least(wiring)

@@ -2,7 +2,8 @@
 
 `auto` stores everything if that fits, refines otherwise, and at last takes the schedule of least
 peak that can be found; why no other solver has a part in it: docs/decisions/0015. Whatever a solver
-returns passes `remat_graph.simulate` before anyone sees it, and carries the simulator's figures.
+returns passes `remat_graph.simulate` before anyone sees it, and carries the simulator's figures;
+what it claims of all schedules is held against those in hand (`verdicts`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from remat_graph import (
     Schedule,
     Solution,
     Status,
+    Timeline,
     Trial,
     simulate,
 )
 from remat_solvers.bounds.least import least
+from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.errors import (
+    BackEndFailed,
     BrokenSolver,
     BudgetTooSmall,
     InvalidProblem,
@@ -33,6 +37,13 @@ from remat_solvers.errors import (
 )
 from remat_solvers.registry import Chosen, choose
 from remat_solvers.smallest import SmallestBudget, smallest_budget
+from remat_solvers.verdicts import (
+    Verdicts,
+    claim_of,
+    doubt_or_raise,
+    least_peak_claim,
+    uncertified,
+)
 
 __all__ = ["AUTO", "search", "solve"]
 
@@ -85,9 +96,13 @@ def solve(
     else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is left to itself
     until its limit; the process exits only then. `start` is a schedule to begin with, such as that
     for another budget: it need not fit, but it must be legal. `refine` and the solvers by integer
-    programs begin there; where it fits, it is the answer if the solver has none.
-    The answer of `auto` says in its `trials` what was run to its end and what each gave. `solver`
-    is `"auto"`, a name from `list_solvers()` or an object with its settings: `Checkmate(gap=0.01)`.
+    programs begin there; where it fits, it is the answer if the solver has none that is as fast.
+    The answer of `auto` says in its `trials` what was run to its end and what each gave; a MILP
+    back end that fails ends that solver alone. `solver` is `"auto"`, a name from `list_solvers()`
+    or an object with its settings: `Checkmate(gap=0.01)`.
+
+    What a solver claims of all schedules is held against storing everything, `start`, and what
+    others found. Where a back end was wrong, the answer has a `doubt` and no bound.
 
     Solvers that have independent sub-problems run them on `executor`, with the same answer as
     without where no time limit cuts them short; the caller owns it.
@@ -97,7 +112,8 @@ def solve(
             another graph, an argument is not what it should be, or sizes add up to 2^62 bytes.
         BudgetTooSmall: if nothing fits, or nothing was found within the limit.
         UnknownSolver, DuplicateSolver, BrokenSolver: if there is no such solver, or two, or it does
-            not load, fails, or gives an answer that does not hold.
+            not load, fails, or gives an answer that does not hold or claims what is not so.
+        BackEndFailed: if the MILP back end of a solver that is named gives no answer.
         UnsuitableSolver: if the solver says that it cannot take the problem.
         WorkerDied: if the executor lost a sub-problem.
         InvalidSchedule: if `start` is not legal for the graph.
@@ -105,33 +121,31 @@ def solve(
     problem = Problem(graph, budget_bytes, hierarchy, executor, start)
     if progress is not None and not callable(progress):
         raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
-    if start is not None:
-        simulate(graph, start)
+    verdicts, given = _in_hand(problem)
     limit = Limit.starting_now(limit_seconds)
-    if solver == AUTO and least(problem.wiring).peak_bytes > budget_bytes:
-        smallest = smallest_budget(graph, limit_seconds=min(_PROBE_SECONDS, limit.left(math.inf)))
-        raise _too_small(problem, smallest, Status.INFEASIBLE)
+    least_bytes = least(problem.wiring).peak_bytes if solver == AUTO and given is None else 0
+    if least_bytes > budget_bytes:
+        seconds = min(_PROBE_SECONDS, limit.left(math.inf))
+        raise _too_small(problem, _smallest(problem, seconds, verdicts), Status.INFEASIBLE)
     relay = _Relay(silent if progress is None else progress)
     try:
-        answer = _search(problem, solver, limit, relay)
+        answer = _search(problem, solver, limit, relay, verdicts)
     except KeyboardInterrupt:
-        best = _best_so_far(problem, limit, relay) if keep_best else None
+        best = _best_so_far(problem, limit, relay, verdicts) if keep_best else None
         if best is None:
             raise
-        return best
+        return _or_start(best, problem, given)
+    answer = _or_start(answer, problem, given)
     if answer.schedule is not None:
         return answer
-    given = _fitting(problem, limit, answer.solver, problem.start)
-    if given is not None:
-        return dataclasses.replace(given, trials=answer.trials)
     began = limit.elapsed
     seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
-    smallest = smallest_budget(graph, limit_seconds=seconds)
+    smallest = _smallest(problem, seconds, verdicts)
+    answer = _settled(answer, verdicts)
     found = _fitting(problem, limit, _LEAST_PEAK, smallest.schedule) if solver == AUTO else None
     if found is not None:
-        return dataclasses.replace(
-            found, trials=(*answer.trials, _trial(found, limit.elapsed - began))
-        )
+        trials = (*answer.trials, _trial(found, limit.elapsed - began))
+        return dataclasses.replace(found, trials=trials, doubt=answer.doubt)
     raise _too_small(problem, smallest, answer.status)
 
 
@@ -143,17 +157,37 @@ def search(
     Raises:
         SolverError: as `solve`, but for `BudgetTooSmall`.
     """
-    return _search(problem, solver, limit, _Relay(report))
+    return _search(problem, solver, limit, _Relay(report), _in_hand(problem)[0])
 
 
-def _search(problem: Problem, solver: str | Solver, limit: Limit, relay: _Relay) -> Solution:
+def _in_hand(problem: Problem) -> tuple[Verdicts, Timeline | None]:
+    """Begin with the schedule to start from in hand; return also what that takes, if it fits.
+
+    Raises:
+        InvalidSchedule: if it is not legal for the graph.
+    """
+    verdicts = Verdicts(problem.wiring)
+    if problem.start is None:
+        return verdicts, None
+    timeline = simulate(problem.graph, problem.start)
+    verdicts.show("start", problem.start, timeline.time, timeline.peak_bytes)
+    return verdicts, timeline if timeline.peak_bytes <= problem.budget_bytes else None
+
+
+def _search(
+    problem: Problem, solver: str | Solver, limit: Limit, relay: _Relay, verdicts: Verdicts
+) -> Solution:
     """Ask the solver, or those of `auto` in turn until one proves its schedule; the last answer."""
     if solver != AUTO:
-        return _ask(choose(solver), problem, limit, relay)
+        return _ask(choose(solver), problem, limit, relay, verdicts)
     trials: list[Trial] = []
     for name in _PORTFOLIO:
         began = limit.elapsed
-        answer = _ask(choose(name), problem, limit, relay)
+        try:
+            answer = _ask(choose(name), problem, limit, relay, verdicts)
+        except BackEndFailed as error:
+            best = _best_so_far(problem, limit, relay, verdicts)
+            answer = uncertified(_nothing(name, limit) if best is None else best, str(error))
         trials.append(_trial(answer, limit.elapsed - began))
         if answer.status is Status.OPTIMAL:
             break
@@ -172,12 +206,14 @@ def _trial(answer: Solution, seconds: float) -> Trial:
     )
 
 
-def _ask(chosen: Chosen, problem: Problem, limit: Limit, relay: _Relay) -> Solution:
+def _ask(
+    chosen: Chosen, problem: Problem, limit: Limit, relay: _Relay, verdicts: Verdicts
+) -> Solution:
     """Run one solver and check what it says."""
     reason = _why_not(chosen.solver, problem)
     if reason is not None:
         raise UnsuitableSolver(chosen.name, reason)
-    relay.asked = chosen
+    relay.asked, before = chosen, relay.last
     try:
         answer = chosen.solver.solve(problem, limit, relay)
     except SolverError:
@@ -187,10 +223,54 @@ def _ask(chosen: Chosen, problem: Problem, limit: Limit, relay: _Relay) -> Solut
             raise
         cause = f"it raised {type(error).__name__}: {error}"
         raise BrokenSolver(chosen.name, chosen.origin, cause) from error
-    return _checked(chosen, problem, answer)
+    checked = _checked(chosen, problem, answer)
+    if checked.schedule is None and relay.last is not before:
+        _best_so_far(problem, limit, relay, verdicts)  # takes it in hand
+    return _judged(chosen, problem, checked, verdicts)
 
 
-def _best_so_far(problem: Problem, limit: Limit, relay: _Relay) -> Solution | None:
+def _judged(chosen: Chosen, problem: Problem, answer: Solution, verdicts: Verdicts) -> Solution:
+    """Take in hand what was found, and hold what is claimed against all that is."""
+    verdicts.claim(claim_of(chosen, problem.budget_bytes, answer))
+    if answer.schedule is not None:
+        verdicts.show(answer.solver, answer.schedule, answer.time, answer.peak_bytes)
+    return _settled(answer, verdicts)
+
+
+def _settled(answer: Solution, verdicts: Verdicts) -> Solution:
+    """Take from an answer what a schedule in hand refutes.
+
+    Raises:
+        BrokenSolver: if no back end of ours said so.
+    """
+    for claim, cause in verdicts.refuted():
+        answer = uncertified(answer, doubt_or_raise(claim, cause))
+    return answer
+
+
+def _or_start(answer: Solution, problem: Problem, given: Timeline | None) -> Solution:
+    """Take the schedule to start from, if it fits and the one that was found is slower."""
+    if given is None or (answer.schedule and answer.time <= given.time * (1 + TOLERANCE)):
+        return answer
+    bound = answer.lower_bound
+    return dataclasses.replace(
+        answer,
+        status=Status.FEASIBLE,
+        schedule=problem.start,
+        time=given.time,
+        peak_bytes=given.peak_bytes,
+        lower_bound=None if bound is None else min(bound, given.time),
+    )
+
+
+def _nothing(solver: str, limit: Limit) -> Solution:
+    """Say that a solver was stopped before it found anything."""
+    return Solution(Status.LIMIT, None, math.inf, 0, None, solver, limit.elapsed)
+
+
+def _best_so_far(
+    problem: Problem, limit: Limit, relay: _Relay, verdicts: Verdicts
+) -> Solution | None:
     """Make an answer, checked, of the last schedule that a solver reported, or the given one."""
     last = relay.last
     if last is None or last.incumbent is None or relay.asked is None:
@@ -205,7 +285,7 @@ def _best_so_far(problem: Problem, limit: Limit, relay: _Relay) -> Solution | No
         solver=last.solver,
         solve_seconds=limit.elapsed,
     )
-    return _checked(relay.asked, problem, found)
+    return _judged(relay.asked, problem, _checked(relay.asked, problem, found), verdicts)
 
 
 def _fitting(
@@ -272,6 +352,23 @@ def _checked(chosen: Chosen, problem: Problem, answer: object) -> Solution:
         cause = f"it claims the bound {bound}, but its own schedule takes {timeline.time}"
         raise BrokenSolver(name, origin, cause)
     return dataclasses.replace(answer, time=timeline.time, peak_bytes=timeline.peak_bytes)
+
+
+def _smallest(problem: Problem, seconds: float, verdicts: Verdicts) -> SmallestBudget:
+    """Look for the least peak, and take that in hand, too; the one to start from may be lower."""
+    graph, start = problem.graph, problem.start
+    smallest = smallest_budget(graph, limit_seconds=seconds)
+    timeline = simulate(graph, smallest.schedule)
+    verdicts.show(_LEAST_PEAK, smallest.schedule, timeline.time, timeline.peak_bytes)
+    verdicts.claim(least_peak_claim(smallest.least_bytes))
+    peak = smallest.peak_bytes if start is None else simulate(graph, start).peak_bytes
+    if start is not None and peak < smallest.peak_bytes:
+        smallest = dataclasses.replace(smallest, peak_bytes=peak, schedule=start)
+    if smallest.least_bytes > peak:
+        floor = least(problem.wiring)
+        least_bytes = min(floor.peak_bytes, peak)
+        smallest = dataclasses.replace(smallest, least_bytes=least_bytes, least_at=floor.op)
+    return smallest
 
 
 def _too_small(problem: Problem, smallest: SmallestBudget, status: Status) -> BudgetTooSmall:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from remat_graph import Graph, Schedule
-from remat_solvers import UnknownSolver, solve
+from remat_solvers import solve
 
 
 def square(number: int) -> int:
@@ -20,9 +20,15 @@ def fail(number: int) -> int:
     return number
 
 
-def fail_untransportably(name: str) -> None:
-    """Raise an error that cannot be made again from its arguments."""
-    raise UnknownSolver(name, [], [])
+class Untransportable(Exception):
+    """Made of more than its message."""
+
+    def __init__(self, name, kind):
+        super().__init__(f"no {kind} is called {name!r}")
+
+
+def fail_untransportably(name):
+    raise Untransportable(name, "solver")
 
 
 def die(number: int) -> int:

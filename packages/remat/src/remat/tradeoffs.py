@@ -165,6 +165,7 @@ def tradeoff_document(curve: Tradeoff) -> dict[str, Any]:
         "least_bytes": curve.least_bytes,
         "solver": curve.solver,
         "seconds": curve.seconds,
+        "doubt": curve.doubt,
         "points": [_point_body(point) for point in curve.points],
     }
     return {"kind": "tradeoff", "version": _VERSION, "body": body}
@@ -178,6 +179,7 @@ def _point_body(point: TradeoffPoint) -> dict[str, Any]:
         "lower_bound": point.lower_bound,
         "proved_infeasible": point.proved_infeasible,
         "seconds": point.seconds,
+        "error": None if point.error is None else str(point.error),
         "solution": None if solution is None else json.loads(encode(solution))["body"],
     }
 

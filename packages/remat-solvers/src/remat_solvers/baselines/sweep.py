@@ -27,5 +27,6 @@ def cheapest(attempt: Attempt, limit: Limit, proposals: Iterable[tuple[str, Bits
         attempt.say(f"{label}: {'fits' if fits else 'over budget'}")
         if limit.left(_DEFAULT_SECONDS) <= 0:
             break
-    attempt.infeasible = least(attempt.wiring).peak_bytes > attempt.budget_bytes
+    if least(attempt.wiring).peak_bytes > attempt.budget_bytes:
+        attempt.refuse()
     return attempt.solution()

@@ -51,7 +51,7 @@ class Attempt(Incumbent):
         if self.best is not None:
             self.say("storing everything fits")
         elif least(self.wiring, any_order=any_order).peak_bytes > self.budget_bytes:
-            self.infeasible = True
+            self.refuse()
             self.say("one op alone needs more than the budget")
         return self.infeasible or self.closed()
 
@@ -87,7 +87,7 @@ class Attempt(Incumbent):
         program = program if whole else relaxed(program)
         answer = solve_program(program, seconds=seconds, back_end=back_end)
         if answer.outcome is Outcome.INFEASIBLE:
-            self.infeasible = self.best is None
+            self.refuse(back_end)
         else:
-            self.raise_bound(answer.bound / COST_OF_ONCE)
+            self.raise_bound(answer.bound / COST_OF_ONCE, back_end)
         return answer.outcome

@@ -1,6 +1,7 @@
-"""The fastest schedule that fits, the bound on all, and what is told of both, in any one solve.
+"""The fastest schedule that fits, what is proved of all, and what is told of both, in a solve.
 
-A schedule faster than the bound refutes it, whichever comes last; the bound is then given up.
+A schedule faster than the bound refutes it, and one that fits that nothing does, whichever comes
+last. The back end that said so is believed no more (`trust`), and what else it proved is given up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from remat_graph import Solution, Status, simulate
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Limit, Progress, Report
 from remat_solvers.core.trace import Trace, sequence_time
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.errors import BrokenSolver
 
 __all__ = ["TOLERANCE", "Incumbent"]
 
@@ -49,6 +52,9 @@ class Incumbent:
         self.bound = self.once
         self.infeasible = False
         self.round = 0
+        self._searched = 0.0  # a bound without a back end
+        self._back_end: str | None = None  # that proved the bound, or that nothing fits
+        self._doubt: str | None = None
         self._solver = solver
         self._limit = limit
         self._report = report
@@ -65,14 +71,27 @@ class Incumbent:
             self._confront()
         return True
 
-    def raise_bound(self, extra: float) -> None:
-        """Take a bound on what every schedule takes beyond `once`, as a share of it.
+    def raise_bound(self, extra: float, back_end: str) -> None:
+        """Take the word of a back end on what every schedule takes beyond `once`, as a share of it.
 
-        Slightly less counts, as a back end proves it within its tolerances.
+        Slightly less counts, as it proves it within its tolerances.
         """
         proved = self.once * (1 + extra * (1 - 1e-7) - 1e-8)
-        if math.isfinite(proved) and proved > self.bound:
-            self.bound = proved
+        if self._believes(back_end) and math.isfinite(proved) and proved > self.bound:
+            self.bound, self._back_end = proved, back_end
+            self._confront()
+
+    def prove(self, bound: float) -> None:
+        """Take a bound on the time of every schedule that needs no back end."""
+        self._searched = max(self._searched, bound)
+        if bound > self.bound:
+            self.bound, self._back_end = bound, None
+            self._confront()
+
+    def refuse(self, back_end: str | None = None) -> None:
+        """Take it that nothing fits, as is proved here, or by the word of a back end."""
+        if back_end is None or self._believes(back_end):
+            self.infeasible, self._back_end = True, back_end
             self._confront()
 
     def closed(self, gap: float = 0.0) -> bool:
@@ -86,6 +105,7 @@ class Incumbent:
 
     def solution(self) -> Solution:
         """Give the answer, with the simulator's figures; without a schedule, the least peak met."""
+        self._believes(self._back_end)
         if self.best is None:
             least = self.least_peak_bytes
             return Solution(
@@ -96,6 +116,7 @@ class Incumbent:
                 lower_bound=None if self.infeasible or not self._bounded else self.bound,
                 solver=self._solver,
                 solve_seconds=self._limit.elapsed,
+                doubt=None if self.infeasible else self._doubt,
             )
         schedule = expand(self.wiring, self.best.sequence)
         timeline = simulate(self.wiring.graph, schedule)
@@ -108,6 +129,7 @@ class Incumbent:
             lower_bound=min(self.bound, timeline.time) if closed or self._bounded else None,
             solver=self._solver,
             solve_seconds=self._limit.elapsed,
+            doubt=None if closed else self._doubt,
         )
 
     def _tell(self, message: str) -> None:
@@ -126,7 +148,35 @@ class Incumbent:
         self._report(progress)
 
     def _confront(self) -> None:
-        """Give up a bound that a schedule refutes: the back end was wrong (see `milp`)."""
-        if self.bound > self.best_time * (1 + TOLERANCE):
-            _log.warning("gave up a bound of %g: a schedule takes %g", self.bound, self.best_time)
-            self.bound = self.once
+        """Give up what a schedule refutes, and believe who said it no more.
+
+        Raises:
+            BrokenSolver: if it was proved without a back end.
+        """
+        if self.infeasible and self.best is not None:
+            said = (
+                f"that nothing fits {self.budget_bytes} bytes, but a schedule takes "
+                f"{self.best.peak_bytes}"
+            )
+        elif self.bound > self.best_time * (1 + TOLERANCE):
+            said = (
+                f"that no schedule within {self.budget_bytes} bytes takes less than "
+                f"{self.bound:g}, but one takes {self.best_time:g}"
+            )
+        else:
+            return
+        if self._back_end is None:
+            raise BrokenSolver(self._solver, "remat-solvers", f"it claims {said}")
+        distrust(self._back_end, f"it said {said}")
+        self._believes(self._back_end)
+
+    def _believes(self, back_end: str | None) -> bool:
+        """Say whether a back end is believed; if it is not, give up all that it proved here."""
+        doubt = None if back_end is None else doubt_of(back_end)
+        if doubt is None:
+            return True
+        self._doubt = doubt
+        if back_end == self._back_end:
+            self.bound, self.infeasible = max(self.once, self._searched), False
+            self._back_end = None
+        return False

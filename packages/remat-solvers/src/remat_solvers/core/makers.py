@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from remat_graph import InvalidSchedule, simulate
 from remat_solvers.core.wiring import Floats, Ints, Wiring, expand
 
-__all__ = ["Makers", "is_in_order", "least_time", "lightest_ways", "store_all_sequence"]
+__all__ = [
+    "Makers",
+    "is_in_order",
+    "keeps_order",
+    "least_time",
+    "lightest_ways",
+    "store_all_sequence",
+]
 
 _MOST_OUTPUTS = 10  # of a group, of which the cheapest way is searched exactly
 
@@ -222,6 +229,17 @@ def store_all_sequence(wiring: Wiring) -> Ints:
 
 def is_in_order(wiring: Wiring, sequence: Ints) -> bool:
     """Say whether a sequence is legal and makes what all groups owe in the order of the graph."""
+    if not keeps_order(wiring, sequence):
+        return False
+    try:
+        simulate(wiring.graph, expand(wiring, sequence))
+    except InvalidSchedule:
+        return False
+    return True
+
+
+def keeps_order(wiring: Wiring, sequence: Ints) -> bool:
+    """Say whether a legal sequence makes what all groups owe in the order of the graph."""
     makers = Makers.of(wiring)
     made: set[int] = set()
     owed = np.flatnonzero(makers.owed).tolist()
@@ -237,10 +255,4 @@ def is_in_order(wiring: Wiring, sequence: Ints) -> bool:
                 return False
             if at < len(owed) and group == owed[at] and made >= ends[group]:
                 at += 1
-    if at < len(owed):
-        return False
-    try:
-        simulate(wiring.graph, expand(wiring, sequence))
-    except InvalidSchedule:
-        return False
-    return True
+    return at == len(owed)

@@ -3,12 +3,13 @@
 HiGHS by default; any MILP solver that CVXPY has installed can be named. HiGHS and Gurobi are given
 the time limit, the gap, the start point and a single thread, and give a bound back; the others run
 as long as they run, with their own gap, and a program with whole variables gets no bound from them.
-"Infeasible" and "out of time" are different answers. A back end that fails (Gurobi, with the
-licence that comes from pip, does beyond 2,000 variables) is logged and counts as out of time.
+"Infeasible" and "out of time" are different answers, and a back end that fails is an error (Gurobi
+does, with the licence that comes from pip, beyond 2,000 variables).
 
 HiGHS's cuts on continuous variables can cut off the optimum, so the programs of this package
-declare whole whatever is whole in some optimum, and an answer that a known point contradicts (a
-start point below its bound) is logged and refused. Why, and how often: docs/decisions/0014.
+declare whole whatever is whole in some optimum. An answer that a known point contradicts (the start
+or its own point below its bound) is refused, and the back end believed no more (`trust`). Why, and
+how often: docs/decisions/0014.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from remat_solvers.core.background import in_background
+from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Floats
+from remat_solvers.errors import BackEndFailed
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -57,6 +59,7 @@ _ANEW = {**_MANY_NODES, "mip_allow_restart": True}
 _SECONDS_ANEW = 2.0
 _NEAR, _FAR = 0.01, 0.02  # from the start to what is proved; decision 0045
 _TOLERANCE = 1e-5
+_STRICT = 1e-8  # within which a point satisfies its rows by the tolerances of any back end
 _INTERIOR_COLUMNS = 20_000
 
 _log = logging.getLogger(__name__)
@@ -155,6 +158,9 @@ def solve_program(
     little, a search that begins anew once columns are fixed may end at once; where it is much, it
     proves more. `meanwhile` is called by turns, with the seconds of a turn, while the back end
     works, if there is a second core.
+
+    Raises:
+        BackEndFailed: if the back end gives no answer at all, as one without a licence.
     """
     count = len(program.cost)
     if count == 0:
@@ -217,7 +223,7 @@ class BudgetedProgram:
     def solve(
         self, budget_bytes: float, *, seconds: float, gap: float = 0.0, start: Floats | None = None
     ) -> Answer:
-        """Solve at a budget; as `solve_program`."""
+        """Solve at a budget; as `solve_program`, with its error."""
         self._share.value = budget_bytes / self._scale
         right = self._program.right + budget_bytes * self._per_byte
         program = dataclasses.replace(self._program, right=right)
@@ -241,34 +247,45 @@ def _run(
         options = _options(problem, x, seconds, gap, start, back_end) | more
         warm_start = options.pop("warm_start", True)
         data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
-        call = partial(chain.solve_via_data, problem, data, warm_start, False, options)
-        solution = in_background(call, meanwhile)
-    except SolverError as error:
-        return _give_up(back_end, program, error)
+    except Exception as error:  # each back end has its own, as where a licence has ended
+        raise BackEndFailed(back_end, len(program.cost), error) from error
+
+    def call() -> Any:
+        try:
+            return chain.solve_via_data(problem, data, warm_start, False, options)
+        except Exception as error:
+            raise BackEndFailed(back_end, len(program.cost), error) from error
+
+    solution = in_background(call, meanwhile)
     try:
         with _filters_of_warnings, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
             problem.unpack_results(solution, chain, inverse)
-    except (SolverError, ValueError) as error:  # the second: a status that CVXPY lacks
-        return _give_up(back_end, program, error)
-    answer = _read(problem, x, program)
-    return answer if start is None else _confront(answer, program, start, back_end)
+    except SolverError as error:
+        raise BackEndFailed(back_end, len(program.cost), error) from error
+    except ValueError as error:  # a status that CVXPY lacks
+        _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
+        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+    return _confront(_read(problem, x, program), program, start, back_end)
 
 
-def _give_up(back_end: str, program: Program, error: Exception) -> Answer:
-    _log.warning("%s gave up on %d variables: %s", back_end, len(program.cost), error)
-    return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+def _confront(answer: Answer, program: Program, start: Floats | None, back_end: str) -> Answer:
+    """Refuse an answer that its own point or the start proves wrong; the better one still stands.
 
-
-def _confront(answer: Answer, program: Program, start: Floats, back_end: str) -> Answer:
-    """Refuse an answer that the start point proves wrong; the point itself still stands."""
-    value = float(program.cost @ start)
-    if answer.bound <= value or not _holds(program, start):
+    The back end is believed no more if that point satisfies all rows, not just nearly.
+    """
+    point, value = answer.point, answer.value
+    if start is not None and program.cost @ start < value and _holds(program, start):
+        point, value = start, float(program.cost @ start)
+    if point is None or answer.bound <= value:
         return answer
     if answer.bound <= value + _TOLERANCE * (1 + abs(value)):
         return dataclasses.replace(answer, bound=value)
-    _log.warning("%s: bound %g, but a point has %g; refused", back_end, answer.bound, value)
-    point, value = (start, value) if value < answer.value else (answer.point, answer.value)
+    cause = f"it gave the bound {answer.bound:g} to a program that has a point of {value:g}"
+    if _holds(program, point, _STRICT):
+        distrust(back_end, cause)
+    else:
+        _log.warning("%s: %s, nearly; refused", back_end, cause)
     return Answer(Outcome.STOPPED, point, value, -math.inf)
 
 
@@ -366,12 +383,12 @@ def _dual_bound(program: Program, prices: Floats | None) -> float:
     return float(reduced[moves] @ ends[moves] - prices @ program.right)
 
 
-def _holds(program: Program, point: Floats) -> bool:
+def _holds(program: Program, point: Floats, within: float = _TOLERANCE) -> bool:
     """Check a point; a solve that was stopped may leave one that means nothing."""
     if point.shape != program.cost.shape or not np.all(np.isfinite(point)):
         return False
     slack = program.right - program.matrix @ point
-    tolerance = _TOLERANCE * (1 + np.abs(program.right))
-    inside = (point >= program.lower - _TOLERANCE) & (point <= program.upper + _TOLERANCE)
+    inside = (point >= program.lower - within) & (point <= program.upper + within)
     whole = np.abs(point - np.round(point))[program.integral]
-    return bool(np.all(slack >= -tolerance) and np.all(inside) and np.all(whole <= _TOLERANCE))
+    rows = slack >= -within * (1 + np.abs(program.right))
+    return bool(np.all(rows) and np.all(inside) and np.all(whole <= within))

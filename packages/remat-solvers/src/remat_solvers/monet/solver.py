@@ -26,7 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from remat_graph import InvalidSchedule, Solution, simulate
+from remat_graph import Solution, simulate
 from remat_solvers.baselines.forward import why_unsuitable
 from remat_solvers.bounds.least import least
 from remat_solvers.core.incumbent import Incumbent
@@ -122,7 +122,7 @@ class _Course:
             kept.say("storing everything fits")
             return True
         if kept.best is None and least(wiring).peak_bytes > kept.budget_bytes:
-            kept.infeasible = True
+            kept.refuse()
             kept.say("one op alone needs more than the budget")
             return True
         if problem.start is not None:
@@ -186,12 +186,13 @@ class _Course:
         return best
 
     def _offer(self, sequence: Ints) -> bool:
-        """Offer a sequence if it is legal; say whether it fits."""
+        """Offer a sequence; say whether it fits.
+
+        Raises:
+            InvalidSchedule: if it is not legal, which is a defect of what made it.
+        """
         wiring = self._layout.wiring
-        try:
-            simulate(wiring.graph, expand(wiring, sequence))
-        except InvalidSchedule:
-            return False
+        simulate(wiring.graph, expand(wiring, sequence))
         found = trace(wiring, sequence)
         before = self.kept.best_time
         fits = self.kept.offer(found)

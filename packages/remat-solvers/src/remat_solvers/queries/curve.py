@@ -8,19 +8,19 @@ smaller one, and so does that nothing fits. It is the memory of `tradeoff`.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from dataclasses import dataclass
 
-from remat_graph import Compute, Graph, Schedule, Solution, Status, simulate
+from remat_graph import Graph, Schedule, Solution, Status, simulate
 from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Solver
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.errors import BrokenSolver
-from remat_solvers.registry import choose
+from remat_solvers.errors import BrokenSolver, SolverError
+from remat_solvers.registry import Chosen, choose
 from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO
+from remat_solvers.verdicts import Verdicts, claim_of, doubt_or_raise, least_peak_claim
 
 __all__ = ["Knowledge", "TradeoffPoint"]
 
@@ -37,7 +37,8 @@ class TradeoffPoint:
     `solution` is the fastest schedule found that fits, for this budget or a smaller one, `None` if
     there is none; its `lower_bound` is that of the point, its `solve_seconds` those of the budget
     it was found for. No schedule in the order of the graph takes less than `lower_bound`; with
-    `proved_infeasible` there is none at all. `seconds` went into this budget.
+    `proved_infeasible` there is none at all. `seconds` went into this budget. `error` is what the
+    solver failed with here, or what it claimed here and is not so; the rest is known from others.
     """
 
     budget_bytes: int
@@ -45,6 +46,7 @@ class TradeoffPoint:
     lower_bound: float | None
     proved_infeasible: bool
     seconds: float
+    error: SolverError | None = None
 
     @property
     def status(self) -> Status:
@@ -58,14 +60,14 @@ class Knowledge:
     """All schedules found and all that is proved, whatever the budget it was asked at."""
 
     def __init__(self, graph: Graph) -> None:
+        wiring = Wiring.of(graph)
         self.graph = graph
-        self.least_bytes = 0
-        schedule = store_all(graph)
-        self.least_time = least_time(Wiring.of(graph))
-        self.store_all = _solution(graph, schedule, StoreAll.name, 0.0, self.least_time)
-        self._found = [self.store_all]
-        self._bounds: list[tuple[int, float, str | Solver]] = []
-        self._least_said_by: str | Solver = _SMALLEST
+        self.doubt: str | None = None
+        self.errors: dict[int, SolverError] = {}  # by budget
+        self._least_time = least_time(wiring)
+        self._verdicts = Verdicts(wiring)
+        self._found: list[Solution] = []
+        self.store_all = self._keep(store_all(graph), StoreAll.name, 0.0)
 
     @property
     def smallest_bytes(self) -> int:
@@ -77,22 +79,26 @@ class Knowledge:
         started = time.perf_counter()
         smallest = smallest_budget(self.graph, limit_seconds=seconds)
         spent = time.perf_counter() - started
-        found = _solution(self.graph, smallest.schedule, _SMALLEST, spent, self.least_time)
-        self._found.append(found)
-        self.least_bytes = smallest.least_bytes
+        self._keep(smallest.schedule, _SMALLEST, spent)
+        self._verdicts.claim(least_peak_claim(smallest.least_bytes))
+        self._settle()
 
     def learn(self, budget_bytes: int, answer: Solution, solver: str | Solver) -> None:
-        """Take note of the checked answer of a solver, which was asked like this."""
+        """Take note of the checked answer of a solver, which was asked like this.
+
+        What it claims is held against all that was found, and what it found against all claims.
+        """
+        self.doubt = answer.doubt or self.doubt
+        self._verdicts.claim(claim_of(_chosen(solver), budget_bytes, answer))
         if answer.schedule is not None:
             self._found.append(answer)
-        bound = answer.lower_bound
-        if bound is None and answer.status is Status.OPTIMAL:
-            bound = answer.time * (1 - _TOLERANCE)
-        if answer.status is Status.INFEASIBLE:
-            if budget_bytes >= self.least_bytes:
-                self.least_bytes, self._least_said_by = budget_bytes + 1, solver
-        elif bound is not None and math.isfinite(bound):
-            self._bounds.append((budget_bytes, bound, solver))
+            peak = answer.peak_bytes
+            self._verdicts.show(answer.solver, answer.schedule, answer.time, peak)
+        self._settle()
+
+    def fail(self, budget_bytes: int, error: SolverError) -> None:
+        """Take note that a solver failed at a budget."""
+        self.errors[budget_bytes] = error
 
     def best(self, budget_bytes: int) -> Solution | None:
         """Return the fastest schedule that fits; of equal ones the first found."""
@@ -100,9 +106,13 @@ class Knowledge:
         return min(fitting, key=lambda found: found.time, default=None)
 
     def bound(self, budget_bytes: int) -> float:
-        """Return the most that is proved at this budget or a larger one."""
-        proved = (bound for budget, bound, _ in self._bounds if budget >= budget_bytes)
-        return max(proved, default=self.least_time)
+        """Return the most that is proved at this budget or a larger one; infinity: nothing fits."""
+        return self._verdicts.bound(budget_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        """No schedule in the order of the graph goes below."""
+        return self._verdicts.least_bytes
 
     def start(self, budget_bytes: int) -> Schedule | None:
         """Return the schedule of the least peak that does not fit: that of the next budget.
@@ -125,56 +135,37 @@ class Knowledge:
 
     def point(self, budget_bytes: int, seconds: float) -> TradeoffPoint:
         """Say what is known at a budget."""
-        best = self.best(budget_bytes)
+        best, error = self.best(budget_bytes), self.errors.get(budget_bytes)
         if best is None:
             refused = budget_bytes < self.least_bytes
             bound = None if refused else self.bound(budget_bytes)
-            return TradeoffPoint(budget_bytes, None, bound, refused, seconds)
+            return TradeoffPoint(budget_bytes, None, bound, refused, seconds, error)
         # Of an order of its own, a schedule may be faster than any in that of the graph.
         bound = min(self.bound(budget_bytes), best.time)
         closed = best.time <= bound * (1 + _TOLERANCE)
         status = Status.OPTIMAL if closed else Status.FEASIBLE
         best = dataclasses.replace(best, status=status, lower_bound=bound)
-        return TradeoffPoint(budget_bytes, best, bound, False, seconds)
+        return TradeoffPoint(budget_bytes, best, bound, False, seconds, error)
 
-    def check(self) -> None:
-        """Hold what is proved against every schedule in the order of the graph.
+    def _keep(self, schedule: Schedule, by: str, seconds: float) -> Solution:
+        """Take a schedule of our own in hand."""
+        timeline = simulate(self.graph, schedule)
+        time, peak = timeline.time, timeline.peak_bytes
+        bound = min(self._least_time, time)
+        closed = time <= bound * (1 + _TOLERANCE)
+        status = Status.OPTIMAL if closed else Status.FEASIBLE
+        self._found.append(Solution(status, schedule, time, peak, bound, by, seconds))
+        self._verdicts.show(by, schedule, time, peak)
+        return self._found[-1]
 
-        Raises:
-            BrokenSolver: if a schedule does what a solver proved to be impossible.
-        """
-        for found in self._found:
-            if found.schedule is None or not _in_order(self.graph, found.schedule):
-                continue
-            shown = f"of {found.solver!r} takes {found.time} within {found.peak_bytes} bytes"
-            for budget, bound, solver in self._bounds:
-                if found.peak_bytes <= budget and bound > found.time * (1 + _TOLERANCE):
-                    cause = f"it claims the bound {bound} at {budget} bytes, but a schedule {shown}"
-                    raise BrokenSolver(*_told(solver), cause)
-            if found.peak_bytes < self.least_bytes:
-                solver, too_small = self._least_said_by, self.least_bytes - 1
-                cause = f"it claims that nothing fits {too_small} bytes, but a schedule {shown}"
-                raise BrokenSolver(*_told(solver), cause)
-
-
-def _solution(
-    graph: Graph, schedule: Schedule, solver: str, seconds: float, bound: float
-) -> Solution:
-    timeline = simulate(graph, schedule)
-    peak, time = timeline.peak_bytes, timeline.time
-    status = Status.OPTIMAL if time <= bound * (1 + _TOLERANCE) else Status.FEASIBLE
-    return Solution(status, schedule, time, peak, min(bound, time), solver, seconds)
+    def _settle(self) -> None:
+        """Drop the claims that a schedule refutes, and name who made them."""
+        for claim, cause in self._verdicts.refuted():
+            try:
+                self.doubt = doubt_or_raise(claim, cause)
+            except BrokenSolver as error:
+                self.errors[claim.budget_bytes] = error
 
 
-def _told(solver: str | Solver) -> tuple[str, str]:
-    """Give the name of a solver, and where it comes from."""
-    if isinstance(solver, str) and solver in {AUTO, _SMALLEST}:
-        return solver, "remat-solvers"
-    chosen = choose(solver)
-    return chosen.name, chosen.origin
-
-
-def _in_order(graph: Graph, schedule: Schedule) -> bool:
-    """Say whether the first computations of all ops are in the order of the graph."""
-    computed = dict.fromkeys(step.op for step in schedule.steps if isinstance(step, Compute))
-    return list(computed) == [op.name for op in graph.ops]
+def _chosen(solver: str | Solver) -> Chosen | None:
+    return None if solver == AUTO else choose(solver)

@@ -7,10 +7,11 @@ first is solved from nothing, each gets less time than it would alone.
 
 Guarantee: every solution passed `remat_graph.simulate` and fits its budget; over growing budgets
 neither its time nor the bound grows. Bounds and infeasibility hold for schedules in the order of
-the graph, as those of the solver that proved them; a solver that contradicts a schedule in that
-order is reported as broken. Complexity: a search for the smallest budget and at most one solve per
-budget. Limits: what the last budget leaves of the time is not used; on an executor, budgets that
-run at once learn nothing of one another until they end.
+the graph, as those of the solver that proved them; what a schedule in that order contradicts is
+dropped, and the point where it was claimed says so, as does one where the solver failed.
+Complexity: a search for the smallest budget and at most one solve per budget. Limits: what the last
+budget leaves of the time is not used; on an executor, budgets that run at once learn nothing of one
+another until they end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from remat_solvers.core.problem import (
     check_executor,
     silent,
 )
-from remat_solvers.errors import InvalidProblem, format_bytes
+from remat_solvers.errors import InvalidProblem, SolverError, WorkerDied, format_bytes
 from remat_solvers.queries.curve import Knowledge, TradeoffPoint
 from remat_solvers.registry import choose
 from remat_solvers.solve import AUTO, search
@@ -51,7 +52,7 @@ class Tradeoff:
 
     Storing everything takes `store_all_time` and `store_all_peak_bytes`. `smallest_bytes` is the
     least peak of any schedule found; no schedule in the order of the graph goes below
-    `least_bytes`.
+    `least_bytes`. `doubt` is as that of a `Solution`.
     """
 
     points: tuple[TradeoffPoint, ...]
@@ -61,6 +62,7 @@ class Tradeoff:
     least_bytes: int
     solver: str
     seconds: float
+    doubt: str | None = None
 
     def overhead(self, time: float) -> float:
         """Give the time of a schedule beyond that of storing everything, as a share of it."""
@@ -95,7 +97,8 @@ def tradeoff(
     Raises:
         InvalidProblem: if there are fewer than 2 points, no budgets, one that is no such number or
             share, a negative limit, the hierarchy is of another graph, or as `Problem` says.
-        SolverError: as `solve`; but where nothing fits, or is found, the point has no solution.
+        SolverError: as `solve`, if all budgets that were asked failed; of one that did beside
+            others the point has the `error`. Where nothing fits, or is found, it has no solution.
     """
     told = check_arguments(points, budgets, solver, limit_seconds, executor, progress)
     Problem(graph, 1, hierarchy)
@@ -114,7 +117,6 @@ def tradeoff(
     except KeyboardInterrupt:
         if not keep_best:
             raise
-    known.check()
     return Tradeoff(
         points=tuple(known.point(budget, spent[budget]) for budget in wanted),
         store_all_peak_bytes=known.store_all.peak_bytes,
@@ -123,6 +125,7 @@ def tradeoff(
         least_bytes=known.least_bytes,
         solver=told,
         seconds=limit.elapsed,
+        doubt=known.doubt,
     )
 
 
@@ -197,8 +200,12 @@ class _Sweep:
     report: Report
 
     def run(self, spent: dict[int, float]) -> None:
-        """Solve what is open of the budgets, until the limit; the seconds go into `spent`."""
-        waiting = sorted(spent, reverse=True)
+        """Solve what is open of the budgets, until the limit; the seconds go into `spent`.
+
+        Raises:
+            SolverError: that of the first budget, if none that was asked has an answer.
+        """
+        waiting, asked = sorted(spent, reverse=True), 0
         count = len(waiting)
         at_once = self._at_once(count)
         while waiting:
@@ -212,10 +219,16 @@ class _Sweep:
             seconds = _SECONDS if self.limit.seconds is None else left / rounds
             done = count - len(waiting) - len(now)
             for budget, (answer, took) in zip(now, self._solve(now, seconds, count), strict=True):
-                done += 1
+                done, asked = done + 1, asked + 1
                 spent[budget] = took
-                self.known.learn(budget, answer, self.solver)
+                if isinstance(answer, SolverError):
+                    self.known.fail(budget, answer)
+                else:
+                    self.known.learn(budget, answer, self.solver)
                 self._say(budget, done, count)
+        errors = [*self.known.errors.values()]
+        if errors and len(errors) == asked:
+            raise errors[0]
 
     def _at_once(self, count: int) -> int:
         if self.executor is None:
@@ -225,7 +238,7 @@ class _Sweep:
 
     def _solve(
         self, budgets: list[int], seconds: float, count: int
-    ) -> list[tuple[Solution, float]]:
+    ) -> list[tuple[Solution | SolverError, float]]:
         graph, hierarchy = self.known.graph, self.hierarchy
         loose = self.limit.seconds is None
         tasks = [
@@ -236,7 +249,10 @@ class _Sweep:
             for budget in budgets
         ]
         if self.executor is not None:
-            return run_all(self.executor, _solve_budget, tasks)
+            try:
+                return run_all(self.executor, _solve_budget, tasks)
+            except WorkerDied as error:
+                return [(error, 0.0) for _ in tasks]
 
         def report(progress: Progress) -> None:
             message = f"budget {format_bytes(budgets[0])} of {count}: {progress.message}"
@@ -247,6 +263,7 @@ class _Sweep:
     def _say(self, budget: int, done: int, count: int) -> None:
         point = self.known.point(budget, 0.0)
         found = point.solution
+        state = point.status.value if point.error is None else str(point.error)
         self.report(
             Progress(
                 solver=self.told,
@@ -255,7 +272,7 @@ class _Sweep:
                 incumbent_peak_bytes=None if found is None else found.peak_bytes,
                 lower_bound=point.lower_bound,
                 seconds=self.limit.elapsed,
-                message=f"{done} of {count}, budget {format_bytes(budget)}: {point.status.value}",
+                message=f"{done} of {count}, budget {format_bytes(budget)}: {state}",
             )
         )
 
@@ -269,8 +286,14 @@ def _solve_budget(
     loose: bool,
     start: Schedule | None,
     report: Report = silent,
-) -> tuple[Solution, float]:
-    """Solve one budget; the answer, which may have no schedule, and the seconds it took."""
+) -> tuple[Solution | SolverError, float]:
+    """Solve one budget; the answer, which may have no schedule, and the seconds it took.
+
+    What the solver fails with is handed back: other budgets need not suffer.
+    """
     problem = Problem(graph, budget_bytes, hierarchy, None, start)
     limit = Limit.starting_now(seconds, loose=loose)
-    return search(problem, solver, limit, report), limit.elapsed
+    try:
+        return search(problem, solver, limit, report), limit.elapsed
+    except SolverError as error:
+        return error, limit.elapsed

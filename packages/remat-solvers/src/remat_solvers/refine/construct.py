@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from remat_solvers.core.makers import Makers, is_in_order
-from remat_solvers.core.wiring import Ints, Wiring
+from remat_graph import simulate
+from remat_solvers.core.makers import Makers, keeps_order
+from remat_solvers.core.wiring import Ints, Wiring, expand
 from remat_solvers.refine.relaxation import Stagewise
 from remat_solvers.refine.splits import Half
 from remat_solvers.search.repair import tidy
@@ -25,12 +26,16 @@ __all__ = ["construct"]
 def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
     """Order the computations; every value read is there, whatever the point says.
 
-    With several makers `None` where its ways make no legal schedule in the order of the graph.
+    With several makers `None` where its ways make no schedule in the order of the graph.
+
+    Raises:
+        InvalidSchedule: if what comes of it is not legal, which is a defect here.
     """
     makers = Makers.of(wiring)
     if not makers.plain:
         found = _InWays(wiring, makers, stagewise).run()
-        return found if is_in_order(wiring, found) else None
+        simulate(wiring.graph, expand(wiring, found))
+        return found if keeps_order(wiring, found) else None
     stops = (*stagewise.checkpoints, wiring.op_count)
     sequence = list(range(stops[0] + 1 if stagewise.checkpoints else wiring.op_count))
     for k, c in enumerate(stagewise.checkpoints):

@@ -11,12 +11,14 @@ schedules in the order of the graph. Complexity: some rounds of `refine`, each l
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import NamedTuple
 
 from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.errors import BackEndFailed
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
 from remat_solvers.search.smallest import CLOSE, descend, equally_long
@@ -27,6 +29,8 @@ _TURN = 0.4  # of the time left, for one budget
 # Less would find by luck: for small graphs so long by each op.
 _LEAST_SECONDS, _LEAST_SECONDS_PER_OP = 0.2, 1e-3
 _NEAREST = 0.9  # of the way from the bound to the least peak
+
+_log = logging.getLogger(__name__)
 
 
 class Lowest(NamedTuple):
@@ -50,7 +54,11 @@ def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lo
             break
         target = max(1, int(least_bytes + share * (found.peak_bytes - least_bytes)))
         asked = _Peak(wiring, target, found, seconds)
-        Rounds(asked).look()
+        try:
+            Rounds(asked).look()
+        except BackEndFailed as error:
+            _log.warning("%s", error)
+            break
         if asked.infeasible:
             least_bytes = target + 1
         elif asked.lowest.peak_bytes < found.peak_bytes:

@@ -78,8 +78,8 @@ class Rounds:
             proved = bottleneck(state.wiring, state.soon())
             until = min(state.soon(), time.perf_counter() + _REGRESSION_SHARE * state.left())
             proved = regress(state.wiring, proved, until, enough_bytes=state.budget_bytes)
-            state.infeasible = proved.peak_bytes > state.budget_bytes
-            if state.infeasible:
+            if proved.peak_bytes > state.budget_bytes:
+                state.refuse()
                 return state.say("nothing fits: the least peak is above the budget")
         if self._heuristics.far_too_slow:
             self._heuristics.descend()
@@ -109,7 +109,7 @@ class Rounds:
             state.say("storing everything fits")
             return None
         if least(state.wiring).peak_bytes > state.budget_bytes:
-            state.infeasible = True
+            state.refuse()
             state.say("one op alone needs more than the budget")
             return None
         self._heuristics.start(everything, self._given)
@@ -162,7 +162,7 @@ class Rounds:
             self.checkpoints = now.checkpoints
             begun = None
             if answer.outcome is Outcome.INFEASIBLE:
-                state.infeasible = state.best is None
+                state.refuse(state.back_end)
                 return state.say("the program is infeasible")
             risen = state.time_of(answer.bound) - state.bound
             much = risen > _MUCH_OF_GAP * (state.best_time - state.bound)
@@ -283,10 +283,10 @@ class Rounds:
         if found is None:
             return
         if found.sequence is None:
-            state.infeasible = state.best is None
+            state.refuse()
             return
         state.offer(trace(state.wiring, found.sequence))
-        state.bound = max(state.bound, sequence_time(state.wiring, found.sequence) * (1 - 1e-9))
+        state.prove(sequence_time(state.wiring, found.sequence) * (1 - 1e-9))
         state.say("searched all states")
 
 

@@ -22,7 +22,9 @@ from typing import Literal
 import numpy as np
 
 from remat_graph import Schedule, Status
+from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, check_whole
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.errors import BudgetTooSmall, InvalidProblem, format_bytes
 from remat_solvers.step.options import (
     ANY_BYTES,
@@ -59,7 +61,8 @@ class StepChoice:
     """One option per region, by its position: `indices[r]` in the options of region r.
 
     `time` is the sum over regions of calls and time. No choice of options within the budget takes
-    less than `lower_bound`. `peak_bytes` is the most at any of the moments.
+    less than `lower_bound`. `peak_bytes` is the most at any of the moments. `doubt` is as that of a
+    `Solution`.
     """
 
     indices: tuple[int, ...]
@@ -67,6 +70,7 @@ class StepChoice:
     lower_bound: float
     status: Status
     peak_bytes: int
+    doubt: str | None = None
 
 
 class StepTooLarge(BudgetTooSmall):
@@ -123,8 +127,11 @@ def choose(
             status = Status.INFEASIBLE if proved else Status.LIMIT
             raise StepTooLarge(budget_bytes, smallest.peak_bytes, least, status)
         columns = smallest.columns
-        bound = table.least_time if bound == math.inf else bound
     taken = table.time_of(columns)
+    if bound > taken * (1 + _CLOSE):
+        said = f"the bound {bound:g} to a step within {budget_bytes} bytes"
+        distrust(HIGHS, f"it gave {said}, but a choice takes {taken:g}")
+        bound = table.least_time
     closed = taken <= bound * (1 + _CLOSE)
     return StepChoice(
         indices=tuple(c - first for c, first in zip(columns, table.start.tolist(), strict=False)),
@@ -132,6 +139,7 @@ def choose(
         lower_bound=min(bound, taken),
         status=Status.OPTIMAL if closed else Status.FEASIBLE,
         peak_bytes=table.peak_bytes(columns),
+        doubt=None if closed else doubt_of(HIGHS),
     )
 
 

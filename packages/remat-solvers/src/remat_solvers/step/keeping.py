@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from remat_solvers.core.milp import Answer, Outcome, Program, solve_program
+from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 
 __all__ = ["Keeping", "Kept"]
@@ -68,11 +69,14 @@ class Keeping:
         if answer.point is not None:
             found = forced + self._bytes_kept(answer.point)
         proved = forced
-        if np.isfinite(answer.bound):
+        if np.isfinite(answer.bound) and doubt_of(HIGHS) is None:
             proved += max(
                 0, int(np.ceil(answer.bound * (1 - _TOLERANCE) / scale - _TOLERANCE / scale))
             )
-        return found, min(found, proved)
+        if proved > found:
+            distrust(HIGHS, f"it said that {proved} bytes must be kept, but a point keeps {found}")
+            proved = forced
+        return found, proved
 
     def fastest(self, kept_bytes: int, seconds: float) -> Kept | None:
         """Find the fastest sequence that keeps at most so many bytes; `None` if none is found."""
@@ -91,7 +95,7 @@ class Keeping:
             if x > 0.5
         }
         bound = once
-        if np.isfinite(answer.bound):
+        if np.isfinite(answer.bound) and doubt_of(HIGHS) is None:
             bound += max(0.0, (answer.bound * (1 - _TOLERANCE) - _TOLERANCE) / scale)
         return Kept(self._sequence(again), bound)
 

@@ -16,16 +16,23 @@ what comes in at the boundary is not solved for.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
 from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import while_running
+from remat_solvers.core.makers import is_in_order
+from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, Problem, Solver, check_whole
-from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.core.trust import distrust
+from remat_solvers.core.wiring import Wiring, expand, sequence_of
+from remat_solvers.errors import BackEndFailed
+from remat_solvers.registry import choose
 from remat_solvers.smallest import smallest_budget
-from remat_solvers.solve import search
+from remat_solvers.solve import AUTO, search
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import (
     ANY_BYTES,
@@ -36,6 +43,7 @@ from remat_solvers.step.options import (
     made_elsewhere,
     measure_option,
 )
+from remat_solvers.verdicts import Claim, doubt_or_raise
 
 __all__ = ["refined_options", "region_front", "region_options"]
 
@@ -46,6 +54,8 @@ _POINT_SECONDS, _POINT_OPS = 0.08, 100  # more seconds, with the square of the o
 _FINER = 3  # values of what is kept per point
 _PEAKS = (0.5, 0.1)  # of the way from the least peak to the highest
 _CLOSE = 1e-6  # of a time, within which two are the same
+
+_log = logging.getLogger(__name__)
 
 
 def region_options(
@@ -175,7 +185,8 @@ class _Search:
         if found is None:
             return front
         option = measure_option(self.graph, expand(keeping.wiring, found.sequence))
-        return front.with_([option], [RegionBound(kept_bytes, ANY_BYTES, found.lower_bound)])
+        bound = RegionBound(kept_bytes, ANY_BYTES, found.lower_bound)
+        return self._merged(front, [option], [bound])
 
     def solve(
         self, front: RegionFront, kept_bytes: int, peak_bytes: int, seconds: float
@@ -188,15 +199,49 @@ class _Search:
         graph = _with_workspace(self.graph, peak_bytes - kept_bytes - tangents)
         hierarchy = self.hierarchy and dataclasses.replace(self.hierarchy, graph=graph)
         start = _start(front, kept_bytes, peak_bytes)
-        answer = search(
-            Problem(graph, peak_bytes, hierarchy, None, start),
-            self.solver,
-            Limit.starting_now(seconds),
-        )
+        problem = Problem(graph, peak_bytes, hierarchy, None, start)
+        try:
+            answer = search(problem, self.solver, Limit.starting_now(seconds))
+        except BackEndFailed as error:
+            if error.back_end != HIGHS:  # which has no licence that could be missing
+                raise
+            _log.warning("%s", error)
+            return front
         found = [] if answer.schedule is None else [measure_option(self.graph, answer.schedule)]
         time = math.inf if answer.status is Status.INFEASIBLE else answer.lower_bound
         proved = [] if time is None else [RegionBound(kept_bytes, peak_bytes, time)]
-        return front.with_(found, proved)
+        return self._merged(front, found, proved)
+
+    def _merged(
+        self, front: RegionFront, found: Sequence[RegionOption], proved: Sequence[RegionBound]
+    ) -> RegionFront:
+        """Merge in what is found and proved; what an option refutes is given up.
+
+        Raises:
+            BrokenSolver: if a solver said so, and no back end of ours.
+        """
+        options = (*front.options, *found)
+        bounds = [b for b in (*front.bounds, *proved) if not self._is_refuted(b, options)]
+        return dataclasses.replace(front, bounds=tuple(bounds)).with_(found, [])
+
+    def _is_refuted(self, bound: RegionBound, options: Sequence[RegionOption]) -> bool:
+        """Say whether an option within the box of a bound is faster; then blame who proved it."""
+        for option in options:
+            fits = option.kept_bytes <= bound.kept_bytes and option.peak_bytes <= bound.peak_bytes
+            if fits and option.time * (1 + _CLOSE) < bound.time and self._is_in_order(option):
+                box = f"{bound.kept_bytes} bytes kept and {bound.peak_bytes} at the peak"
+                cause = f"claims the bound {bound.time} at {box}, but an option takes {option.time}"
+                if bound.peak_bytes == ANY_BYTES:  # as `keep` proves
+                    distrust(HIGHS, f"it {cause}")
+                else:
+                    by = None if self.solver == AUTO else choose(self.solver)
+                    doubt_or_raise(Claim(by, bound.peak_bytes, bound.time, ""), cause)
+                return True
+        return False
+
+    def _is_in_order(self, option: RegionOption) -> bool:
+        wiring = Wiring.of(self.graph)
+        return is_in_order(wiring, sequence_of(wiring, option.schedule))
 
     def _lowest(self, front: RegionFront) -> tuple[RegionFront, RegionOption]:
         """Look for the least peak."""
@@ -208,7 +253,7 @@ class _Search:
         refused = smallest.least_bytes - 1
         kept = refused - made_elsewhere(self.graph)
         bounds = [RegionBound(kept, refused, math.inf)] if kept >= 0 else []
-        return front.with_([lowest], bounds), lowest
+        return self._merged(front, [lowest], bounds), lowest
 
     def _boxes(
         self, front: RegionFront, levels: list[int], lowest: int, points: int

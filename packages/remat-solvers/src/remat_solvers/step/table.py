@@ -8,6 +8,7 @@ whatever the choice it holds as much. A time is proved to
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from remat_solvers.core.milp import Answer, Outcome, Program, solve_program
+from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints
+from remat_solvers.errors import BackEndFailed
 
 __all__ = ["Chosen", "Smallest", "Table"]
 
@@ -27,6 +30,9 @@ _EXACT_SECONDS = 0.8
 _TOLERANCE = 1e-9  # of a bound, for tolerances
 _MOST_COMPARED = 100_000_000  # numbers, to find moments that others imply
 _ATTEMPTS = 8  # with a budget lowered for the tolerance of the back end
+_SAME = 1e-6  # of a time, within which two are the same
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,11 @@ class Table:
             begin = None if start is None or lowered else self._point(columns, start)
             answer = _solve(program, until, begin)
             if attempt == 0:
+                if answer.outcome is Outcome.INFEASIBLE and start is None and not doubt_of(HIGHS):
+                    return Chosen(None, math.inf)
                 if answer.outcome is Outcome.INFEASIBLE:
-                    return Chosen(start, bound) if start else Chosen(None, math.inf)
-                if math.isfinite(answer.bound):
+                    bound = math.inf
+                elif math.isfinite(answer.bound):
                     bound = max(bound, (answer.bound - _TOLERANCE * abs(answer.bound)) / scale)
             found = self._read(columns, answer)
             excess = 0 if found is None else self.peak_bytes(found) - budget_bytes
@@ -96,10 +104,13 @@ class Table:
             lowered += excess
         if found is None or excess > 0 or (start and self.time_of(start) < self.time_of(found)):
             found = start
-        if found is None:
-            return Chosen(None, bound)
-        found = self._hastened(found, budget_bytes)
-        return Chosen(found, min(bound, self.time_of(found)))
+        if found is not None:
+            found = self._hastened(found, budget_bytes)
+            taken = self.time_of(found)
+            if bound > taken * (1 + _SAME):
+                distrust(HIGHS, f"it gave a step the bound {bound:g}, but a choice takes {taken:g}")
+            bound = min(bound, taken)
+        return Chosen(found, self.least_time if doubt_of(HIGHS) else bound)
 
     def smallest(self, until: float) -> Smallest:
         """Find the choice that needs the least budget."""
@@ -124,9 +135,11 @@ class Table:
         answer = _solve(program, until, None)
         found = self._lowered(self._read(columns, answer) or self._lowest())
         proved = (answer.bound * (1 - 1e-7) - 1e-6) / unit
-        if math.isfinite(proved):
-            least = max(least, math.ceil(proved))
         peak = self.peak_bytes(found)
+        if proved > peak:
+            distrust(HIGHS, f"it said that no choice takes {peak} bytes, but one does")
+        elif math.isfinite(proved) and not doubt_of(HIGHS):
+            least = max(least, math.ceil(proved))
         return Smallest(found, peak, min(least, peak))
 
     def _regions(self, least_or_most: np.ufunc, rows: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -273,7 +286,11 @@ def _solve(program: Program, until: float, start: Floats | None) -> Answer:
         return Answer(Outcome.SOLVED, np.zeros(0), 0.0, 0.0)
     left = max(0.0, until - time.perf_counter())
     seconds = min(left, _EXACT_SECONDS)
-    answer = solve_program(program, seconds=seconds, gap=_EXACT, start=start)
+    try:
+        answer = solve_program(program, seconds=seconds, gap=_EXACT, start=start)
+    except BackEndFailed as error:
+        _log.warning("%s", error)
+        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
     near = answer.value <= answer.bound + _GAP * abs(answer.value)
     if answer.outcome is not Outcome.STOPPED or near or seconds == left:
         return answer

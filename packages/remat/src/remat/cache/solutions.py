@@ -100,9 +100,12 @@ def keep_solution(
     solution: Solution,
     partitioner: str | Partitioner | None = None,
 ) -> None:
-    """Keep a solution for later processes, unless it is not known all that it depends on."""
+    """Keep a solution for later processes, unless it is not known all that it depends on.
+
+    Nor is one in doubt kept: another process may prove more.
+    """
     store = Store.here()
-    if store is None or solution.schedule is None:
+    if store is None or solution.schedule is None or solution.doubt is not None:
         return
     key = solution_key(graph, solver, limit_seconds, partitioner)
     if key is None:

@@ -97,6 +97,12 @@ def tradeoff(
         print_json(tradeoff_document(curve))
         return
     print_figures(_curve(curve))
+    for point in curve.points:
+        if point.error is not None:
+            said = f"failed at {point.budget_bytes:,} bytes: {point.error}"
+            out.print(said, markup=False, highlight=False)
+    if curve.doubt is not None:
+        out.print(f"not certified: {curve.doubt}", markup=False, highlight=False)
     out.print(
         f"smallest peak found {curve.smallest_bytes:,} bytes, nothing is below "
         f"{curve.least_bytes:,}; {curve.seconds:.1f} s in all"

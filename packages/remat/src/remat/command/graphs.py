@@ -168,6 +168,7 @@ def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
         "peak": f"{solution.peak_bytes:,} bytes",
         "time": f"{solution.time:.6g} s, {_overhead(graph, solution.time)}",
         "no schedule is below": "unknown" if bound is None else _overhead(graph, bound),
+        **({"not certified": solution.doubt} if solution.doubt else {}),
         "status": f"{solution.status.value}, by {solution.solver}",
         "solved in": f"{solution.solve_seconds:.1f} s",
         "tried": [
@@ -189,4 +190,5 @@ def solution_document(graph: Graph, solution: Solution) -> dict[str, Any]:
         "least_time": graph.time,
         "lower_bound": solution.lower_bound,
         "solve_seconds": solution.solve_seconds,
+        "doubt": solution.doubt,
     }

@@ -19,8 +19,11 @@ from remat_graph.torch import Capture
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, solve
 from remat_solvers.baselines.store_all import store_all
+from remat_solvers.bounds.least import least as least_peak
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.registry import choose
+from remat_solvers.verdicts import Verdicts, doubt_or_raise, least_peak_claim
 
 __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
 
@@ -184,6 +187,8 @@ def _solved(
     except BudgetTooSmall as error:
         smallest = error.smallest_bytes
         least = None if known is None else simulate(graph, known).peak_bytes
+        if known is not None and least is not None and least < error.least_bytes:
+            error = _held_against(graph, solver, error, known)
         if least is not None and least <= smallest:
             smallest = least
         elif error.schedule is not None:
@@ -196,3 +201,28 @@ def _solved(
             error.status,
             error.results_bytes,
         ) from None
+
+
+def _held_against(
+    graph: Graph, solver: str | Solver, error: BudgetTooSmall, known: Schedule
+) -> BudgetTooSmall:
+    """Take from a refusal what a schedule known from before refutes.
+
+    Raises:
+        BrokenSolver: if it is the solver's word, and no back end of ours is behind it.
+    """
+    wiring, timeline = Wiring.of(graph), simulate(graph, known)
+    fits = timeline.peak_bytes <= error.budget_bytes
+    verdicts = Verdicts(wiring)
+    verdicts.show("an earlier plan", known, timeline.time, timeline.peak_bytes)
+    verdicts.claim(
+        least_peak_claim(error.least_bytes, choose(solver) if fits and solver != "auto" else None)
+    )
+    for claim, cause in verdicts.refuted():
+        doubt_or_raise(claim, cause)
+        floor = least_peak(wiring)
+        error = BudgetTooSmall(
+            error.budget_bytes, error.smallest_bytes, floor.peak_bytes, floor.op,
+            Status.LIMIT, error.results_bytes, error.schedule,
+        )  # fmt: skip
+    return error

@@ -211,6 +211,7 @@ class Plan(SavedPlan):
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
             ("overhead, at least", "unknown" if self.bound_overhead is None
                                    else f"{100 * self.bound_overhead:.2f}%"),
+            *(("not certified", doubt) for doubt in [self.solution.doubt] if doubt),
             *(("made another way", text) for text in _other_ways(self.graph, self.schedule)),
             ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
                        f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "

@@ -56,7 +56,8 @@ class StepPlan(SavedPlan):
 
     `breaks` say why the forward is not one region. `measured_peak_bytes` is that of the first step
     that ran by this plan, or the most of the first eight where there are other ranks; `None`
-    before. No plan of the regions within the budget takes less time than `lower_bound`.
+    before. No plan of the regions within the budget takes less time than `lower_bound`; `doubt` is
+    as that of a `Solution`.
     """
 
     calls: tuple[tuple[str, int], ...]
@@ -69,6 +70,7 @@ class StepPlan(SavedPlan):
     origin: Origin
     set_aside_bytes: int = 0
     measured_peak_bytes: int | None = None
+    doubt: str | None = None
 
     @classmethod
     def decode(cls, data: bytes, *, source: str = "document") -> StepPlan:
@@ -247,6 +249,7 @@ class StepPlan(SavedPlan):
             ("storing everything", mib(self.store_all_peak_bytes)),
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
             ("overhead, at least", f"{100 * self.bound_overhead:.2f}%"),
+            *(("not certified", doubt) for doubt in [self.doubt] if doubt),
             *(
                 (printable(name), f"{_times(count)}keeps {mib(kept)}, peak {mib(peak)}")
                 for (name, kept, peak), count in told.items()

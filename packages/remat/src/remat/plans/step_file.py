@@ -73,7 +73,7 @@ class _Moment(msgspec.Struct, forbid_unknown_fields=True):
     running: tuple[Size, Literal["forward", "backward"]] | None
 
 
-class _Step(msgspec.Struct, forbid_unknown_fields=True):
+class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     kinds: Annotated[list[_Kind], msgspec.Meta(min_length=1)]
     calls: Annotated[list[_Call], msgspec.Meta(min_length=1)]
     moments: Annotated[list[_Moment], msgspec.Meta(min_length=1)]
@@ -83,6 +83,7 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     lower_bound: _Seconds
     measured_peak_bytes: Size | None
     origin: OriginBody
+    doubt: str | None = None
 
 
 def encode_step(plan: StepPlan) -> bytes:
@@ -103,6 +104,7 @@ def encode_step(plan: StepPlan) -> bytes:
             plan.lower_bound,
             plan.measured_peak_bytes,
             OriginBody.of(plan.origin),
+            plan.doubt,
         ),
     )
 
@@ -165,6 +167,7 @@ def read_step(
         "origin": body.origin.read(),
         "set_aside_bytes": body.set_aside_bytes,
         "measured_peak_bytes": body.measured_peak_bytes,
+        "doubt": body.doubt,
     }
 
 

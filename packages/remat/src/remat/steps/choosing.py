@@ -24,6 +24,8 @@ from remat.steps.recording import Recorded
 from remat.steps.region_calls import RegionKind
 from remat_exec import BudgetExceeded
 from remat_solvers import BudgetTooSmall
+from remat_solvers.core.milp import HIGHS
+from remat_solvers.core.trust import doubt_of
 from remat_solvers.step import (
     Moment,
     RegionFront,
@@ -210,6 +212,7 @@ class StepChooser:
             min(bound, sum(option.time for option in options)),
             origin,
             self.set_aside,
+            doubt=doubt_of(HIGHS),
         )
         forwards = (
             m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
