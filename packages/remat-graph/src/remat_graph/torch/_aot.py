@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -37,7 +33,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_graph.torch.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.provenance import NotedInterpreter, noted
+from remat_graph.torch.failures import depends_on_data, not_traced, user_line
 
 __all__ = [
     "Joint",
@@ -45,6 +41,7 @@ __all__ = [
     "StandIns",
     "autocast_as_traced",
     "failures_untold",
+    "fake_constant",
     "fake_mode_of",
     "has_no_data",
     "is_custom_backward",
@@ -61,7 +58,6 @@ _DATA_DEPENDENT = (
     DynamicOutputShapeException,
     GuardOnDataDependentSymNode,
 )
-_OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
 
 
 Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int]"
@@ -209,6 +205,14 @@ def failures_untold() -> Iterator[None]:
         told.disabled = before
 
 
+def fake_constant(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """Make the fake tensor of a constant, whose number is known as it was while tracing."""
+    fake = mode.from_tensor(tensor)
+    if tensor.numel() == 1:
+        fake.constant = tensor
+    return fake
+
+
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
     """Find the fake mode in which a joint graph was traced."""
     for node in graph.nodes:
@@ -235,12 +239,12 @@ def trace_joint(
         with compile_lock:
             return _trace(module, tensors, within, exporting=False)
     except _DATA_DEPENDENT as error:  # models that ask torch whether it exports may avoid it
-        first = _explained(error)
+        first = depends_on_data(error)
     try:
         with compile_lock:
             return _trace(module, tensors, within, exporting=True)
     except _DATA_DEPENDENT as error:
-        raise CaptureError(_explained(error)) from error
+        raise CaptureError(depends_on_data(error)) from error
     except CaptureError as error:
         raise CaptureError(f"{first}. Traced as by torch.export, {error}") from error
 
@@ -255,15 +259,6 @@ def try_start(module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         return  # no attempt follows
     with contextlib.ExitStack() as stack, contextlib.suppress(CaptureError):
         _exported(stack, module, tensors)
-
-
-def _explained(error: Exception) -> str:
-    return (
-        f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
-        f"One static graph is captured here: replace the branch by torch.where, or pass the number "
-        f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
-        f"makes regions of what is before and after it"
-    )
 
 
 def _trace(
@@ -312,12 +307,10 @@ def _exported(
         if "convert all Tensors to FakeTensors" in str(error):
             raise CaptureError(
                 f"forward reads a tensor that is neither parameter, buffer, attribute nor "
-                f"input{_user_line(error)}; register it (a list of parameters as "
+                f"input{user_line(error)}; register it (a list of parameters as "
                 f"nn.ParameterList, of modules as nn.ModuleList), or pass it in"
             ) from error
-        raise CaptureError(
-            f"the forward pass cannot be traced{_user_line(error)}: {type(error).__name__}: {error}"
-        ) from error
+        raise not_traced(error) from error
 
 
 def _data_dependent_cause(error: BaseException) -> Exception | None:
@@ -327,20 +320,6 @@ def _data_dependent_cause(error: BaseException) -> Exception | None:
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def _user_line(error: BaseException) -> str:
-    for each, _ in traceback.walk_tb(error.__traceback__):
-        if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:
-            known = noted(each.f_locals["n"])
-            if known is not None and known.source:
-                return f" at {known.source}"
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OWN_PACKAGES]
-    folders = tuple(f"{Path(file).parent}{os.sep}" for file in files if file)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(folders):
-            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
-    return ""
 
 
 def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:

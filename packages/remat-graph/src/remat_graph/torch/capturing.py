@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from remat_graph.errors import RematError
 from remat_graph.torch._aot import Joint, StandIns, has_no_data, without_modes
 from remat_graph.torch.captures import Capture, Costs, finish, own_modes
 from remat_graph.torch.checks import (
@@ -27,6 +28,7 @@ from remat_graph.torch.checks import (
 )
 from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, NoBackward
+from remat_graph.torch.failures import not_traced
 from remat_graph.torch.lowering import returned_nodes
 from remat_graph.torch.periods import Irregular
 from remat_graph.torch.process import collector_at_rest
@@ -158,12 +160,21 @@ def _collector(costs: Costs) -> AbstractContextManager[None]:
 
 
 def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
-    """Capture with few of the blocks that do the same, or all where that does not say the rest."""
+    """Capture with few of the blocks that do the same, or all where that does not say the rest.
+
+    Raises:
+        CaptureError: also for what torch raises, with the user's line; not if there is no memory.
+    """
     try:
-        return captured(whole=False)
-    except Irregular as error:
-        logger.info("every block is traced: %s", error)
-        return captured(whole=True)
+        try:
+            return captured(whole=False)
+        except Irregular as error:
+            logger.info("every block is traced: %s", error)
+            return captured(whole=True)
+    except (RematError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise not_traced(error) from error
 
 
 def tensor_at(

@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from remat_graph.errors import RematError
 from remat_graph.torch.batch_norm import RUN_AS
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.memory import AllocationRecorder
@@ -93,13 +94,14 @@ def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dic
     """Measure every call of a program on the devices of its tensors; keys are op names.
 
     `known` maps equivalence classes to what was measured before, and is added to. What the ranks of
-    a group run together is estimated: others would wait for it, or take part in it.
+    a group run together is estimated: others would wait for it, or take part in it. So is what does
+    not run on made-up inputs, as one whose counts must add up to a size.
 
     Raises:
-        CaptureError: if a call fails on made-up inputs, naming it.
+        CaptureError: if there is no memory for a call, naming it.
     """
     with process_lock, generators_restored(), torch.no_grad():
-        return _by_class(program, lambda call: _measure(program, call), known)
+        return _by_class(program, lambda call: _measure_or_estimate(program, call), known)
 
 
 def _by_class(
@@ -158,10 +160,19 @@ def _with_tensors(
     return args, kwargs
 
 
-def _measure(program: Program, call: Call) -> Cost:
+def _measure_or_estimate(program: Program, call: Call) -> Cost:
     device = _device(program, call)
-    if is_collective(call.target):
-        return _estimate(program, call, DeviceSpec.of(device))
+    if not is_collective(call.target):
+        try:
+            return _measure(program, call, device)
+        except (RematError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            logger.info("%s is estimated, it fails on made-up inputs: %s", call.target, error)
+    return _estimate(program, call, DeviceSpec.of(device))
+
+
+def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program, call, _made_up)
     run = RUN_AS.get(call.target, call.target)
     run(*args, **kwargs)

@@ -15,9 +15,17 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
-from remat_graph.torch._aot import Joint, fake_mode_of, is_traced_tensor, new_fake
+from remat_graph.errors import RematError
+from remat_graph.torch._aot import (
+    Joint,
+    fake_constant,
+    fake_mode_of,
+    is_traced_tensor,
+    new_fake,
+)
 from remat_graph.torch.draws import drawn_in_order_of_memory
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.failures import not_planned
 from remat_graph.torch.strides import (
     RealStrides,
     in_memory_of_terms,
@@ -81,14 +89,20 @@ def propagate(joint: Joint, real: RealStrides | None = None) -> None:
     rewrite since the last run had no influence on is not run again.
 
     Raises:
-        CaptureError: if the graph holds a constant that has no data.
+        CaptureError: if the graph holds a constant that has no data, or an operator that does not
+            run on fake tensors, with the line that it comes from.
     """
     mode = fake_mode_of(joint.graph)
     with mode:
         for node in list(joint.graph.nodes):
             if node.op == "call_function":
                 for call in (*drawn_in_order_of_memory(node), node):
-                    _run(call, real)
+                    try:
+                        _run(call, real)
+                    except RematError:
+                        raise
+                    except Exception as error:
+                        raise not_planned(call, error) from error
             elif node.op != "output" and "fake" not in node.meta:
                 node.meta["fake"] = _given(joint, node, mode)
 
@@ -102,7 +116,7 @@ def _given(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
                 f"the graph holds the constant {node.name}, whose data exists only while "
                 f"tracing; make it in the module's __init__, as a buffer"
             )
-        return mode.from_tensor(constant) if isinstance(constant, torch.Tensor) else constant
+        return fake_constant(mode, constant) if isinstance(constant, torch.Tensor) else constant
     value = node.meta["val"]
     if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
         return torch.empty_like(value)
@@ -307,15 +321,17 @@ def view_closure(node: Node) -> set[Node]:
 def forward_first(joint: Joint) -> None:
     """Move any forward node that was traced after a backward one in front of the backward half.
 
-    What reads a gradient is backward, also where torch does not say so: the backward of an
-    `autograd.Function` that TorchDynamo traced is of its graph.
+    What reads a gradient is backward, also where torch does not say so, and so is what it does not
+    tag and stands behind: the backward of an `autograd.Function` that TorchDynamo traced is of its
+    graph. What is moved may read a constant, which goes along.
     """
     first: Node | None = None
     for node in list(joint.graph.nodes):
-        if node.op != "call_function":
+        if node.op not in ("call_function", "get_attr"):
             continue
         sources = node.all_input_nodes
-        if any(is_backward(source) or source in joint.tangents for source in sources):
+        untold = first is not None and "partitioner_tag" not in node.meta
+        if untold or any(is_backward(source) or source in joint.tangents for source in sources):
             node.meta["partitioner_tag"] = "is_backward"
         if is_backward(node):
             first = first or node

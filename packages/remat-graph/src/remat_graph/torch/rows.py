@@ -183,7 +183,7 @@ class _Nodes:
 
     def _stands_for(self, read: Node, counterpart: Node, by: int) -> bool:
         if read in self.given and counterpart in self.given:
-            return _looks(self.given[read][1]) == _looks(self.given[counterpart][1])
+            return _looks_given(self.given[read][1]) == _looks_given(self.given[counterpart][1])
         return (
             read in self.place
             and counterpart in self.place
@@ -230,7 +230,7 @@ class _Nodes:
         """List the inputs of the program that nodes read, in order, and how they look."""
         reads = itertools.chain(*(self.reads[at] for at in places), more)
         given = [self.given[read] for read in reads if read in self.given]
-        return {key: _looks(tensor) for key, tensor in given}
+        return {key: _looks_given(tensor) for key, tensor in given}
 
     def _form(self, first: int, length: int, start: int, own: list[Key]) -> list[tuple[str, Any]]:
         """Say what the nodes of a period read, each read as seen from there.
@@ -309,7 +309,12 @@ def _looks(item: Any) -> tuple[Any, ...]:
     where = None
     if item.layout is torch.strided:
         where = item.stride(), item.storage_offset(), item.is_conj(), item.is_neg()
-    return *shown, where, item.requires_grad, item.is_leaf
+    return *shown, where, item.requires_grad
+
+
+def _looks_given(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Say what tracing can see of an input; of what is made, torch may refuse to say the last."""
+    return *_looks(tensor), tensor.is_leaf
 
 
 def _module_of(node: Node) -> str:

@@ -30,10 +30,14 @@ __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
 
 def have_same_ops(one: Graph, other: Graph) -> bool:
     """Whether a schedule of one is a schedule of the other, whatever it takes there."""
-    return len(one.ops) == len(other.ops) and all(
-        (a.name, a.inputs, a.outputs, a.stage, a.replayable, a.order_after)
-        == (b.name, b.inputs, b.outputs, b.stage, b.replayable, b.order_after)
-        for a, b in zip(one.ops, other.ops, strict=True)
+    return (
+        (one.resident, one.results) == (other.resident, other.results)
+        and len(one.ops) == len(other.ops)
+        and all(
+            (a.name, a.inputs, a.outputs, a.stage, a.replayable, a.order_after)
+            == (b.name, b.inputs, b.outputs, b.stage, b.replayable, b.order_after)
+            for a, b in zip(one.ops, other.ops, strict=True)
+        )
     )
 
 

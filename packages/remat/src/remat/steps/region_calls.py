@@ -68,7 +68,7 @@ class RegionPlan:
 
 @dataclass(eq=False)
 class RegionKind:
-    """Regions of the same operations and sizes, which have the same options.
+    """Regions of the same operations, sizes and results, which have the same options.
 
     `missing` are the positions of outputs whose gradients are taken not to come. One that is not
     `met` yet is that of a plan file, in the names of the file.
@@ -94,11 +94,14 @@ class RegionKind:
         return held
 
     def has(self, graph: Graph) -> bool:
-        """Whether a graph is of this kind."""
+        """Whether a graph is of this kind, with costs that were found as its own were."""
+        own = self.front.graph
         return (
             self.met
-            and self.front.graph.values == graph.values
-            and have_same_ops(self.front.graph, graph)
+            and own.values == graph.values
+            and have_same_ops(own, graph)
+            and [(op.workspace_bytes, op.overwrites) for op in own.ops]
+            == [(op.workspace_bytes, op.overwrites) for op in graph.ops]
         )
 
     @functools.cached_property

@@ -99,8 +99,8 @@ class StepRunner:
     def add(self, name: str, capture: Capture, costs: dict[str, Cost]) -> RegionPlan:
         """Find the options of a region, captured with estimated costs.
 
-        What has been measured is in `costs`, and is added to. Nothing is measured or solved for a
-        region of a known kind, and nothing solved for one of a plan that was given.
+        What has been measured is in `costs`, and is added to. Nothing is solved for a region of a
+        known kind, or of a plan that was given.
 
         Raises:
             PlanMismatch: in the first step, if it is none of the regions of that plan.
@@ -111,14 +111,14 @@ class StepRunner:
             self._is_provisional = self._is_new = True
         else:  # the step begins with this region
             self._next_is_provisional = True
+        if self._settings.costs == "measure":
+            with remembered_costs(costs, capture.program.device, self._settings.costs):
+                if not costs.keys() >= set(capture.program.equivalence.values()):
+                    refuse_other_profilers(capture.program.device)
+                capture = capture.costed("measure", costs)
         kinds = self._kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number == len(kinds):
-            if self._settings.costs == "measure":
-                with remembered_costs(costs, capture.program.device, self._settings.costs):
-                    if not costs.keys() >= set(capture.program.equivalence.values()):
-                        refuse_other_profilers(capture.program.device)
-                    capture = capture.costed("measure", costs)
             number, capture = self._of_given(name, capture) or (number, capture)
             if number == len(kinds):
                 kinds.append(self._solved(name, capture))

@@ -1,0 +1,74 @@
+"""What is said where torch fails on the user's code: the line, and what to write instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+from torch.fx import Node
+
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.provenance import NotedInterpreter, noted
+
+__all__ = ["depends_on_data", "not_planned", "not_traced", "user_line"]
+
+_OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_APART = (
+    "in remat.rematerialize a function with @torch.compiler.disable around it runs as it is, "
+    "between regions"
+)
+
+
+def depends_on_data(error: Exception) -> str:
+    """Say that a graph would not be static."""
+    return (
+        f"control flow or a shape depends on the data of a tensor{user_line(error)}: {error}. "
+        f"One static graph is captured here: replace the branch by torch.where, or pass the number "
+        f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
+        f"makes regions of what is before and after it"
+    )
+
+
+def not_traced(error: Exception) -> CaptureError:
+    """Say that a forward raised an error, or that torch did while tracing it."""
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    advice = f"; {_APART}" if _is_of_torch_or_ours(innermost.filename) else ""
+    return CaptureError(
+        f"the forward pass cannot be traced{user_line(error)}: {type(error).__name__}: "
+        f"{error}{advice}"
+    )
+
+
+def not_planned(node: Node, error: Exception) -> CaptureError:
+    """Say that what was traced does not run on tensors without data."""
+    known = noted(node)
+    where = f" at {known.source}" if known is not None and known.source else ""
+    return CaptureError(
+        f"{node.target}{where} cannot be planned: {type(error).__name__}: {error}; {_APART}"
+    )
+
+
+def user_line(error: BaseException) -> str:
+    """Find the user's line that led to an error: ` at file:line`, or nothing."""
+    for each, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:
+            known = noted(each.f_locals["n"])
+            if known is not None and known.source:
+                return f" at {known.source}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not _is_of_torch_or_ours(frame.filename):
+            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+    return ""
+
+
+def _is_of_torch_or_ours(file: str) -> bool:
+    """Whether code is not the user's: Python's own, such as that of a cached property, neither."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OWN_PACKAGES]
+    folders = tuple(f"{Path(each).parent}{os.sep}" for each in files if each)
+    return file.startswith(folders) or (
+        file.startswith(_PYTHON) and "-packages" not in file.removeprefix(_PYTHON)
+    )

@@ -1,0 +1,86 @@
+"""The smallest models that show what libraries do, by what failed: each with its arguments."""
+
+import torch
+
+from integration_cases.odd_models import Made, linear, rows
+
+
+class Sparsemax(torch.autograd.Function):
+    """As in TabNet: the backward makes constants, and reads them."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ordered = x.sort(1, descending=True)[0]
+        sums = ordered.cumsum(1) - 1
+        count = (torch.arange(1, 17) * ordered > sums).sum(1, keepdim=True)
+        ctx.save_for_backward(count, made := (x - sums.gather(1, count - 1) / count).clamp(min=0))
+        return made
+
+    @staticmethod
+    def backward(ctx, gradient):
+        count, made = ctx.saved_tensors
+        gradient = gradient.clone()
+        gradient[made == 0] = 0
+        mean = gradient.sum(1, keepdim=True) / count
+        return torch.where(made != 0, gradient - mean, gradient)
+
+
+class Noisy(torch.autograd.Function):
+    """A function whose backward draws, and reads a constant of several numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand(16) * torch.tensor([1.0, 3.0] * 8)
+
+
+def applied(function):
+    return Made(lambda m, x: m.leave(function.apply(m.layer(x))), layer=linear(), leave=linear())
+
+
+def alike_but_for_results(m, x):
+    """Two regions whose operators may not run again anyway; the second returns one more."""
+    x = m.layer(x)
+    torch._dynamo.graph_break()
+    x = m.layer(x).sort(1)[0].sin()
+    torch._dynamo.graph_break()
+    x, order = m.leave(x).sort(1)
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return m.leave(x) + order
+
+
+def repeated_by_counts(m, x):
+    counted = m.layer(x[:4]).tanh().repeat_interleave(m.counts, 0, output_size=8)
+    return m.leave(counted)[:, None].repeat_interleave(torch.tensor(1), dim=1)
+
+
+# name: (model, args)
+ONE_REGION = {
+    "sparsemax": (lambda: applied(Sparsemax), (rows(),)),
+    "a backward that draws": (lambda: applied(Noisy), (rows(),)),
+    "repeated by counts": (
+        lambda: Made(
+            repeated_by_counts, layer=linear(), leave=linear(), counts=torch.tensor([1, 2, 3, 2])
+        ),
+        (rows(),),
+    ),
+    "lengths of segments": (
+        lambda: Made(
+            lambda m, x: m.leave(torch.segment_reduce(m.layer(x), "sum", lengths=m.lengths)),
+            layer=linear(),
+            leave=linear(),
+            lengths=torch.tensor([3, 5]),
+        ),
+        (rows(),),
+    ),
+}
+SEVERAL_REGIONS = {
+    "alike but for results": (
+        lambda: Made(alike_but_for_results, layer=linear(), leave=linear()),
+        (rows(),),
+    ),
+}

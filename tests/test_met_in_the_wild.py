@@ -1,0 +1,83 @@
+"""What models of other packages do, in the smallest models that show it: right by every door."""
+
+import pytest
+import torch
+from exec_cases.training import assert_bitwise_equal, train
+from integration_cases.met_in_the_wild import ONE_REGION, SEVERAL_REGIONS
+from integration_cases.odd_models import weighted
+
+import remat
+from remat_graph.torch import flatten
+
+LIMIT_SECONDS = 0.3
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before():
+    yield
+    torch.compiler.reset()
+
+
+def by_example(model, args, budget):
+    return remat.rematerialize(model, args, budget=budget, limit_seconds=LIMIT_SECONDS)
+
+
+def at_first_call(model, args, budget):
+    return remat.rematerialize(model, budget=budget, limit_seconds=LIMIT_SECONDS)
+
+
+def by_backend(model, args, budget):
+    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS}
+    return torch.compile(model, backend="remat", options=options)
+
+
+def trained(make, args, door=None, budget="1MiB"):
+    """Train by a door, or as it is; give what is left, and what stood for the model."""
+    torch.manual_seed(0)
+    model = make().train()
+    run = model
+    if door is not None:
+        before = {name: _dense(tensor) for name, tensor in model.state_dict().items()}
+        torch.manual_seed(1)
+        run = door(model, args, budget)
+        after = model.state_dict()
+        assert all(torch.equal(_dense(after[name]), tensor) for name, tensor in before.items())
+    record = train(run, lambda m, _: m(*args), _loss, steps=STEPS)
+    record.tensors = {
+        name: None if item is None else _dense(item) for name, item in record.tensors.items()
+    }
+    return record, run
+
+
+def _dense(tensor):
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor.clone()
+
+
+def _loss(output):
+    return weighted(item for item in flatten(output)[0] if item.requires_grad)
+
+
+pytestmark = pytest.mark.filterwarnings(  # of torch, where it compiles by itself
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)
+DOORS = pytest.mark.parametrize("door", [by_example, at_first_call, by_backend])
+
+
+@DOORS
+@pytest.mark.parametrize("name", {**ONE_REGION, **SEVERAL_REGIONS})
+def test_trains_as_eager_does(name, door):
+    make, args = {**ONE_REGION, **SEVERAL_REGIONS}[name]
+    assert_bitwise_equal(trained(make, args, door)[0], trained(make, args)[0])
+
+
+@pytest.mark.parametrize("name", ONE_REGION)
+def test_trains_at_the_least_budget_as_eager_does(name):
+    make, args = ONE_REGION[name]
+    with pytest.raises(remat.BudgetTooSmall) as error:
+        by_example(make().train(), args, 1)
+    enough = int(1.05 * error.value.smallest_bytes)
+    record, model = trained(make, args, by_example, enough)
+    assert_bitwise_equal(record, trained(make, args)[0])
+    assert model.plan.measured_peak_bytes <= enough
