@@ -110,6 +110,9 @@ def test_a_file_holds_all_of_a_plan(made, tmp_path):
     assert str(read) == str(plan)
     assert str(plan).startswith(f"remat plan of {len(plan.calls)} calls of regions\n")
     assert replace(plan, calls=plan.calls[:1])._title == "remat plan of one call"
+    doubted = replace(plan, doubt="HIGHS was wrong")
+    assert "not certified        HIGHS was wrong" in str(doubted)
+    assert remat.StepPlan.decode(doubted.encode()) == doubted
     read.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 

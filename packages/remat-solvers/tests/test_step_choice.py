@@ -1,5 +1,6 @@
 """The choice of options under one budget: the best of all combinations, never over the budget."""
 
+import dataclasses
 import itertools
 import math
 
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 from solver_cases.regions import closed, regions
 from solver_cases.synthetic import gpt2
 
-from remat_graph import Schedule, Status
+from remat_graph import Schedule, Solution, Status
 from remat_solvers import (
+    ANY_BYTES,
+    BrokenSolver,
     BudgetTooSmall,
     InvalidProblem,
     Moment,
+    RegionBound,
     RegionOption,
     StepTooLarge,
     choose,
@@ -24,8 +28,10 @@ from remat_solvers import (
     solve,
     step_bound,
 )
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.core import milp, trust
 from remat_solvers.core.milp import Answer, Outcome
+from remat_solvers.step.table import Table
 
 few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -278,3 +284,82 @@ def test_layers_in_turn_keep_less_under_less():
         times.append(found.time)
     assert times == sorted(times)
     assert times[0] < times[-1]
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    """Have the back end say something else."""
+    read = milp._read
+
+    def make(change):
+        monkeypatch.setattr(milp, "_read", lambda *given: change(read(*given)))
+
+    return make
+
+
+OPTIONS = [[option(0, 5, 5, 3), option(2, 4, 4, 2), option(5, 5, 5, 1)]] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: Answer(Outcome.INFEASIBLE, None, math.inf, math.inf),
+        lambda answer: dataclasses.replace(answer, bound=answer.value * 2),
+        lambda _: Answer(Outcome.STOPPED, None, math.inf, 1e9),
+    ],
+)
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_back_end_that_lies_is_not_believed(lying, monkeypatch, change, greedy):
+    if not greedy:
+        monkeypatch.setattr(Table, "_greedy", lambda *_: None)
+    honest = choose(OPTIONS, [1] * 3, nested(3), 11)
+    assert (honest.status, honest.doubt) == (Status.OPTIMAL, None)
+    lying(change)
+    found = choose(OPTIONS, [1] * 3, nested(3), 11)
+    assert found.peak_bytes <= 11
+    assert (found.status, found.lower_bound) == (Status.FEASIBLE, 3.0)
+    assert found.doubt.startswith("HIGHS was wrong in this process: ")
+
+
+def test_a_least_budget_that_a_choice_refutes_is_not_told(lying):
+    lying(lambda answer: dataclasses.replace(answer, bound=answer.value * 3))
+    with pytest.raises(StepTooLarge) as caught:
+        choose(OPTIONS, [1] * 3, nested(3), 4)
+    assert caught.value.least_bytes <= caught.value.smallest_bytes
+
+
+def test_a_back_end_that_fails_leaves_what_is_found_without(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("cvxpy.Problem.get_problem_data", fail)
+    found = choose(OPTIONS, [1] * 3, nested(3), 11)
+    assert (found.peak_bytes <= 11, found.status) == (True, Status.FEASIBLE)
+
+
+class Boastful(StoreAll):
+    """Says that nothing is faster than a hundred times storing everything."""
+
+    def solve(self, problem, limit, report):
+        bound = 100 * problem.graph.time
+        return Solution(Status.LIMIT, None, math.inf, 0, bound, self.name, 0.0)
+
+
+def test_a_region_whose_solver_an_option_refutes_is_an_error():
+    graph = closed(gpt2(layers=1))
+    front = region_front(graph, points=2, limit_seconds=5)
+    low = min(front.options, key=lambda o: o.peak_bytes)
+    open_still = dataclasses.replace(front, bounds=())
+    box = {"kept_bytes": low.kept_bytes, "peak_bytes": low.peak_bytes}
+    with pytest.raises(BrokenSolver, match="Boastful is broken: it claims the bound"):
+        refined_options(open_still, **box, solver=Boastful())
+
+
+def test_a_region_gives_up_what_an_option_refutes():
+    front = region_front(closed(gpt2(layers=1)), points=2, limit_seconds=5)
+    kept = min(option.kept_bytes for option in front.options)
+    wrong = RegionBound(kept, ANY_BYTES, 1e9)
+    front = dataclasses.replace(front, bounds=(*front.bounds, wrong))
+    again = refined_options(front, kept_bytes=kept + 1, peak_bytes=front.options[0].peak_bytes)
+    assert wrong not in again.bounds
+    assert "claims the bound 1000000000.0" in trust.doubt_of("HIGHS")
