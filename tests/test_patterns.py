@@ -154,7 +154,8 @@ def test_a_call_without_a_backward_goes_with_its_outputs():
     gc.disable()
     try:
         loss = model(X)
-        live = vars(model)["forward"]._machine[0].together.live
+        with vars(model)["forward"]._machine[0].taken() as stepper:
+            live = stepper.together.live
         assert len(live) == 2
         del loss
         assert not live

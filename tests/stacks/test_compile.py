@@ -153,6 +153,65 @@ def test_a_model_without_breaks_is_one_region_however_it_is_compiled(way, recwar
     assert not [warning for warning in recwarn if issubclass(warning.category, remat.BudgetWarning)]
 
 
+class Wide(Blocks):
+    """Another model than `Blocks`, whose code TorchDynamo compiles anew."""
+
+    def forward(self, x):
+        return super().forward(torch.cat([x, x]))
+
+
+@pytest.mark.parametrize("second", [Blocks, Wide])
+@pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.2}, None])
+def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, caplog):
+    """Also those with one dict of options, or none, and those whose code is the same."""
+    with caplog.at_level("INFO", logger="remat.backend"):
+        for kind in (Blocks, second):
+            model = torch.compile(made(kind), backend="remat", options=options)
+            for _ in range(3):
+                square(model(batch())).backward()
+    plans = [plan for record in caplog.records for plan in record.args]
+    assert [type(plan) for plan in plans] == [remat.Plan, remat.Plan]
+    if options is not None:
+        assert [plan.budget_bytes / plan.plain_peak_bytes for plan in plans] == pytest.approx(
+            [0.9, 0.9], rel=1e-3
+        )
+
+
+def test_a_model_that_fits_no_budget_is_no_error_of_another():
+    options = {"budget": "3KiB", "limit_seconds": 0.2}
+    small, large = (
+        torch.compile(model, backend="remat", options=options)
+        for model in (made(nn.Linear, 16, 4), made(Blocks))
+    )
+    for _ in range(3):
+        with pytest.raises(remat.BudgetTooSmall):
+            large(batch())
+        square(small(batch())).backward()
+
+
+def test_models_whose_calls_wait_for_a_backward_at_a_time_are_planned_together_from_then_on():
+    plans, second = [], nn.Linear(16, 16)
+    options = {"budget": "1MiB", "limit_seconds": 0.2, "on_plan": plans.append}
+    first, plain = made(nn.Linear, 16, 16), [made(nn.Linear, 16, 16), copy.deepcopy(second)]
+    models = [torch.compile(m, backend="remat", options=options) for m in (first, second)]
+
+    def steps(models):
+        for _ in range(4):
+            for model in models:
+                model.zero_grad()
+            square(models[1](models[0](batch()).tanh())).backward()
+            yield [p.grad for model in models for p in model.parameters()]
+
+    with pytest.warns(remat.BudgetWarning, match="2 calls were made before a backward") as told:
+        got = list(steps(models))
+    for found, expected in zip(got, steps(plain), strict=True):
+        assert all(map(torch.equal, found, expected))
+    assert len(told) == 1
+    assert [type(plan) for plan in plans[:2]] == [remat.Plan, remat.Plan]
+    assert isinstance(plans[-1], remat.StepPlan)
+    assert len(plans[-1].calls) == 2
+
+
 def test_the_users_own_compiled_model_is_left_alone():
     before = settings()
     counter = CompileCounterWithBackend("aot_eager")

@@ -4,24 +4,28 @@ The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `captu
 `optimizer`, `on_misfit`, `plan`, `numerics` and `partitioner`, as of `rematerialize`; without a
 budget it is `"auto"`. `on_plan` is a function that is called with each plan that a step begins to
 run by, such as `lambda plan: plan.save("plan.json")`. All that one `torch.compile` compiles is of
-one step, under one budget. Settings of TorchDynamo are the user's here: past its recompile limit it
-runs code as it is, so the last compilation before it raises, and names the setting.
+one step, under one budget. Steps of several with equal options are joined where calls of both wait
+for a backward at the same time, as those of blocks do that are compiled each by itself. Settings of
+TorchDynamo are the user's here: past its recompile limit it runs code as it is, so the last
+compilation before it raises, and names the setting.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import found_in, is_last_compilation, let_through
+from remat.dynamo import compiled_call, found_in, is_last_compilation, let_through
 from remat.errors import RematError
 from remat.planning.settings import Settings
-from remat.steps.region import Region
 from remat.steps.stepper import Stepper
+from remat.steps.steppers import SharedRegion, Steppers
 
 __all__ = ["remat_backend"]
 
@@ -42,7 +46,56 @@ _DEFAULTS = {
     "partitioner": None,
     "on_plan": None,
 }
-_steppers: dict[int, tuple[Any, Stepper, set[int]]] = {}
+
+
+@dataclass(eq=False)
+class _Alike:
+    """Code compiled with equal options: one step for each `torch.compile`, by what stands for it.
+
+    Those whose calls were seen to wait for their backward at the same time are of one step.
+    """
+
+    options: Mapping[str, Any] | None
+    settings: Settings
+    told: Callable[[Any], None]
+    steps: WeakKeyDictionary[Any, _Step] = field(default_factory=WeakKeyDictionary)
+
+    def step(self) -> _Step:
+        """Give the step that the code at work is part of."""
+        call = compiled_call() or self
+        step = self.steps.get(call)
+        if step is None:
+            step = self.steps[call] = _Step(Steppers(self._stepper))
+        return step
+
+    def _stepper(self) -> Stepper:
+        auto = AutoBudget(self.settings.optimizer)
+        return Stepper(self.settings, self.told, auto, join=self._join)
+
+    def _join(self, stepper: Stepper) -> int:
+        """Join a step with all that wait for a backward beside it; say how many calls those are."""
+        steps = set(self.steps.values())
+        own, thread = next(
+            ((step, of) for step in steps if (of := step.steppers.thread_of(stepper))), (None, None)
+        )
+        if own is None or thread is None:
+            return 0
+        waiting = {step: step.steppers.waiting(thread) for step in steps - {own}}
+        for call, step in list(self.steps.items()):
+            if waiting.get(step):
+                self.steps[call] = own
+        return sum(waiting.values())
+
+
+@dataclass(eq=False)
+class _Step:
+    """What runs the step of one `torch.compile` or several, and the frames that Dynamo found."""
+
+    steppers: Steppers
+    frames: set[int] = field(default_factory=set)
+
+
+_known: list[_Alike] = []
 
 
 def remat_backend(
@@ -51,7 +104,7 @@ def remat_backend(
     *,
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
-) -> Region:
+) -> SharedRegion:
     """Make a region of a graph, as a back end of `torch.compile`.
 
     Raises:
@@ -70,8 +123,9 @@ def remat_backend(
                 "run the rest without a plan; raise torch._dynamo.config.recompile_limit, or use "
                 "remat.rematerialize, which has none"
             )
-        stepper, frames = _stepper_for(options)
-        return stepper.add(found_in(graph, frames))
+        alike = _alike(options)
+        found = found_in(graph, alike.step().frames)
+        return SharedRegion(found, lambda: alike.step().steppers)
     except RematError as error:
         raise let_through(error) from error.__cause__
 
@@ -81,17 +135,18 @@ def _log_plan(plan: object) -> None:
 
 
 def _reset() -> None:
-    for _, stepper, _ in _steppers.values():
-        stepper.stop_recording()
-    _steppers.clear()
+    for alike in _known:
+        for step in alike.steps.values():
+            step.steppers.stop_recording()
+    _known.clear()
 
 
 remat_backend.reset = _reset  # type: ignore[attr-defined]
 
 
-def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
-    """Find what plans for one `torch.compile`, which hands its options over as one object."""
-    known = _steppers.get(id(options))
+def _alike(options: Mapping[str, Any] | None) -> _Alike:
+    """Find what was compiled with these options."""
+    known = next((alike for alike in _known if alike.options == options), None)
     if known is None:
         given = dict(options or {})
         unknown = sorted(given.keys() - _DEFAULTS.keys())
@@ -104,11 +159,6 @@ def _stepper_for(options: Mapping[str, Any] | None) -> tuple[Stepper, set[int]]:
         on_plan = taken.pop("on_plan")
         if on_plan is not None and not callable(on_plan):
             raise RematError(f"on_plan={on_plan!r} cannot be called; give a function of a plan")
-        settings = Settings.read(**taken, loss=None)
-        told: Callable[[Any], None] = on_plan or _log_plan
-        known = _steppers[id(options)] = (
-            options,
-            Stepper(settings, told, AutoBudget(settings.optimizer)),
-            set(),
-        )
-    return known[1], known[2]
+        known = _Alike(options, Settings.read(**taken, loss=None), on_plan or _log_plan)
+        _known.append(known)
+    return known

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
@@ -37,6 +38,7 @@ from remat.refusals import (
     refuse_wrapped,
 )
 from remat.steps.stepper import Stepper
+from remat.steps.steppers import SharedRegion, Steppers
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
@@ -190,7 +192,8 @@ def rematerialize(
 
 
 _FORWARD = "_remat_forward"
-_Machine = tuple[Stepper, Callable[[Any, Hashable], Callable[..., Any]]]
+_making = threading.Lock()
+_Machine = tuple[Steppers, Callable[[Any, Hashable], Callable[..., Any]]]
 
 
 class RematForward:
@@ -269,52 +272,56 @@ class RematForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
-            for stepper, _ in self.__dict__.get("_machines", {}).values():
-                stepper.rest()
+            for steppers, _ in list(self.__dict__.get("_machines", {}).values()):
+                steppers.rest()
             return self.original_forward(*args, **kwargs)
         refuse_transforms()
         refuse_checkpointed(self._module)
-        stepper, compiled = self._machine
+        steppers, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:
             run = compiled(run, self._hooks.state())
-        before = stepper.call, stepper.rebuild
-        stepper.call = args, kwargs
-        stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
-        try:
-            return stepper.run(run, *args, **kwargs)
-        finally:
-            stepper.call, stepper.rebuild = before  # the batch is not held until the next one
+        with steppers.taken() as stepper:
+            before = stepper.call, stepper.rebuild
+            stepper.call = args, kwargs
+            stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
+            try:
+                return stepper.run(run, *args, **kwargs)
+            finally:
+                stepper.call, stepper.rebuild = before  # the batch is not held until the next one
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         if self._settings.budget.is_auto:  # what is free is known at the first step
             return
-        stepper, _ = self._machine
+        steppers, _ = self._machine
         module = self._module
         with process_lock, generators_restored(), buffers_restored(module), left_as_it_was(module):
-            stepper.prepare(lambda: self(*args, **kwargs))
+            with steppers.taken() as stepper:
+                stepper.prepare(lambda: self(*args, **kwargs))
             plan = module.__dict__["plan"]
         module.__dict__["plan"] = plan
 
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
-        stepper, compiled = self._machine
+        steppers, compiled = self._machine
         run = compiled(type(block).forward, None)
-        return stepper.run(run, block, *args, **kwargs)
+        with steppers.taken() as stepper:
+            return stepper.run(run, block, *args, **kwargs)
 
     @property
     def _machine(self) -> _Machine:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = _global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
-        if self._classes is None or not self._classes.are_as_they_were():
-            machines.clear()
-            self._classes = Classes(self._module)
-        if hooks not in machines:
-            machines[hooks] = self._new_machine()
-        made: _Machine = machines[hooks]
+        with _making:
+            if self._classes is None or not self._classes.are_as_they_were():
+                machines.clear()
+                self._classes = Classes(self._module)
+            if hooks not in machines:
+                machines[hooks] = self._new_machine()
+            made: _Machine = machines[hooks]
         return made
 
     def _new_machine(self) -> _Machine:
@@ -328,29 +335,41 @@ class RematForward:
             held = module()
             return () if held is None else held.parameters()
 
-        auto = AutoBudget(self._settings.optimizer, parameters)
-        alone = not self._by_regions
-        stepper = Stepper(self._settings, told, auto, alone=alone, parameters=parameters)
-        weakref.finalize(self._module, _stop_recording, weakref.ref(stepper)).atexit = False
+        breaks: list[str] = []
         allow_rnn = not _has_dropout_between_layers(self._module)
         if not allow_rnn:
-            stepper.together.breaks.append(
+            breaks.append(
                 "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
                 "torch loses that dropout when it traces"
             )
+        settings, alone = self._settings, not self._by_regions
+
+        def make() -> Stepper:
+            auto = AutoBudget(settings.optimizer, parameters)
+            stepper = Stepper(settings, told, auto, alone=alone, parameters=parameters)
+            stepper.together.breaks.extend(breaks)
+            return stepper
+
+        steppers = Steppers(make)
+        weakref.finalize(self._module, _stop_recording, weakref.ref(steppers)).atexit = False
+
+        def skipped(reason: str) -> None:
+            breaks.append(reason)
+            with steppers.taken() as stepper:
+                stepper.together.breaks.append(reason)
 
         @functools.cache
         def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
             return compile_frames(
                 function,
-                lambda found, _: stepper.add(found),
-                stepper.together.breaks.append,
+                lambda found, _: SharedRegion(found, lambda: steppers),
+                skipped,
                 allow_rnn=allow_rnn,
                 model=module(),
                 watched=None if hooks is None else module(),
             )
 
-        return stepper, compiled
+        return steppers, compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
@@ -407,8 +426,8 @@ def _has_dropout_between_layers(module: torch.nn.Module) -> bool:
     )
 
 
-def _stop_recording(stepper: weakref.ref[Stepper]) -> None:
-    """End what is recorded for a model that is gone, if Dynamo still holds its stepper."""
-    held = stepper()
+def _stop_recording(steppers: weakref.ref[Steppers]) -> None:
+    """End what is recorded for a model that is gone, if Dynamo still holds its steppers."""
+    held = steppers()
     if held is not None:
         held.stop_recording()

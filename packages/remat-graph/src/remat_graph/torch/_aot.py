@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
+from torch.fx import _symbolic_trace
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -46,6 +47,7 @@ __all__ = [
     "has_no_data",
     "is_custom_backward",
     "is_traced_tensor",
+    "let_other_threads_compile",
     "new_fake",
     "saves_through_hooks",
     "trace_joint",
@@ -247,6 +249,14 @@ def trace_joint(
         raise CaptureError(depends_on_data(error)) from error
     except CaptureError as error:
         raise CaptureError(f"{first}. Traced as by torch.export, {error}") from error
+
+
+def let_other_threads_compile() -> None:
+    """Take back, within a trace, a flag by which code that is compiled refuses to run.
+
+    It is of the process: another thread would be refused. Nothing that is traced looks at it.
+    """
+    _symbolic_trace._is_fx_tracing_flag = False
 
 
 def try_start(module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:

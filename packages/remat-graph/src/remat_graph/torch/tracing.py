@@ -20,7 +20,13 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat_graph.torch._aot import Joint, StandIns, trace_joint, try_start
+from remat_graph.torch._aot import (
+    Joint,
+    StandIns,
+    let_other_threads_compile,
+    trace_joint,
+    try_start,
+)
 from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.noting import Key, Run, forwards_replaced
@@ -123,6 +129,7 @@ class FlatRegion(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Give the tensors that the function returns."""
+        let_other_threads_compile()
         given = zip(self._inputs, self._is_tensor, strict=True)
         result = self._region(*(tensors[item] if known else item for item, known in given))
         leaves, self.output_structure = flatten(result)

@@ -1,6 +1,19 @@
 """TorchDynamo as a front door: the graphs of a function, and what runs instead of them."""
 
-from remat.dynamo.found import Found, found_in, is_last_compilation, let_through
+from remat.dynamo.found import (
+    Found,
+    compiled_call,
+    found_in,
+    is_last_compilation,
+    let_through,
+)
 from remat.dynamo.frames import compile_frames
 
-__all__ = ["Found", "compile_frames", "found_in", "is_last_compilation", "let_through"]
+__all__ = [
+    "Found",
+    "compile_frames",
+    "compiled_call",
+    "found_in",
+    "is_last_compilation",
+    "let_through",
+]

@@ -25,6 +25,7 @@ __all__ = [
     "APART",
     "EACH_TENSOR",
     "Found",
+    "compiled_call",
     "found_in",
     "is_last_compilation",
     "let_through",
@@ -76,6 +77,20 @@ def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
     caller = _caller() if len(known) == 1 else None
     found = read_graph(graph, f"frame {frame}", len(known) == 1 and caller is None)
     return dataclasses.replace(found, caller=caller)
+
+
+def compiled_call() -> object:
+    """Find what stands for the `torch.compile` whose code is at work: one object for each call.
+
+    What two of them compiled with equal options of the same code, they share.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__:
+            return frame.f_locals["callback"]
+        frame = frame.f_back
+    return None
 
 
 def _caller() -> str | None:

@@ -269,7 +269,7 @@ def compile_frames(
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        for code in frames.codes if frames.calls else codes:
+        for code in list(frames.codes) if frames.calls else codes:  # another thread may add
             set_code_exec_strategy(code, _LOOKED_AT)
         frames.met = 0
         frames.calls += 1

@@ -67,6 +67,11 @@ class FirstSteps:
         self._call: PlannedCall | None = None
         self._was_over = False
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether a step is recorded."""
+        return self._recording.under_way
+
     def begin(self, call: PlannedCall, tensors: Sequence[torch.Tensor]) -> None:
         """Record the step that begins with a call, if it is of use.
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -123,6 +124,7 @@ class StepRecording:
         """Begin, unless someone else's profiler is running."""
         gc.collect()  # lest what was there before is let go of in the step
         recorder = AllocationRecorder(device, shared=True)
+        self.thread = threading.get_ident()
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()
             self._recorder = recorder
@@ -188,7 +190,8 @@ def _optimizer_steps(*_: object) -> None:
     if not torch.compiler.is_compiling():
         for recording in list(_told_of_optimizers):
             method = recording.optimizer_steps()
-            if method is not None and recording.ended:
+            own = recording.thread == threading.get_ident()  # another thread cannot end it
+            if method is not None and own and recording.ended:
                 method()
 
 

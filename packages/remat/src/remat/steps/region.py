@@ -44,9 +44,9 @@ class Region:
     Called as Dynamo calls it, with a flat list of inputs, parameters and buffers among them.
     """
 
-    def __init__(self, stepper: Stepper, found: Found) -> None:
+    def __init__(self, stepper: Stepper, found: Found, counters: Counters) -> None:
         self.stepper = stepper
-        self._counters = Counters(found.graph)
+        self._counters = counters
         self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
@@ -106,7 +106,7 @@ class Region:
             return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):
-            outputs = stepper.together.run(planned, self.graph, tensors, self.learn)
+            outputs = stepper.together.run(planned, self.graph, tensors, self.backward_begins)
         else:
             call = _Call(self, key, planned)
             if not stepper.calls:
@@ -148,6 +148,13 @@ class Region:
                     known = known.with_alternatives(numerics, measured=self.stepper.measured)
             _put(self._captures, key, known)
         return known
+
+    def backward_begins(
+        self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]
+    ) -> None:
+        """See what the backward shows of a call that was planned with others."""
+        self.stepper.backward_begins()
+        self.learn(executable, missing, let_go)
 
     def learn(self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """Plan from now on for the gradients that came, and for what the user still held.

@@ -358,6 +358,11 @@ class StepRunner:
         if not self.live:
             self._recording.read()
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether the step is recorded."""
+        return self._recording.under_way
+
     def rest(self) -> None:
         """Record no further where a forward without gradients runs between two steps."""
         if not self.within_forward and not self.live and torch._C._current_graph_task_id() == -1:

@@ -24,6 +24,7 @@ from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import Planned, for_missing
 from remat.planning.settings import Settings
 from remat.plans.plan import Plan
+from remat.steps.counters import Counters
 from remat.steps.first_steps import FirstSteps
 from remat.steps.region import Prepared, Region
 from remat.steps.region_calls import RegionPlan
@@ -52,8 +53,10 @@ class Stepper:
 
     `told` is given each plan that a step begins to run by. `auto` fixes that budget. `alone` says
     that a graph which is all of a function has the whole budget, unless a plan of several is given.
-    `parameters` are those of the model whose forwards are `run`. `call` are the arguments of the
-    call that is run, for a loss that asks for them.
+    `parameters` are those of the model whose forwards are `run`. `join` is called where a backward
+    begins, to have whatever waits for one beside this planned with it from then on, and gives the
+    number of such calls. `call` are the arguments of the call that is run, for a loss that asks for
+    them.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Stepper:
         *,
         alone: bool = True,
         parameters: Callable[[], Iterable[torch.nn.Parameter]] = tuple,
+        join: Callable[[Stepper], int] = lambda _: 0,
     ) -> None:
         self._parameters = parameters
+        self._join = join
         self.together = StepRunner(settings, told, auto)
         self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.answer: Any = None
@@ -86,7 +91,7 @@ class Stepper:
         self.calls: weakref.WeakSet[object] = weakref.WeakSet()
         self.first_steps = FirstSteps()
 
-    def add(self, found: Found) -> Region:
+    def add(self, found: Found, counters: Counters) -> Region:
         """Make a region of a graph that was found.
 
         Raises:
@@ -103,7 +108,7 @@ class Stepper:
             self.together.breaks.append(_leads_to(found.caller))
         if self._alone and not found.whole:
             self._plan_together()
-        region = Region(self, found)
+        region = Region(self, found, counters)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
@@ -127,13 +132,15 @@ class Stepper:
         for region in self._regions:
             region.plans.clear()
 
-    def backward_begins(self, call: object) -> None:
-        """See that no other call of a region that has the whole budget waits for its backward."""
-        self.calls.discard(call)
-        if not self._alone or not self.calls:
+    def backward_begins(self, call: object = None) -> None:
+        """See that no other call that has the budget for itself waits for its backward."""
+        if call is not None:
+            self.calls.discard(call)
+        calls = 1 + len(self.calls) * self._alone + self._join(self)
+        if calls == 1:
             return
         self._plan_together()
-        reason = f"{len(self.calls) + 1} calls were made before a backward"
+        reason = f"{calls} calls were made before a backward"
         self.together.breaks.append(reason)
         warnings.warn(
             f"{reason}: in this step each of them had the budget for itself; from the next step on "
@@ -180,6 +187,16 @@ class Stepper:
                 f"that could be planned ({reason}); train this module without remat"
             )
         return returned
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their backward."""
+        return len(self.calls) + len(self.together.live)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a step is recorded, by a profiler of its thread."""
+        return self.first_steps.is_recording or self.together.is_recording
 
     def rest(self) -> None:
         """Record no further where a forward without gradients runs between two steps."""

@@ -1,0 +1,146 @@
+"""What runs the steps of code that is compiled together: a stepper for each thread in a step.
+
+A step belongs to the thread that runs its forwards, and so do its budget and its record. A thread
+goes on with the stepper that it had, else takes one whose step is over, else has a new one, which
+plans for itself. What Dynamo compiled serves them all.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from remat.dynamo import Found
+from remat.errors import BudgetWarning
+from remat.steps.counters import Counters
+from remat.steps.region import Region
+from remat.steps.stepper import Stepper
+
+__all__ = ["SharedRegion", "Steppers"]
+
+
+@dataclass(eq=False)
+class SharedRegion:
+    """A graph that Dynamo found: a region of whichever stepper runs it, found by `steppers`."""
+
+    found: Found
+    steppers: Callable[[], Steppers]
+    counters: Counters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counters = Counters(self.found.graph)
+        with self.steppers().region_of(self):  # what is wrong with it is said when it is compiled
+            pass
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the region, as Dynamo calls it."""
+        with self.steppers().region_of(self) as region:
+            return region(*inputs)
+
+
+@dataclass(eq=False)
+class _Held:
+    """A stepper, the thread that it is of, and how often that is within a forward of it."""
+
+    stepper: Stepper
+    thread: threading.Thread
+    within: int = 0
+    regions: WeakKeyDictionary[SharedRegion, Region] = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its step is over, as far as can be seen; only its thread ends its recording."""
+        if self.within or self.stepper.waiting:
+            return False
+        return not (self.stepper.is_recording and self.thread.is_alive())
+
+
+class Steppers:
+    """The steppers of what is compiled together, each made by `make`."""
+
+    def __init__(self, make: Callable[[], Stepper]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._all: list[_Held] = []
+        self._last: _Held | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[Stepper]:
+        """Give the stepper of this thread, which no other takes before the end of the block.
+
+        Warns:
+            BudgetWarning: if another thread is within a step at the same time, for the first time.
+        """
+        with self._hold() as held:
+            yield held.stepper
+
+    @contextmanager
+    def region_of(self, shared: SharedRegion) -> Iterator[Region]:
+        """Give the region of a graph with this thread's stepper."""
+        with self._hold() as held:
+            region = held.regions.get(shared)
+            if region is None:
+                region = held.stepper.add(shared.found, shared.counters)
+                held.regions[shared] = region
+            yield region
+
+    @contextmanager
+    def _hold(self) -> Iterator[_Held]:
+        with self._lock:
+            held, is_second = self._find(threading.current_thread())
+            held.within += 1
+        try:
+            if is_second:
+                warnings.warn(
+                    "two threads run steps of one model at the same time: each step has the budget "
+                    "for itself. Gradients are right",
+                    BudgetWarning,
+                    stacklevel=2,
+                )
+            yield held
+        finally:
+            with self._lock:
+                held.within -= 1
+
+    def _find(self, thread: threading.Thread) -> tuple[_Held, bool]:
+        """Find what a thread has, or is to have; say whether that is the second there is."""
+        own = next((held for held in self._all if held.thread is thread), None)
+        if own is None and torch._C._current_graph_task_id() != -1:
+            own = self._last  # a checkpoint computes again, in a thread of autograd's own
+        if own is None:
+            own = next((held for held in self._all if held.is_free), None)
+            if own is None:
+                own = _Held(self._make(), thread)
+                self._all.append(own)
+                self._last = own
+                return own, len(self._all) == 2
+            own.thread = thread
+        self._last = own
+        return own, False
+
+    def rest(self) -> None:
+        """See a forward of this thread without gradients, between two steps."""
+        thread = threading.current_thread()
+        for held in self._all:
+            if held.thread is thread:
+                held.stepper.rest()
+
+    def stop_recording(self) -> None:
+        """Drop what is recorded."""
+        for held in self._all:
+            held.stepper.stop_recording()
+
+    def thread_of(self, stepper: Stepper) -> threading.Thread | None:
+        """Give the thread that a stepper is of, if it is one of these."""
+        return next((held.thread for held in self._all if held.stepper is stepper), None)
+
+    def waiting(self, thread: threading.Thread) -> int:
+        """Count the calls of a thread that wait for their backward."""
+        return sum(held.stepper.waiting for held in self._all if held.thread is thread)
