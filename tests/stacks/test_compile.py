@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from exec_cases.training import assert_bitwise_equal
+from exec_cases.training import assert_bitwise_equal, assert_close
 from stack_cases.models import assert_planned, record, rematerialized
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -151,6 +151,61 @@ def test_a_model_without_breaks_is_one_region_however_it_is_compiled(way, recwar
     model(batch()).sum().backward()
     assert isinstance(plans[-1], remat.Plan)
     assert not [warning for warning in recwarn if issubclass(warning.category, remat.BudgetWarning)]
+
+
+class Loop(nn.Module):
+    """Of whose forward Dynamo makes no graph, for a loop that holds a break."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+    def forward(self, x):
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x).tanh()
+        return x
+
+
+def test_a_model_of_which_there_is_no_graph_is_told_once():
+    model = torch.compile(made(Loop), backend="remat", options={"budget": "1GiB"})
+    with torch.no_grad():
+        model(batch())
+    with pytest.warns(
+        remat.BudgetWarning, match="without a plan or a budget: .*graph_break"
+    ) as told:
+        got = record(model)
+    assert len(told) == 1
+    assert_bitwise_equal(got, record(made(Loop)))
+    frozen = torch.compile(made(Loop).requires_grad_(False), backend="remat")
+    frozen(batch())
+
+
+class Recurrent(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.rnn = nn.LSTM(16, 16, batch_first=True, **options)
+
+    def forward(self, x):
+        return self.leave(self.rnn(self.enter(x[:6]).tanh()[None])[0].tanh())
+
+
+def test_dropout_between_the_layers_of_an_lstm_is_not_lost():
+    options = {"num_layers": 2, "dropout": 0.5}
+    model = torch.compile(made(Recurrent, **options), backend="remat")
+    with pytest.warns(remat.BudgetWarning, match="without a plan or a budget"):
+        got = record(model)
+    assert_bitwise_equal(got, record(made(Recurrent, **options)))
+
+
+def test_an_lstm_within_a_larger_forward_is_planned():
+    plans = []
+    options = {"budget": 0.7, "limit_seconds": 0.2, "on_plan": plans.append}
+    model = torch.compile(made(Recurrent), backend="remat", options=options)
+    assert_close(record(model), record(made(Recurrent)))
+    assert peak_of_a_step(model) <= plans[-1].budget_bytes < peak_of_a_step(made(Recurrent))
+    assert not torch._dynamo.config.allow_rnn
 
 
 class Wide(Blocks):

@@ -13,18 +13,25 @@ compilation before it raises, and names the setting.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import compiled_call, found_in, is_last_compilation, let_through
-from remat.errors import RematError
+from remat.dynamo import (
+    compiled_call,
+    found_in,
+    is_last_compilation,
+    let_through,
+    watch_calls,
+)
+from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
-from remat.steps.stepper import Stepper
+from remat.steps.stepper import Stepper, is_computed
 from remat.steps.steppers import SharedRegion, Steppers
 
 __all__ = ["remat_backend"]
@@ -96,6 +103,7 @@ class _Step:
 
 
 _known: list[_Alike] = []
+_told: WeakSet[Any] = WeakSet()
 
 
 def remat_backend(
@@ -134,6 +142,33 @@ def _log_plan(plan: object) -> None:
     logger.info("%s", plan)
 
 
+def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
+    before = _times_met(call)
+
+    def ended(returned: Any, given: Any, breaks: list[str]) -> None:
+        """Tell once of a `torch.compile` a call of which ran without a plan."""
+        if call in _told or not torch.is_grad_enabled() or _times_met(call) != before:
+            return
+        if is_computed(returned, given):
+            _told.add(call)
+            reasons = "; ".join(breaks) or "TORCH_LOGS=graph_breaks says why"
+            warnings.warn(
+                f"what was compiled ran as it is, without a plan or a budget: TorchDynamo made no "
+                f"graph of it that could be planned ({reasons}). remat.rematerialize plans for the "
+                f"modules within where it can, and refuses the rest",
+                BudgetWarning,
+                stacklevel=4,
+            )
+
+    return ended
+
+
+def _times_met(call: object) -> int:
+    """Count the calls of regions of a `torch.compile` that had something to train."""
+    steps = (alike.steps[call] for alike in _known if call in alike.steps)
+    return sum(step.steppers.times_met() for step in steps)
+
+
 def _reset() -> None:
     for alike in _known:
         for step in alike.steps.values():
@@ -142,6 +177,7 @@ def _reset() -> None:
 
 
 remat_backend.reset = _reset  # type: ignore[attr-defined]
+watch_calls(remat_backend, _call_begins)
 
 
 def _alike(options: Mapping[str, Any] | None) -> _Alike:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from remat.budgets.auto import AutoBudget, OptimizerLike
-from remat.dynamo import compile_frames
+from remat.dynamo import compile_frames, loses_dropout
 from remat.errors import RematError
 from remat.modules.classes import Classes
 from remat.modules.hooks import Hooks
@@ -336,7 +336,7 @@ class RematForward:
             return () if held is None else held.parameters()
 
         breaks: list[str] = []
-        allow_rnn = not _has_dropout_between_layers(self._module)
+        allow_rnn = not loses_dropout(self._module)
         if not allow_rnn:
             breaks.append(
                 "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
@@ -415,14 +415,6 @@ def _global_hooks() -> tuple[Any, ...]:
         tuple(hooks.values())
         for name, hooks in vars(torch_module).items()
         if name.startswith("_global_") and isinstance(hooks, dict)
-    )
-
-
-def _has_dropout_between_layers(module: torch.nn.Module) -> bool:
-    """Whether an RNN draws random numbers between its layers: torch loses that when it traces."""
-    return any(
-        isinstance(part, torch.nn.RNNBase) and part.dropout and part.num_layers > 1
-        for part in module.modules()
     )
 
 

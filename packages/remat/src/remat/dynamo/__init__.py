@@ -7,7 +7,8 @@ from remat.dynamo.found import (
     is_last_compilation,
     let_through,
 )
-from remat.dynamo.frames import compile_frames
+from remat.dynamo.frames import compile_frames, loses_dropout
+from remat.dynamo.watching import watch_calls
 
 __all__ = [
     "Found",
@@ -16,4 +17,6 @@ __all__ = [
     "found_in",
     "is_last_compilation",
     "let_through",
+    "loses_dropout",
+    "watch_calls",
 ]

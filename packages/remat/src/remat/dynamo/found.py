@@ -27,6 +27,7 @@ __all__ = [
     "Found",
     "compiled_call",
     "found_in",
+    "frame_of_call",
     "is_last_compilation",
     "let_through",
     "note_provenance",
@@ -80,15 +81,21 @@ def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
 
 
 def compiled_call() -> object:
-    """Find what stands for the `torch.compile` whose code is at work: one object for each call.
+    """Find what stands for the `torch.compile` whose code is at work: one object for each.
 
     What two of them compiled with equal options of the same code, they share.
     """
+    frame = frame_of_call()
+    return None if frame is None else frame.f_locals["callback"]
+
+
+def frame_of_call() -> FrameType | None:
+    """Find the frame in which what a `torch.compile` made is called."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__:
-            return frame.f_locals["callback"]
+            return frame
         frame = frame.f_back
     return None
 

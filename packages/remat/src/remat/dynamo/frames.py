@@ -41,7 +41,7 @@ from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly
 
-__all__ = ["compile_frames"]
+__all__ = ["compile_frames", "first_lines", "loses_dropout"]
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class _Frames:
 
     def _tell(self, breaks: Iterable[str]) -> None:
         """Say why there is no graph before a break; the frames around that one break there, too."""
-        for reason in map(_first_lines, breaks):
+        for reason in map(first_lines, breaks):
             if reason not in self._told:
                 self._told.add(reason)
                 self._skipped(reason)
@@ -295,6 +295,14 @@ def compile_frames(
     return run
 
 
+def loses_dropout(module: torch.nn.Module) -> bool:
+    """Whether an RNN draws random numbers between its layers: torch loses that when it traces."""
+    return any(
+        isinstance(part, torch.nn.RNNBase) and part.dropout and part.num_layers > 1
+        for part in module.modules()
+    )
+
+
 def _run_by(function: Any, model: torch.nn.Module | None) -> Iterator[Any]:
     """Yield functions that may have graphs when `function` is run."""
     yield function
@@ -340,7 +348,7 @@ def _traced_elsewhere() -> bool:
         return not is_fx_symbolic_tracing()
 
 
-def _first_lines(reason: str) -> str:
+def first_lines(reason: str) -> str:
     """Give what Dynamo says of a break: its kind and the explanation, without hints and links."""
     kind, _, rest = reason.partition("\n")
     explanation = rest.partition("Explanation: ")[2].partition("\n  Hint:")[0]

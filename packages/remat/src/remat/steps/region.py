@@ -26,7 +26,7 @@ from remat_solvers import BudgetTooSmall
 if TYPE_CHECKING:
     from remat.steps.stepper import Stepper
 
-__all__ = ["Prepared", "Region"]
+__all__ = ["Prepared", "Region", "run_as_it_is"]
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +118,7 @@ class Region:
         return self._counters.put_back(returned, inputs)
 
     def _as_it_is(self, inputs: Sequence[Any]) -> Any:
-        with quietly():  # torch warns of tensors where the user's code had arrays
-            return self._counters.put_back(self._found(*inputs), inputs)
+        return run_as_it_is(self._found, self._counters, inputs)
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Give what a call is planned for: numbers that the graph reads, and sizes left open."""
@@ -227,6 +226,12 @@ class _Call(PlannedCall):
             BudgetWarning,
             stacklevel=2,
         )
+
+
+def run_as_it_is(graph: torch.fx.GraphModule, counters: Counters, inputs: Sequence[Any]) -> Any:
+    """Run a graph without a plan."""
+    with quietly():  # torch warns of tensors where the user's code had arrays
+        return counters.put_back(graph(*inputs), inputs)
 
 
 def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:

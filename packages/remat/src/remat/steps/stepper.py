@@ -43,7 +43,7 @@ from remat_graph.torch import (
 )
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["Stepper"]
+__all__ = ["Stepper", "is_computed"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Stepper:
     `parameters` are those of the model whose forwards are `run`. `join` is called where a backward
     begins, to have whatever waits for one beside this planned with it from then on, and gives the
     number of such calls. `call` are the arguments of the call that is run, for a loss that asks for
-    them.
+    them. `times_met` counts calls of regions that have something to differentiate.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Stepper:
         self._planner = RegionPlanner(settings, auto)
         self.real_strides = RealStrides() if settings.costs == "measure" else None
         self._alone = alone and settings.given_step is None
-        self._met = self._has_run = False
+        self.times_met = self._met_before = 0
+        self._has_run = False
         self._unplanned: set[str] = set()
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self.calls: weakref.WeakSet[object] = weakref.WeakSet()
@@ -162,7 +163,8 @@ class Stepper:
         if first:
             self.together.enter_first(_device(tuple(self._parameters())))
         self.together.within_forward = True
-        self._met = self._met and not outermost
+        if outermost:
+            self._met_before = self.times_met
         alone = self._alone
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
@@ -178,7 +180,7 @@ class Stepper:
             raise
         finally:
             self.together.within_forward = not outermost
-        if not self._met and _is_computed(returned, (args, kwargs)):
+        if self.times_met == self._met_before and is_computed(returned, (args, kwargs)):
             reason = "; ".join(self.together.breaks[-3:]) or (
                 "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
             )
@@ -238,15 +240,15 @@ class Stepper:
 
     def met(self) -> None:
         """Note that a region was called that has something to differentiate."""
-        self._met = True
+        self.times_met += 1
 
     def met_nothing_to_plan(self, region: Region, inputs: Sequence[Any]) -> None:
         """Note it of a region whose gradients take no memory.
 
         Not of one that could not be captured, or that goes on from what eager code computed.
         """
-        if region.name not in self._unplanned and not _is_computed(inputs, self.call):
-            self._met = True
+        if region.name not in self._unplanned and not is_computed(inputs, self.call):
+            self.times_met += 1
 
     def used(self, planned: Planned) -> None:
         """Note the plan that a step runs by."""
@@ -275,7 +277,7 @@ class Stepper:
         self, region: Region, inputs: Sequence[Any]
     ) -> Planned | RegionPlan | NotPlanned | None:
         logger.info("planning for %s", region.name)
-        if region.caller is not None and _is_computed(inputs, ()):
+        if region.caller is not None and is_computed(inputs, ()):
             warnings.warn(
                 f"{_leads_to(region.caller)}: what it holds there is not counted, beside the "
                 f"budget; remat.rematerialize counts it",
@@ -350,7 +352,7 @@ def _leads_to(caller: str) -> str:
     return f"TorchDynamo made no graph of what leads to {caller}"
 
 
-def _is_computed(tensors: Any, given: Any) -> bool:
+def is_computed(tensors: Any, given: Any) -> bool:
     """Whether any of these has a gradient, is no leaf, and is no view of what was given."""
     known = set(map(_storage, flatten(given)[0]))
     return any(

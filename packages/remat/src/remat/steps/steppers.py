@@ -7,6 +7,7 @@ plans for itself. What Dynamo compiled serves them all.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ import torch
 
 from remat.dynamo import Found
 from remat.errors import BudgetWarning
+from remat.modules.checkpoints import with_checkpoints_of_eager
 from remat.steps.counters import Counters
-from remat.steps.region import Region
+from remat.steps.region import Region, run_as_it_is
 from remat.steps.stepper import Stepper
 
 __all__ = ["SharedRegion", "Steppers"]
@@ -39,9 +41,16 @@ class SharedRegion:
         with self.steppers().region_of(self):  # what is wrong with it is said when it is compiled
             pass
 
+    @functools.cached_property
+    def _eager(self) -> torch.fx.GraphModule:
+        return with_checkpoints_of_eager(self.found.graph)
+
     def __call__(self, *inputs: Any) -> Any:
-        """Run the region, as Dynamo calls it."""
-        with self.steppers().region_of(self) as region:
+        """Run the region, as Dynamo calls it; as it is in a thread that only evaluates."""
+        steppers = self.steppers()
+        if not torch.is_grad_enabled() and not steppers.has_own():
+            return run_as_it_is(self._eager, self.counters, self.counters.given(inputs))
+        with steppers.region_of(self) as region:
             return region(*inputs)
 
 
@@ -124,6 +133,16 @@ class Steppers:
             own.thread = thread
         self._last = own
         return own, False
+
+    def has_own(self) -> bool:
+        """Whether this thread has a stepper."""
+        thread = threading.current_thread()
+        return any(held.thread is thread for held in self._all)
+
+    def times_met(self) -> int:
+        """Count the calls of regions in this thread that had something to differentiate."""
+        thread = threading.current_thread()
+        return sum(held.stepper.times_met for held in self._all if held.thread is thread)
 
     def rest(self) -> None:
         """See a forward of this thread without gradients, between two steps."""
