@@ -4,7 +4,8 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
 from integration_cases.met_in_the_wild import ONE_REGION, SEVERAL_REGIONS
-from integration_cases.odd_models import weighted
+from integration_cases.odd_models import linear, rows, weighted
+from torch import nn
 
 import remat
 from remat_graph.torch import flatten
@@ -61,6 +62,10 @@ def _loss(output):
 pytestmark = pytest.mark.filterwarnings(  # of torch, where it compiles by itself
     "ignore:.*should not be instantiated:DeprecationWarning",
     "ignore:The .grad attribute:UserWarning",
+    "ignore:.torch.jit:DeprecationWarning",
+    "ignore:torch.ao.quantization is deprecated:DeprecationWarning",
+    "ignore:Please use quant_min:UserWarning",
+    "ignore:Sparse CSR tensor support is in beta:UserWarning",
 )
 DOORS = pytest.mark.parametrize("door", [by_example, at_first_call, by_backend])
 
@@ -81,3 +86,18 @@ def test_trains_at_the_least_budget_as_eager_does(name):
     record, model = trained(make, args, by_example, enough)
     assert_bitwise_equal(record, trained(make, args)[0])
     assert model.plan.measured_peak_bytes <= enough
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.jit.script(linear()), lambda: torch.jit.trace(linear(), rows())],
+    ids=["scripted", "traced"],
+)
+def test_what_jit_made_is_refused_as_a_whole(make):
+    with pytest.raises(remat.RematError, match=r"Linear was made by torch\.jit.*give the module"):
+        remat.rematerialize(make(), budget="1MiB")
+    whole = nn.Sequential(linear(), make())
+    with pytest.raises(remat.RematError, match=r"Linear was made by torch\.jit.*give the module"):
+        remat.rematerialize(whole, budget="1MiB", regions="1")
+    with pytest.raises(remat.CaptureError, match=r"^1 was made by torch\.jit.*between regions"):
+        remat.plan(whole, rows(), budget="1MiB")

@@ -1,6 +1,8 @@
 """The smallest models that show what libraries do, by what failed: each with its arguments."""
 
 import torch
+from torch import nn
+from torch.ao import quantization
 
 from integration_cases.odd_models import Made, linear, rows
 
@@ -58,6 +60,36 @@ def repeated_by_counts(m, x):
     return m.leave(counted)[:, None].repeat_interleave(torch.tensor(1), dim=1)
 
 
+def observed():
+    """Layers with the observers of quantisation-aware training, which resize their buffers."""
+    model = nn.Sequential(quantization.QuantStub(), linear(), nn.ReLU(), linear())
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    return quantization.prepare_qat(model.train())
+
+
+def changed_before_any_graph(m, x):
+    """Resizes, writes and replaces what is stored, in code that is in no graph."""
+    torch._dynamo.graph_break()
+    m.history.resize_(8, 16).fill_(0.5)
+    m.numbers.data = 0.9 * m.numbers
+    m.graph._values().mul_(0.5)
+    with torch.no_grad():
+        for parameter, other in zip(m.slow.parameters(), m.layer.parameters(), strict=True):
+            parameter.data = 0.9 * parameter + 0.1 * other
+            parameter.mul_(0.99)
+    torch._dynamo.graph_break()
+    return m.layer(x).tanh() * m.slow(x) + m.history * m.numbers
+
+
+def of_neighbours(m, x):
+    return m.leave(m.graph @ m.layer(x).tanh())
+
+
+def neighbours():
+    places = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    return torch.sparse_coo_tensor(places, torch.ones(4), (8, 8), check_invariants=True).coalesce()
+
+
 # name: (model, args)
 ONE_REGION = {
     "sparsemax": (lambda: applied(Sparsemax), (rows(),)),
@@ -79,6 +111,36 @@ ONE_REGION = {
     ),
 }
 SEVERAL_REGIONS = {
+    "observers": (observed, (rows(),)),
+    "changed before any graph": (
+        lambda: Made(
+            changed_before_any_graph,
+            layer=linear(),
+            slow=linear().requires_grad_(False),
+            history=torch.zeros(0),
+            numbers=torch.ones(1, 16).expand(8, 16),
+            graph=neighbours(),
+        ),
+        (rows(),),
+    ),
+    "a sparse buffer": (
+        lambda: Made(of_neighbours, layer=linear(), leave=linear(), graph=neighbours()),
+        (rows(),),
+    ),
+    "a sparse buffer by rows": (
+        lambda: Made(
+            of_neighbours, layer=linear(), leave=linear(), graph=neighbours().to_sparse_csr()
+        ),
+        (rows(),),
+    ),
+    "a scripted part": (
+        lambda: nn.Sequential(linear(), torch.jit.script(nn.Sigmoid()), linear()),
+        (rows(),),
+    ),
+    "a traced part": (
+        lambda: nn.Sequential(linear(), torch.jit.trace(linear(), rows()), linear()),
+        (rows(),),
+    ),
     "alike but for results": (
         lambda: Made(alike_but_for_results, layer=linear(), leave=linear()),
         (rows(),),

@@ -14,7 +14,13 @@ from torch.autograd import forward_ad
 
 from remat.errors import RematError
 
-__all__ = ["refuse_checkpointed", "refuse_transforms", "refuse_unpicklable", "refuse_wrapped"]
+__all__ = [
+    "refuse_checkpointed",
+    "refuse_scripted",
+    "refuse_transforms",
+    "refuse_unpicklable",
+    "refuse_wrapped",
+]
 
 _DDP = "torch.nn.parallel.distributed"
 _FSDP = "torch.distributed.fsdp"
@@ -39,6 +45,20 @@ def refuse_wrapped(model: torch.nn.Module) -> None:
                 'remat.rematerialize(model, ..., regions="layers.*") first, with the names of the '
                 "blocks that you shard, and then fully_shard these blocks and the result"
             )
+
+
+def refuse_scripted(model: torch.nn.Module) -> None:
+    """Refuse a model whose forward is no code of Python's.
+
+    Raises:
+        RematError: if `torch.jit` made it.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        name = getattr(model, "original_name", type(model).__name__)
+        raise RematError(
+            f"{name} was made by torch.jit, and TorchDynamo makes graphs of Python's code alone; "
+            f"give the module that it was made of, as it was before torch.jit.script or trace"
+        )
 
 
 def refuse_transforms() -> None:

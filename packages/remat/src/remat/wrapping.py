@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -33,6 +34,7 @@ from remat.planning.misfit import Misfit, NotPlanned
 from remat.planning.settings import Settings, as_args
 from remat.refusals import (
     refuse_checkpointed,
+    refuse_scripted,
     refuse_transforms,
     refuse_unpicklable,
     refuse_wrapped,
@@ -42,7 +44,7 @@ from remat.steps.steppers import SharedRegion, Steppers
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
-    buffers_restored,
+    copied,
     generators_restored,
     left_as_it_was,
     process_lock,
@@ -152,10 +154,10 @@ def rematerialize(
         SolverError: if the solver is unknown, broken or unsuitable.
         PartitionError: if the partitioner is, or cannot cut the graph.
         LossError: if the loss cannot be run or differentiated.
-        RematError: if the model is no module, is rematerialized already, or is wrapped by DDP or
-            FSDP; if a loss cannot be called, or costs are not measured; if an entry of `regions`
-            matches no submodule, or `plan` is of one region and `regions` are given; if a
-            partitioner is given, and the solver needs no hierarchy.
+        RematError: if the model is no module, is rematerialized already, was made by `torch.jit`,
+            or is wrapped by DDP or FSDP; if a loss cannot be called, or costs are not measured; if
+            an entry of `regions` matches no submodule, or `plan` is of one region and `regions` are
+            given; if a partitioner is given, and the solver needs no hierarchy.
 
     Warns:
         BudgetWarning: if a step of several regions took more than the budget, which what runs
@@ -166,6 +168,7 @@ def rematerialize(
     if isinstance(model.__dict__.get("forward"), RematForward):
         raise RematError("the model is rematerialized already; start from the original")
     refuse_wrapped(model)
+    refuse_scripted(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
         on_misfit, plan, numerics, partitioner,
@@ -183,6 +186,7 @@ def rematerialize(
     made.__dict__["plan"] = NotPlanned()
     made.register_forward_pre_hook(forward.check_owner)
     for name in chosen:
+        refuse_scripted(made.get_submodule(name))
         block = copy_within(made, name)
         block.__dict__["forward"] = RegionForward(block, forward)
     if args is not None or kwargs:
@@ -297,9 +301,18 @@ class RematForward:
             return
         steppers, _ = self._machine
         module = self._module
-        with process_lock, generators_restored(), buffers_restored(module), left_as_it_was(module):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(process_lock)
+            stack.enter_context(generators_restored())
+            stack.enter_context(left_as_it_was(module))
+            stack.callback(copied(module.buffers()))
+
+            @functools.cache  # parameters are as large as a model: code in no graph may change them
+            def before_code() -> None:
+                stack.callback(copied(_tensors_of(module)))
+
             with steppers.taken() as stepper:
-                stepper.prepare(lambda: self(*args, **kwargs))
+                stepper.prepare(lambda: self(*args, **kwargs), before_code)
             plan = module.__dict__["plan"]
         module.__dict__["plan"] = plan
 
@@ -356,7 +369,7 @@ class RematForward:
         def skipped(reason: str) -> None:
             breaks.append(reason)
             with steppers.taken() as stepper:
-                stepper.together.breaks.append(reason)
+                stepper.runs_as_it_is(reason)
 
         @functools.cache
         def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
@@ -405,6 +418,12 @@ def _run_again(
 ) -> Any:
     with left_as_it_was(module):
         return run(*args, **kwargs)
+
+
+def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """List the parameters, and the tensors that are plain attributes."""
+    attributes = (item for part in module.modules() for item in vars(part).values())
+    return [*module.parameters(), *(item for item in attributes if isinstance(item, torch.Tensor))]
 
 
 def _global_hooks() -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from remat_graph.torch.program import (
 from remat_graph.torch.provenance import note, source_of
 from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.restoring import buffers_restored, left_as_it_was
+from remat_graph.torch.restoring import copied, left_as_it_was
 from remat_graph.torch.strides import RealStrides
 from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing import original_forward, original_forwards
@@ -68,10 +68,10 @@ __all__ = [
     "Variable",
     "Write",
     "allow_recompute",
-    "buffers_restored",
     "capture",
     "capture_region",
     "collector_at_rest",
+    "copied",
     "flatten",
     "generators_restored",
     "get_capture",

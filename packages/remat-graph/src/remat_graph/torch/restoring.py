@@ -3,7 +3,8 @@
 That is what it stores on its modules, in containers and objects that hang on them, and in what
 their hooks keep, tensors that exist only while tracing among it; and what it takes from Python's
 and numpy's random numbers. Known limits: what hangs deeper than `_DEEPEST`, containers of more
-than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves them.
+than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves them. The data of
+tensors is copied apart (`copied`), for it may be much.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import random
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["buffers_restored", "left_as_it_was"]
+from remat_graph.torch._aot import has_no_data
+
+__all__ = ["copied", "left_as_it_was"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
@@ -114,17 +119,56 @@ def _held(value: Any) -> Iterable[Any]:
     return (attributes,) if type(attributes) is dict else ()
 
 
-@contextmanager
-def buffers_restored(module: torch.nn.Module) -> Iterator[None]:
-    """Put back the data of buffers."""
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, data in before:
-                if not torch.equal(buffer, data):
-                    buffer.copy_(data)
+def copied(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """Copy the data of tensors; what is returned puts it back, into the memory where it was.
+
+    Also where they were resized, or given other memory. The parts of sparse tensors and of
+    subclasses are put back; what holds its data in no such part is left as it is.
+    """
+    parts = [part for tensor in tensors for part in _dense_parts(tensor)]
+    places = [(part, part.detach()) for part in parts]
+    data = {
+        storage._cdata: (storage, _bytes_of(storage).clone())
+        for storage in (place.untyped_storage() for _, place in places)
+    }
+
+    def put_back() -> None:
+        for storage, then in data.values():
+            if storage.nbytes() != then.numel():
+                storage.resize_(then.numel())
+            now = _bytes_of(storage)
+            if not torch.equal(now, then):
+                now.copy_(then)
+        for part, place in places:
+            if _place_of(part) != _place_of(place):
+                part.data = place
+
+    return put_back
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.dtype, tensor.size(), tensor.stride()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """List the tensors with memory of their own that a tensor is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _dense_parts(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        if not (has_no_data(tensor) or is_lazy(tensor)):
+            yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
 
 
 def _is_full(cell: types.CellType) -> bool:

@@ -66,6 +66,7 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
     """
     _refuse_lost_dropout(module)
     _refuse_old_norm(module)
+    _refuse_scripted(module)
     flat = _FlatModule(module, call)
     with (
         process_lock,
@@ -367,6 +368,16 @@ def _refuse_old_norm(module: torch.nn.Module) -> None:
             raise CaptureError(
                 f"{type(module).__name__} has torch.nn.utils.{norm}, which makes its weight in a "
                 f"hook, before forward; use torch.nn.utils.parametrizations.{norm} instead"
+            )
+
+
+def _refuse_scripted(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} was made by torch.jit, and the modules of a graph are "
+                f"Python's; put the module there that it was made of. As a part of a model it "
+                f"runs as it is in remat.rematerialize, between regions"
             )
 
 

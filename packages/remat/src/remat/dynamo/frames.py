@@ -307,7 +307,8 @@ def _run_by(function: Any, model: torch.nn.Module | None) -> Iterator[Any]:
     """Yield functions that may have graphs when `function` is run."""
     yield function
     for part in () if model is None else model.modules():
-        yield type(part).forward
+        if not isinstance(part, torch.jit.ScriptModule):  # whose forward is no code of Python's
+            yield type(part).forward
         yield vars(part).get("forward")
     yield from vars(torch.nn.functional).values()
 

@@ -85,6 +85,7 @@ class Region:
             raise Prepared
         if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
             stepper.rest()
+            stepper.before_code()
             return self._as_it_is(inputs)
         key = self.numbers(inputs)
         if key not in self.plans:

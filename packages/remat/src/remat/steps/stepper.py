@@ -75,6 +75,7 @@ class Stepper:
         self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.answer: Any = None
         self.preparing = False
+        self.before_code: Callable[[], None] = _nothing
         self.rebuild: Callable[[Any], Any] = _no_rebuilding
         self.capture_region = get_capture(settings.capture)
         self.numerics = settings.numerics
@@ -228,15 +229,20 @@ class Stepper:
             torch.set_rng_state(generator)
         return self._tried(forward)
 
-    def prepare(self, forward: Callable[[], Any]) -> None:
-        """Plan for a call, and change nothing."""
-        self.preparing = True
+    def prepare(self, forward: Callable[[], Any], before_code: Callable[[], None]) -> None:
+        """Plan for a call; `before_code` is called where some of it runs, before that does."""
+        self.preparing, self.before_code = True, before_code
         try:
             forward()
         except Prepared:
             pass
         finally:
-            self.preparing = False
+            self.preparing, self.before_code = False, _nothing
+
+    def runs_as_it_is(self, reason: str) -> None:
+        """Note why code is in no graph, before it runs."""
+        self.together.breaks.append(reason)
+        self.before_code()
 
     def met(self) -> None:
         """Note that a region was called that has something to differentiate."""
@@ -371,6 +377,10 @@ def _storage(tensor: torch.Tensor) -> int:
 def _device(inputs: Sequence[Any]) -> torch.device:
     devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_rebuilding(returned: Any) -> Any:
