@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
-from integration_cases.met_in_the_wild import ONE_REGION, SEVERAL_REGIONS
+from integration_cases.met_in_the_wild import NOT_PLANNED, ONE_REGION, SEVERAL_REGIONS
 from integration_cases.odd_models import linear, rows, weighted
 from torch import nn
 
@@ -20,20 +20,20 @@ def nothing_compiled_before():
     torch.compiler.reset()
 
 
-def by_example(model, args, budget):
-    return remat.rematerialize(model, args, budget=budget, limit_seconds=LIMIT_SECONDS)
+def by_example(model, args, budget, **options):
+    return remat.rematerialize(model, args, budget=budget, limit_seconds=LIMIT_SECONDS, **options)
 
 
-def at_first_call(model, args, budget):
-    return remat.rematerialize(model, budget=budget, limit_seconds=LIMIT_SECONDS)
+def at_first_call(model, args, budget, **options):
+    return remat.rematerialize(model, budget=budget, limit_seconds=LIMIT_SECONDS, **options)
 
 
-def by_backend(model, args, budget):
-    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS}
+def by_backend(model, args, budget, **options):
+    options |= {"budget": budget, "limit_seconds": LIMIT_SECONDS}
     return torch.compile(model, backend="remat", options=options)
 
 
-def trained(make, args, door=None, budget="1MiB"):
+def trained(make, args, door=None, budget="1MiB", **options):
     """Train by a door, or as it is; give what is left, and what stood for the model."""
     torch.manual_seed(0)
     model = make().train()
@@ -41,7 +41,7 @@ def trained(make, args, door=None, budget="1MiB"):
     if door is not None:
         before = {name: _dense(tensor) for name, tensor in model.state_dict().items()}
         torch.manual_seed(1)
-        run = door(model, args, budget)
+        run = door(model, args, budget, **options)
         after = model.state_dict()
         assert all(torch.equal(_dense(after[name]), tensor) for name, tensor in before.items())
     record = train(run, lambda m, _: m(*args), _loss, steps=STEPS)
@@ -101,3 +101,28 @@ def test_what_jit_made_is_refused_as_a_whole(make):
         remat.rematerialize(whole, budget="1MiB", regions="1")
     with pytest.raises(remat.CaptureError, match=r"^1 was made by torch\.jit.*between regions"):
         remat.plan(whole, rows(), budget="1MiB")
+
+
+@DOORS
+@pytest.mark.parametrize("name", NOT_PLANNED)
+def test_is_refused_by_name_or_runs_as_it_is(name, door):
+    make, args, message = NOT_PLANNED[name]
+    with pytest.raises(remat.CaptureError, match=message):
+        door(make().train(), args, "1MiB")(*args)
+    with pytest.warns(remat.BudgetWarning, match="runs without a plan, and may take more") as told:
+        record, model = trained(make, args, door, on_misfit="plain")
+    assert len(told) == 1
+    assert_bitwise_equal(record, trained(make, args)[0])
+    if door is not by_backend:
+        assert "nested" in str(model.plan)
+
+
+def test_a_model_without_a_graph_runs_as_it_is_if_asked_to():
+    scores = torch.randn(12, 2, 5).log_softmax(2).requires_grad_()
+    given = scores, torch.randint(1, 5, (2, 3)), torch.full((2,), 12), torch.full((2,), 3)
+    model = remat.rematerialize(nn.CTCLoss(), budget=10**6, on_misfit="plain")
+    with pytest.warns(remat.BudgetWarning, match="the model runs without a plan") as told:
+        losses = [model(*given) for _ in range(2)]
+    assert len(told) == 1
+    assert torch.equal(losses[0], nn.CTCLoss()(*given))
+    assert "without a plan" in str(model.plan)

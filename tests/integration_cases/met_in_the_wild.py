@@ -90,6 +90,19 @@ def neighbours():
     return torch.sparse_coo_tensor(places, torch.ones(4), (8, 8), check_invariants=True).coalesce()
 
 
+def nested(m, x):
+    made = torch.nested.nested_tensor_from_jagged(m.layer(x), torch.tensor([0, 3, 8]))
+    return m.leave(made.tanh()).values()
+
+
+def of_nested(m, x):
+    return m.leave(m.layer(x).tanh()).values()
+
+
+def with_values(lengths):
+    return torch.nested.nested_tensor([rows(n, 16) for n in lengths], layout=torch.jagged)
+
+
 # name: (model, args)
 ONE_REGION = {
     "sparsemax": (lambda: applied(Sparsemax), (rows(),)),
@@ -144,5 +157,17 @@ SEVERAL_REGIONS = {
     "alike but for results": (
         lambda: Made(alike_but_for_results, layer=linear(), leave=linear()),
         (rows(),),
+    ),
+}
+NOT_PLANNED = {  # and what the error says
+    "a nested tensor given": (
+        lambda: Made(of_nested, layer=linear(), leave=linear()),
+        (with_values([3, 5]),),
+        r"nested tensor of torch.nested, whose.*padded one.*on_misfit",
+    ),
+    "a nested tensor inside": (
+        lambda: Made(nested, layer=linear(), leave=linear()),
+        (rows(),),
+        r"nested tensor of torch.nested at .*met_in_the_wild.py:\d+, whose.*padded one",
     ),
 }

@@ -117,8 +117,9 @@ def rematerialize(
     `capture` and `executor` are names from `list_captures()` and `list_executors()`: what makes the
     training graph of a region, and what runs its schedule.
 
-    `on_misfit` says what happens in training where no plan is within the budget: `"raise"`, or
-    `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs it as it is.
+    `on_misfit` says what happens in training where no plan is within the budget, or none can be
+    made: `"raise"`, or `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs
+    it as it is.
 
     `plan` is one that was made before, here or on another machine: a `Plan`, such as `remat.plan`
     gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_graph.torch.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.failures import depends_on_data, not_traced, user_line
+from remat_graph.torch.failures import depends_on_data, not_traced
 
 __all__ = [
     "Joint",
@@ -314,12 +314,6 @@ def _exported(
         cause = _data_dependent_cause(error)
         if cause is not None:
             raise cause from error
-        if "convert all Tensors to FakeTensors" in str(error):
-            raise CaptureError(
-                f"forward reads a tensor that is neither parameter, buffer, attribute nor "
-                f"input{user_line(error)}; register it (a list of parameters as "
-                f"nn.ParameterList, of modules as nn.ModuleList), or pass it in"
-            ) from error
         raise not_traced(error) from error
 
 

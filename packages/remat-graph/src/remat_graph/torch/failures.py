@@ -13,7 +13,7 @@ from torch.fx import Node
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.provenance import NotedInterpreter, noted
 
-__all__ = ["depends_on_data", "not_planned", "not_traced", "user_line"]
+__all__ = ["depends_on_data", "not_planned", "not_traced"]
 
 _OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
@@ -23,10 +23,25 @@ _APART = (
 )
 
 
+# What torch says of it: what it is, and what to write instead.
+_KNOWN = {
+    "convert all Tensors to FakeTensors": (
+        "forward reads a tensor that is neither parameter, buffer, attribute nor input{line}",
+        "register it (a list of parameters as nn.ParameterList, of modules as nn.ModuleList), or "
+        "pass it in",
+    ),
+    "shape_env must not be None": (
+        "forward has a nested tensor of torch.nested{line}, whose sizes are data",
+        f"give it a padded one with a mask (to_padded_tensor); {_APART}, and all does with "
+        "on_misfit='plain'",
+    ),
+}
+
+
 def depends_on_data(error: Exception) -> str:
     """Say that a graph would not be static."""
     return (
-        f"control flow or a shape depends on the data of a tensor{user_line(error)}: {error}. "
+        f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
         f"One static graph is captured here: replace the branch by torch.where, or pass the number "
         f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
         f"makes regions of what is before and after it"
@@ -35,10 +50,13 @@ def depends_on_data(error: Exception) -> str:
 
 def not_traced(error: Exception) -> CaptureError:
     """Say that a forward raised an error, or that torch did while tracing it."""
+    for words, (what, instead) in _KNOWN.items():
+        if words in str(error):
+            return CaptureError(f"{what.format(line=_user_line(error))}; {instead}")
     *_, innermost = traceback.extract_tb(error.__traceback__)
     advice = f"; {_APART}" if _is_of_torch_or_ours(innermost.filename) else ""
     return CaptureError(
-        f"the forward pass cannot be traced{user_line(error)}: {type(error).__name__}: "
+        f"the forward pass cannot be traced{_user_line(error)}: {type(error).__name__}: "
         f"{error}{advice}"
     )
 
@@ -52,7 +70,7 @@ def not_planned(node: Node, error: Exception) -> CaptureError:
     )
 
 
-def user_line(error: BaseException) -> str:
+def _user_line(error: BaseException) -> str:
     """Find the user's line that led to an error: ` at file:line`, or nothing."""
     for each, _ in traceback.walk_tb(error.__traceback__):
         if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:

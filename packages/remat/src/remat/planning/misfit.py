@@ -46,8 +46,9 @@ def check_misfit(on_misfit: object) -> None:
         raise RematError(f"on_misfit={on_misfit!r}; give {there_are}")
 
 
-def warn_of_misfit(what: str, error: BudgetTooSmall | BudgetExceeded) -> NotPlanned:
+def warn_of_misfit(what: str, error: RematError) -> NotPlanned:
     """Warn that something runs without a plan, over the budget, and why; give what says so."""
-    text = f"{what} runs without a plan, and will take more than the budget: {error}"
+    will = "will" if isinstance(error, (BudgetTooSmall, BudgetExceeded)) else "may"
+    text = f"{what} runs without a plan, and {will} take more than the budget: {error}"
     warnings.warn(text, BudgetWarning, stacklevel=2)
     return NotPlanned(text)

@@ -83,6 +83,7 @@ class Stepper:
         self._auto = auto
         self._told = told
         self._last: Plan | None = None
+        self._not_planned: NotPlanned | None = None
         self._planner = RegionPlanner(settings, auto)
         self.real_strides = RealStrides() if settings.costs == "measure" else None
         self._alone = alone and settings.given_step is None
@@ -155,7 +156,8 @@ class Stepper:
         """Run a forward all of whose regions are of this model.
 
         Raises:
-            RematError: if there is something to differentiate, but no region with a plan.
+            RematError: if there is something to differentiate, but no region with a plan, unless
+                such a call is to run as it is.
         """
         outermost = not self.together.within_forward
         if outermost and not self._alone:
@@ -185,10 +187,15 @@ class Stepper:
             reason = "; ".join(self.together.breaks[-3:]) or (
                 "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
             )
-            raise RematError(
+            ran_as_it_is = RematError(
                 f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
                 f"that could be planned ({reason}); train this module without remat"
             )
+            if self._settings.on_misfit == "raise":
+                raise ran_as_it_is
+            if self._not_planned is None:
+                self._not_planned = warn_of_misfit("the model", ran_as_it_is)
+            self.used_none(self._not_planned)
         return returned
 
     @property
@@ -305,7 +312,7 @@ class Stepper:
                     return self._planner.plan(region, inputs, self._loss())
             except NoBackward:
                 return None
-            except (BudgetTooSmall, BudgetExceeded) as error:
+            except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
                 if self._settings.on_misfit == "raise":
                     raise
                 return warn_of_misfit(f"a call of {region.name}", error)
@@ -334,7 +341,7 @@ class Stepper:
     def _communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return False
-        with contextlib.suppress(NoBackward):
+        with contextlib.suppress(CaptureError):  # which planning raises again
             return region.captured(inputs, self._planner.first_costs).communicates
         return False
 
