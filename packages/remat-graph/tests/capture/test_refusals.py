@@ -134,7 +134,7 @@ def test_measuring_inside_a_profiler_is_refused():
     cpu = torch.device("cpu")
     with AllocationRecorder(cpu) as recorder:
         kept = torch.ones(1000)
-        with pytest.raises(RuntimeError, match=r"already running.*example inputs"):
+        with pytest.raises(RuntimeError, match=r"already running.*measure before it"):
             AllocationRecorder(cpu).__enter__()
     assert recorder.peak_bytes >= kept.nbytes
 

@@ -15,7 +15,13 @@ from remat_graph.torch.errors import (
 )
 from remat_graph.torch.in_place import IN_PLACE, PARTS
 from remat_graph.torch.memory import AllocationRecorder, Mark
-from remat_graph.torch.process import collector_at_rest, generators_restored, process_lock, quietly
+from remat_graph.torch.process import (
+    beside_profilers,
+    collector_at_rest,
+    generators_restored,
+    process_lock,
+    quietly,
+)
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Alternative,
@@ -68,6 +74,7 @@ __all__ = [
     "Variable",
     "Write",
     "allow_recompute",
+    "beside_profilers",
     "capture",
     "capture_region",
     "collector_at_rest",

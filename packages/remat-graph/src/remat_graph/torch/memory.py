@@ -38,8 +38,9 @@ class AllocationRecorder:
     the most that tensors asked for, `reserved_bytes` the most that the allocator held of the
     device, that of other tensors included. On the CPU the first is `peak_bytes`, the second 0.
 
-    While one that is `shared` records, others may; it may never be stopped. Where something is
-    measured that no recording is to see, all are `paused`.
+    While one that is `shared` records, others may; it may never be stopped. One that `gives_way` is
+    ended where someone else starts a profiler in this thread. Where something is measured that no
+    recording is to see, all are `paused`.
 
     Raises:
         MeasurementError: if a profiler is already running in this thread (CPU), which has only one:
@@ -47,9 +48,12 @@ class AllocationRecorder:
             or another is shared.
     """
 
-    def __init__(self, device: torch.device, *, shared: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, *, shared: bool = False, gives_way: bool = False
+    ) -> None:
         self.device = device
         self._shared = shared
+        self._gives_way = gives_way
         self.peak_bytes = 0
         self.kept_bytes = 0
         self.requested_bytes = 0
@@ -63,12 +67,12 @@ class AllocationRecorder:
         if self.device.type == "cuda":
             self._cuda = CudaMemory(self.device)
         else:
-            self._cpu = CpuMemory(shared=self._shared)
+            self._cpu = CpuMemory(shared=self._shared, gives_way=self._gives_way)
         return self
 
     @property
     def is_running(self) -> bool:
-        """Whether it still records: on the CPU one that shares its profiler may be ended."""
+        """Whether it still records: on the CPU another may have ended it."""
         return self._cuda is not None or (self._cpu is not None and self._cpu.is_running)
 
     def mark(self, label: str) -> None:

@@ -3,21 +3,103 @@
 Tracing and measuring set flags of torch, filters of warnings and random generators, which all
 threads share. Whoever does so holds `process_lock`, so that each puts back what was there before
 it. It is taken before torch's own lock around compilations, never after.
+
+What measures memory on the CPU needs the profiler of its thread. Where that is the user's, it runs
+`beside_profilers`: in another thread, of which the user's profiler sees nothing.
 """
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["collector_at_rest", "generators_restored", "process_lock", "quietly"]
+__all__ = [
+    "beside_profilers",
+    "collector_at_rest",
+    "generators_restored",
+    "process_lock",
+    "quietly",
+]
 
-process_lock = threading.RLock()
+_Result = TypeVar("_Result")
+
+
+class _ProcessLock:
+    """A lock that its thread may take again, and so may one that works for it while it waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.lent = threading.local()
+
+    def __enter__(self) -> None:
+        if not hasattr(self.lent, "is_here"):
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        if not hasattr(self.lent, "is_here"):
+            self._lock.release()
+
+
+process_lock = _ProcessLock()
+
+
+def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Result:
+    """Do something that measures memory; in another thread if this one is profiled, on the CPU."""
+    if device.type != "cpu" or not torch._C._autograd._profiler_enabled():
+        return work()
+    done: list[_Result] = []
+    raised: list[BaseException] = []
+    modes = _thread_modes()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        process_lock.lent.is_here = True
+        try:
+            with modes():
+                done.append(context.run(work))
+        except BaseException as error:  # also of the keyboard: it is raised in the user's thread
+            raised.append(error)
+
+    with process_lock:
+        thread = threading.Thread(target=run, name="remat: beside a profiler")
+        thread.start()
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:
+                ident, kind = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(type(error))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+    if raised:
+        raise raised.pop()
+    return done[0]
+
+
+def _thread_modes() -> Callable[[], Any]:
+    """Note the modes of this thread that change what is computed; give what sets them in a new."""
+    kinds = ("cpu", "cuda")
+    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    is_cached, has_grad = torch.is_autocast_cache_enabled(), torch.is_grad_enabled()
+    inference = torch.is_inference_mode_enabled()
+
+    @contextmanager
+    def set_here() -> Iterator[None]:
+        for kind, enabled, dtype in autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(is_cached)
+        torch.autocast_increment_nesting()  # else the end of a block clears the user's cache
+        with torch.inference_mode(inference), torch.set_grad_enabled(has_grad):
+            yield
+
+    return set_here
 
 
 @contextmanager

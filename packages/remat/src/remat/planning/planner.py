@@ -44,6 +44,7 @@ from remat_graph.torch import (
     Costs,
     DeviceSpec,
     LossCost,
+    beside_profilers,
     capture,
     collector_at_rest,
     process_lock,
@@ -60,7 +61,6 @@ __all__ = [
     "make_plan",
     "plan",
     "plan_module",
-    "refuse_other_profilers",
 ]
 
 logger = logging.getLogger(__name__)
@@ -136,31 +136,43 @@ def plan_module(
     dry = settings.costs != "measure" and settings.loss is None
     rest = collector_at_rest() if dry else nullcontext()
     with process_lock, AllocationRecorder.paused(), rest:
-        started = time.perf_counter()
-        if settings.loss is not None:
-            settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
-        with checkpoints_off():
-            captured = _captured(model, args, kwargs, settings.costs)
-        if settings.numerics is not None:
-            captured = captured.with_alternatives(settings.numerics)
-        if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
-            budget = budget_on(settings.costs, model, settings.optimizer)
-            settings = replace(settings, budget=budget)
-        elif settings.budget.is_auto:
-            auto = AutoBudget(settings.optimizer, model.parameters)
-            auto.see((), captured.program.device)
-            settings = replace(settings, budget=auto.fix())
-        return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+        return beside_profilers(
+            _device(model, args, kwargs), lambda: _plan_module(model, args, kwargs, settings)
+        )
+
+
+def _plan_module(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> Planned:
+    started = time.perf_counter()
+    if settings.loss is not None:
+        settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
+    with checkpoints_off():
+        captured = _captured(model, args, kwargs, settings.costs)
+    if settings.numerics is not None:
+        captured = captured.with_alternatives(settings.numerics)
+    if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
+        budget = budget_on(settings.costs, model, settings.optimizer)
+        settings = replace(settings, budget=budget)
+    elif settings.budget.is_auto:
+        auto = AutoBudget(settings.optimizer, model.parameters)
+        auto.see((), captured.program.device)
+        settings = replace(settings, budget=auto.fix())
+    return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+
+
+def _device(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
+    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    return next(devices, torch.device("cpu"))
 
 
 def _captured(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
 ) -> Capture:
     """Capture a whole module; what was measured in other processes is not measured again."""
-    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
-    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
     known: dict[str, Cost] = {}
-    with remembered_costs(known, next(devices, torch.device("cpu")), costs):
+    with remembered_costs(known, _device(model, args, kwargs), costs):
         return capture(model, args, kwargs, costs=costs, known=known)
 
 
@@ -398,20 +410,6 @@ def _rehearsed(
             budget,
             executable.peak_bytes,
         ) from error
-
-
-def refuse_other_profilers(device: torch.device) -> None:
-    """Say early that nothing can be measured inside a profiled block.
-
-    Raises:
-        RematError: if a profiler is running, and memory is measured with torch's only one.
-    """
-    if device.type == "cpu" and torch._C._autograd._profiler_enabled():
-        raise RematError(
-            "a profiler is already running, and a thread has only one: a plan cannot be measured "
-            "inside a profiled block; make it before, by passing example inputs or running a step, "
-            "or plan with costs='estimate'"
-        )
 
 
 def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:

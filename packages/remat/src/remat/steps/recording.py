@@ -97,6 +97,7 @@ class StepRecording:
 
     It goes on until it is read or stopped: torch's profiler cannot be stopped within a backward.
     `optimizer_steps` is called where an optimizer begins a step after that, for it to be read then.
+    Where someone else starts a profiler it gives way: a step that has not ended is not recorded.
     """
 
     def __init__(self, optimizer_steps: Callable[[], None]) -> None:
@@ -108,8 +109,7 @@ class StepRecording:
     @property
     def ended(self) -> bool:
         """Whether the step has ended, so far, and was recorded to its end."""
-        running = self._recorder is not None and self._recorder.is_running
-        return bool(self._marks) or (self._ended and running)
+        return bool(self._marks) or self._ended
 
     @property
     def under_way(self) -> bool:
@@ -123,7 +123,7 @@ class StepRecording:
     def start(self, device: torch.device) -> None:
         """Begin, unless someone else's profiler is running."""
         gc.collect()  # lest what was there before is let go of in the step
-        recorder = AllocationRecorder(device, shared=True)
+        recorder = AllocationRecorder(device, shared=True, gives_way=True)
         self.thread = threading.get_ident()
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()
@@ -140,7 +140,7 @@ class StepRecording:
     def await_end(self) -> None:
         """Take the end of the backward that is under way for the step's, unless one follows."""
         if self._recorder is not None and not self._awaited:
-            self._awaited = True
+            self._awaited, self._ended = True, False
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -157,7 +157,7 @@ class StepRecording:
         """
         recorder = self._recorder
         if recorder is not None and self.ended:
-            self._recorder = None
+            self._recorder, self._ended = None, False
             recorder.__exit__(None, None, None)
             marks = tuple(recorder.marks)
             last = max((at for at, mark in enumerate(marks) if mark.label == "end"), default=-1)

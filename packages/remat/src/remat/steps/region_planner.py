@@ -19,7 +19,6 @@ from remat.planning.planner import (
     Planned,
     for_missing,
     make_plan,
-    refuse_other_profilers,
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
@@ -108,8 +107,6 @@ class RegionPlanner:
                     same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
                 )
                 return Planned(known.plan, same, executable)
-        if measured:
-            refuse_other_profilers(captured.program.device)
         same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
         of_other_sizes = measured and kin and not same_sizes
         if measured and not of_other_sizes:  # of the same sizes all is measured already

@@ -25,7 +25,6 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
-from remat.planning.planner import refuse_other_profilers
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.steps.choosing import StepChooser
@@ -113,8 +112,6 @@ class StepRunner:
             self._next_is_provisional = True
         if self._settings.costs == "measure":
             with remembered_costs(costs, capture.program.device, self._settings.costs):
-                if not costs.keys() >= set(capture.program.equivalence.values()):
-                    refuse_other_profilers(capture.program.device)
                 capture = capture.costed("measure", costs)
         kinds = self._kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))

@@ -37,6 +37,7 @@ from remat_graph.torch import (
     Cost,
     NoBackward,
     RealStrides,
+    beside_profilers,
     flatten,
     get_capture,
     process_lock,
@@ -284,7 +285,7 @@ class Stepper:
     ) -> Planned | RegionPlan | NotPlanned | None:
         """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
         with process_lock, AllocationRecorder.paused():
-            return self._plan(region, inputs)
+            return beside_profilers(_device(inputs), lambda: self._plan(region, inputs))
 
     def _plan(
         self, region: Region, inputs: Sequence[Any]
