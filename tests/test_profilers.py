@@ -176,3 +176,18 @@ TORCHS = ("autograd's", "ITT")
 )
 def test_other_guests_begin_at_any_moment(guest, moment):
     train_with(*GUESTS[guest](), moment, 1, 2)
+
+
+def test_a_loss_is_measured_beside_a_profiler():
+    model = Layers(1, lambda _: None)
+    options = {"budget": 0.95, "limit_seconds": 0.2, "loss": lambda output: output.square().mean()}
+    with torch.profiler.profile(), torch.autocast("cpu", torch.bfloat16):
+        planned = remat.rematerialize(model, **options)
+        planned(batch()).square().mean().backward()
+    assert planned.plan.measured_peak_bytes <= planned.plan.budget_bytes
+
+
+def test_what_a_plan_raises_beside_a_profiler_is_raised_in_the_users_thread():
+    model = remat.rematerialize(Layers(1, lambda _: None), budget=1000, limit_seconds=0.2)
+    with torch.profiler.profile(), pytest.raises(remat.BudgetTooSmall):
+        model(batch())

@@ -19,6 +19,7 @@ from remat_graph.torch.process import (
     beside_profilers,
     collector_at_rest,
     generators_restored,
+    own_thread,
     process_lock,
     quietly,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "note",
     "original_forward",
     "original_forwards",
+    "own_thread",
     "process_lock",
     "quietly",
     "read_call",

@@ -25,6 +25,7 @@ __all__ = [
     "beside_profilers",
     "collector_at_rest",
     "generators_restored",
+    "own_thread",
     "process_lock",
     "quietly",
 ]
@@ -37,18 +38,24 @@ class _ProcessLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.lent = threading.local()
 
     def __enter__(self) -> None:
-        if not hasattr(self.lent, "is_here"):
+        if own_thread() is threading.current_thread():
             self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        if not hasattr(self.lent, "is_here"):
+        if own_thread() is threading.current_thread():
             self._lock.release()
 
 
 process_lock = _ProcessLock()
+_working = threading.local()
+
+
+def own_thread() -> threading.Thread:
+    """Give this thread, or the one that waits for what this one does beside its profiler."""
+    waiting: threading.Thread | None = getattr(_working, "thread", None)
+    return waiting or threading.current_thread()
 
 
 def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Result:
@@ -58,10 +65,10 @@ def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Resu
     done: list[_Result] = []
     raised: list[BaseException] = []
     modes = _thread_modes()
-    context = contextvars.copy_context()
+    context, waiting = contextvars.copy_context(), own_thread()
 
     def run() -> None:
-        process_lock.lent.is_here = True
+        _working.thread = waiting
         try:
             with modes():
                 done.append(context.run(work))

@@ -24,6 +24,7 @@ from remat.modules.checkpoints import with_checkpoints_of_eager
 from remat.steps.counters import Counters
 from remat.steps.region import Region, run_as_it_is
 from remat.steps.stepper import Stepper
+from remat_graph.torch import own_thread
 
 __all__ = ["SharedRegion", "Steppers"]
 
@@ -103,7 +104,7 @@ class Steppers:
     @contextmanager
     def _hold(self) -> Iterator[_Held]:
         with self._lock:
-            held, is_second = self._find(threading.current_thread())
+            held, is_second = self._find(own_thread())
             held.within += 1
         try:
             if is_second:
@@ -146,7 +147,7 @@ class Steppers:
 
     def rest(self) -> None:
         """See a forward of this thread without gradients, between two steps."""
-        thread = threading.current_thread()
+        thread = own_thread()
         for held in self._all:
             if held.thread is thread:
                 held.stepper.rest()
