@@ -149,6 +149,14 @@ def test_a_plan_within_a_checkpoint_is_refused(how):
         checkpoint(whole, rows(), use_reentrant=False)
 
 
+def test_what_is_compiled_within_a_checkpoint_is_refused():
+    model = torch.compile(nn.Linear(32, 32), backend="remat", options={"budget": "8MiB"})
+    for _ in range(2):
+        with pytest.raises(remat.RematError, match="made runs by a plan, and is called by torch"):
+            checkpoint(model, rows(), use_reentrant=False)
+    model(rows()).sum().backward()
+
+
 class Halves(nn.Module):
     """A checkpointed part whose graph breaks in the middle."""
 

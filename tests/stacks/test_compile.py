@@ -208,6 +208,32 @@ def test_an_lstm_within_a_larger_forward_is_planned():
     assert not torch._dynamo.config.allow_rnn
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.scale, None
+
+
+def test_a_float_that_changes_and_that_an_autograd_function_reads_is_a_number():
+    class Net(nn.Linear):
+        def forward(self, x, scale):
+            return Scaled.apply(super().forward(x).tanh(), scale)
+
+    plain = made(Net, 16, 16)
+    model = torch.compile(plain, backend="remat", options={"budget": "1MiB", "limit_seconds": 0.2})
+    for scale in (0.5, 0.25, 0.75):
+        got, expected = (
+            torch.autograd.grad(square(net(batch(), scale)), list(plain.parameters()))
+            for net in (model, plain)
+        )
+        assert all(map(torch.equal, got, expected))
+
+
 class Wide(Blocks):
     """Another model than `Blocks`, whose code TorchDynamo compiles anew."""
 

@@ -25,12 +25,14 @@ from remat.budgets.auto import AutoBudget
 from remat.dynamo import (
     compiled_call,
     found_in,
+    frame_of_call,
     is_last_compilation,
     let_through,
     watch_calls,
 )
 from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
+from remat.refusals import refuse_checkpointed
 from remat.steps.stepper import Stepper, is_computed
 from remat.steps.steppers import SharedRegion, Steppers
 
@@ -68,7 +70,13 @@ class _Alike:
     steps: WeakKeyDictionary[Any, _Step] = field(default_factory=WeakKeyDictionary)
 
     def step(self) -> _Step:
-        """Give the step that the code at work is part of."""
+        """Give the step that the code at work is part of.
+
+        Raises:
+            RematError: if it is called by `torch.utils.checkpoint`.
+        """
+        if torch.is_grad_enabled():
+            refuse_checkpointed("what torch.compile made", frame_of_call())
         call = compiled_call() or self
         step = self.steps.get(call)
         if step is None:

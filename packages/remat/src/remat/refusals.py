@@ -74,17 +74,19 @@ def refuse_transforms() -> None:
         )
 
 
-def refuse_checkpointed(module: torch.nn.Module) -> None:
-    """Refuse to run a module by a plan within a checkpoint: it would run again in the backward.
+def refuse_checkpointed(name: str, frame: types.FrameType | None = None) -> None:
+    """Refuse to run something by a plan within a checkpoint: it would run again in the backward.
+
+    `frame` is where it is called, if that is not the caller's.
 
     Raises:
         RematError: if `torch.utils.checkpoint` calls it.
     """
-    frame: types.FrameType | None = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "checkpoint" and frame.f_code.co_filename == _CHECKPOINT:
             raise RematError(
-                f"{type(module).__name__} runs by a plan, and is called by torch.utils.checkpoint, "
+                f"{name} runs by a plan, and is called by torch.utils.checkpoint, "
                 f"which would run all of it again in the backward; call it directly: the plan says "
                 f"what is computed again"
             )

@@ -281,7 +281,7 @@ class RematForward:
                 steppers.rest()
             return self.original_forward(*args, **kwargs)
         refuse_transforms()
-        refuse_checkpointed(self._module)
+        refuse_checkpointed(type(self._module).__name__)
         steppers, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:

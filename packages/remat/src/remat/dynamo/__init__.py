@@ -4,6 +4,7 @@ from remat.dynamo.found import (
     Found,
     compiled_call,
     found_in,
+    frame_of_call,
     is_last_compilation,
     let_through,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "compile_frames",
     "compiled_call",
     "found_in",
+    "frame_of_call",
     "is_last_compilation",
     "let_through",
     "loses_dropout",

@@ -147,7 +147,7 @@ class RegionForward:
         Raises:
             RematError: if it is called within a transform of `torch.func` or a checkpoint.
         """
-        refuse_checkpointed(self._module)
+        refuse_checkpointed(type(self._module).__name__)
         if not torch.is_grad_enabled():
             return type(self._module).forward(self._module, *args, **kwargs)
         refuse_transforms()

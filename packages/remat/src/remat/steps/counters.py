@@ -18,6 +18,8 @@ from remat.modules.checkpoints import CHECKPOINT
 
 __all__ = ["Counters"]
 
+# Operators that run a graph, their first argument; from this one on they are what that is given.
+_BODIES: dict[Any, int] = {CHECKPOINT: 1, torch.ops.higher_order.autograd_function_apply: 2}
 _OF_NUMBERS = frozenset(
     {max, min, abs, round, int, float, bool}
     | {getattr(torch, name) for name in dir(torch) if name.startswith("sym_")}
@@ -113,9 +115,9 @@ def _items_of(module: fx.GraphModule, node: fx.Node) -> list[tuple[fx.GraphModul
         if user.op == "call_method" and user.target == "item":
             found.append((module, user))
             continue
-        if user.target is not CHECKPOINT:
+        if user.target not in _BODIES:
             return []
-        body, *given = cast("list[fx.Node]", user.args)
+        body, given = cast("fx.Node", user.args[0]), user.args[_BODIES[user.target] :]
         inner = cast("fx.GraphModule", getattr(module, str(body.target)))
         for at, placeholder in enumerate(inner.graph.find_nodes(op="placeholder")):
             if given[at] is node:
