@@ -219,6 +219,7 @@ class Scaled(torch.autograd.Function):
         return gradient * ctx.scale, None
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo does
 def test_a_float_that_changes_and_that_an_autograd_function_reads_is_a_number():
     class Net(nn.Linear):
         def forward(self, x, scale):
