@@ -6,10 +6,11 @@ autocast, a ResNet-50 and a U-Net in 32 bits. A budget is a fraction of plain au
 peak; where no plan is within it, the smallest is taken that one was found for. Of each step are
 given what its tensors asked for, the blocks that they got, which the budget bounds, and what the
 allocator held of the device with parameters and inputs, in MiB; and its median time. Gradients are
-compared to plain autograd's, and to those of the same traced program without recomputation
-(`torch.compile(backend="aot_eager")`): tracing has other operators than eager for some layers. A
-plan has eager's batch norm, which `aot_eager` has not. Given is the largest difference of elements
-relative to the largest element, by deterministic kernels where there are some.
+compared to plain autograd's, and to those of the same traced program with everything stored
+(`torch.compile(backend="aot_eager_default_partitioner")`; `aot_eager` recomputes by a minimum cut):
+tracing has other operators than eager for some layers. A plan has eager's batch norm, which that
+has not. Given is the largest difference of elements relative to the largest element, by
+deterministic kernels where there are some.
 
 Bars: no step takes more than its budget, and no gradient differs from the nearer of both by more
 than the rounding of its type. Exit code 1 if one is missed, or no plan could be made. Models not
@@ -242,7 +243,7 @@ def measured(
     model = example.model.train()
     plain = profiled(example, model, device)
     expected, deterministic = gradients(example, model)
-    compiled: Any = torch.compile(model, backend="aot_eager")
+    compiled: Any = torch.compile(model, backend="aot_eager_default_partitioner")
     traced, _ = gradients(example, compiled)
     torch.compiler.reset()
     for share, numerics in itertools.product(given.budgets, given.numerics):

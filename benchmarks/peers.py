@@ -2,7 +2,9 @@
 
 The peers are `torch.utils.checkpoint` around every block, and `torch.compile` under an
 `activation_memory_budget`, on aot_eager, which runs the same kernels as remat, and on Inductor,
-which compiles its own. Two questions, each asked in a process of its own for every row:
+which compiles its own. Both recompute by a minimum cut, at a budget of 1.0, too, where
+`aot_eager_default_partitioner` would store everything. Two questions, each asked in a process of
+its own for every row:
 
 - What does a variant take beside plain autograd? Peer or remat, each stands with plain alone: ten
   models in one process slow plain down more than the others, and flatter every ratio.

@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--fresh", *JSON),
         ("--models", "fno-1d", "--points", "published", *JSON),
     ),
+    "estimates": (JSON, ("--models", "unet", *JSON)),
     "exact": (JSON, ("--quick", "--models", "unet", "--shares", "0.7")),
     "executor": (JSON, ("--quick", "--models", "unet", *JSON)),
     "gpu": (JSON, ("--device", "cpu", "--quick", "--models", "gpt2", "--budgets", "0.8", *JSON)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from integration_cases.random_modules import drawn_modules
 from integration_cases.random_steps import (
     OUR_ERRORS,
+    STORING,
     NotTrainable,
     differences,
     in_eager,
@@ -65,7 +66,7 @@ def test_a_random_module_trains_as_in_eager_within_the_budget(way, drawn, share)
         # transposed input, and lays out anew what masked_fill_ changes: then all is as in the
         # traced module with everything stored; and between regions gradients are contiguous, where
         # eager's may be transposed
-        traced = None if got.breaks else planned(drawn, budget, "aot_eager")
+        traced = None if got.breaks else planned(drawn, budget, STORING)
         if traced is not None and are_of_tracing(differences(traced, eager), AMPLIFIED):
             others = differences(got, traced)
             found = {name: others[name] for name in found if name in others}

@@ -94,6 +94,27 @@ def gpu() -> str:
     return f"{markdown(heading, rows, 'gpu')} On one {found['device']['device']}.{left_out}"
 
 
+def estimates() -> str:
+    """Compare what is estimated without a GPU with what was measured on one."""
+    rows = [
+        (
+            row["model"],
+            mib(row["measured_peak_bytes"]),
+            f"{row['peak_bytes'] / row['measured_peak_bytes']:.2f}",
+            f"{1e3 * row['measured_seconds']:.1f}",
+            *(
+                f"{row[f'{way}seconds'] / row['measured_seconds']:.2f}"
+                for way in ("by_data_sheet_", "", "by_others_")
+            ),
+        )
+        for row in results("estimates")["rows"]
+    ]
+    heading = ("model", "plain's peak", "estimated, of it", "plain's time, ms",
+               "estimated, of it, by the data sheet", "by the fit",
+               "by a fit to the others")  # fmt: skip
+    return markdown(heading, rows, "estimates")
+
+
 def regions() -> str:
     """Compare models planned whole and by blocks."""
     rows = []
@@ -220,6 +241,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "executor": executor,
     "gpu": gpu,
+    "estimates": estimates,
     "regions": regions,
     "lengths": lengths,
     "alternatives": alternatives,

@@ -13,6 +13,7 @@ from remat_graph.torch import flatten
 
 __all__ = ["NotTrainable", "Steps", "differences", "in_eager", "planned"]
 
+STORING = "aot_eager_default_partitioner"  # aot_eager recomputes by a minimum cut
 WARM_STEPS = 4  # until plans are settled: what the backward shows is learnt, regions are recorded
 STEPS = 5
 OUR_ERRORS = (remat.RematError, remat.CaptureError, remat.ExecutionError, remat.SolverError)
@@ -68,8 +69,8 @@ def planned(drawn, budget, way):
             breaks = getattr(plans[-1], "breaks", ()) if plans else ()
             is_seen = plans and not breaks
             return replace(steps, peaks=steps.peaks if is_seen else [], breaks=breaks)
-        if way == "aot_eager":
-            model = torch.compile(model, backend="aot_eager")
+        if way == STORING:
+            model = torch.compile(model, backend=STORING)
         else:
             args = drawn.call() if way == "example" else None
             model = remat.rematerialize(model, args, budget=budget, limit_seconds=0.2)

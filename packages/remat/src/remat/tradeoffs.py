@@ -65,11 +65,11 @@ def tradeoff(
 
     Of a model, whose example call is `args` and `kwargs`, or of a graph. `points` budgets are
     spread from the smallest that is found to work to what storing everything takes; `budgets`, as
-    those of `plan`, are taken in their place. Fractions are of plain autograd's peak (for a graph,
-    or with estimated costs, of the peak of storing everything). `costs`, `loss` and `partitioner`
-    are those of `plan`; the rest is that of `remat_solvers.tradeoff`, also that Ctrl-C keeps what
-    was found with `keep_best`. Arguments are checked before the model is looked at. Nothing of it
-    is changed.
+    those of `plan`, are taken in their place. Fractions are of plain autograd's peak, by estimated
+    costs of the estimated one (for a graph, of the peak of storing everything). `costs`, `loss` and
+    `partitioner` are those of `plan`; the rest is that of `remat_solvers.tradeoff`, also that
+    Ctrl-C keeps what was found with `keep_best`. Arguments are checked before the model is looked
+    at. Nothing of it is changed.
 
     Raises:
         BudgetError: if a budget cannot be read, or is `"auto"`.

@@ -90,6 +90,7 @@ class Joint:
     each tangent placeholder to the forward graph output whose gradient it is. `mutations` pairs a
     placeholder with the node of its new data. `gradients` maps placeholders to the node of their
     gradient. `leaves` are the inputs that keep their gradient in `.grad`, besides all parameters.
+    `device` is where its tensors are taken to be, if they were traced elsewhere.
     """
 
     graph: torch.fx.Graph
@@ -100,6 +101,7 @@ class Joint:
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: dict[torch.fx.Node, torch.fx.Node]
     leaves: frozenset[tuple[str, str | int]] = frozenset()
+    device: torch.device | None = None
 
 
 def is_traced_tensor(item: object) -> bool:

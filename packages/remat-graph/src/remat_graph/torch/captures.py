@@ -6,6 +6,7 @@ loss; all are made of the one joint graph that was traced.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -63,7 +64,8 @@ class Capture:
     tensors without data: its program can be read but not run. Nothing says whether another call
     would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
     none. `_finished` are graphs for other gradients, as traced, which captures of one trace share;
-    `_trace_whole` traces all of what was traced in part.
+    `_trace_whole` traces all of what was traced in part; `_merged` says whether what eager computes
+    several times is computed once.
     """
 
     graph: Graph
@@ -77,6 +79,7 @@ class Capture:
     _known: dict[str, Cost] = field(repr=False)
     _real: RealStrides | None = field(repr=False)
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
+    _merged: bool = field(default=False, repr=False)
     let_go: frozenset[int] = frozenset()
     numerics: Numerics | None = None
     _in_channels_last: frozenset[str] = frozenset()
@@ -243,6 +246,22 @@ class Capture:
         freed = replace(graph, ops=ops, results=graph.results - gone)
         return replace(self, graph=freed, let_go=positions)
 
+    def as_autograd(self) -> Graph:
+        """Give the graph that plain autograd runs, of a capture without alternatives.
+
+        What eager computes several times from the same, such as casts under autocast, is several
+        values in it.
+        """
+        if not self._merged:
+            return self.graph
+        with contextlib.suppress(Irregular), own_modes():
+            made = finish(
+                self._joint, self.missing, self._costs, self._known, self.output_structure,
+                self._real, self.dry, self._repeats, merging=False,
+            )  # fmt: skip
+            return made.with_loss(self.loss).letting_go(self.let_go).graph
+        return self.graph
+
     def with_other_results(self, positions: frozenset[int]) -> bool:
         """Whether it makes a difference to let go of outputs at these positions."""
         size = self.graph.value_by_name
@@ -285,8 +304,12 @@ def finish(
     real: RealStrides | None,
     dry: bool,
     repeats: tuple[Repeat, ...] = (),
+    *,
+    merging: bool = True,
 ) -> Capture:
     """Make the capture of a traced step in which the gradients at positions `missing` do not come.
+
+    What eager computes several times from the same is computed once, unless not `merging`.
 
     Raises:
         CaptureError: if no gradient is left, or an operator cannot be measured.
@@ -302,7 +325,8 @@ def finish(
     drop_dead(joint)
     forward_first(joint)
     propagate(joint, real)
-    if any([drop_copies(joint), merge_equal(joint), name_causal_masks(joint)]):
+    dropped, merged = drop_copies(joint), merging and merge_equal(joint)
+    if any([dropped, merged, name_causal_masks(joint)]):
         drop_dead(joint)
         propagate(joint, real)
     pinned = pin_mutated(joint)
@@ -317,7 +341,8 @@ def finish(
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
-        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats
+        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats,
+        merged,
     )  # fmt: skip
 
 

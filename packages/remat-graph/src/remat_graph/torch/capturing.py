@@ -25,6 +25,7 @@ from remat_graph.torch.checks import (
     check_differentiable,
     check_measurable,
     is_dry,
+    is_on_cuda,
 )
 from remat_graph.torch.costs import Cost, DeviceSpec
 from remat_graph.torch.errors import CaptureError, NoBackward
@@ -55,10 +56,10 @@ def capture(
 
     Tensors of the module and the call may be on the meta device or fake if costs are estimated;
     those on meta are captured as fake ones on the CPU, and real ones on the CPU may stand beside
-    them. Where the output has a scalar called `loss`, it alone is taken to be differentiated; other
-    variants come from `Capture.variant`. The module's buffers, gradients and the global random
-    generators are left as they were. `known` are costs measured before, by equivalence class, and
-    are added to.
+    them. For a `DeviceSpec` with a `capability` all are captured as on such a device. Where the
+    output has a scalar called `loss`, it alone is taken to be differentiated; other variants come
+    from `Capture.variant`. The module's buffers, gradients and the global random generators are
+    left as they were. `known` are costs measured before, by equivalence class, and are added to.
 
     Raises:
         CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
@@ -75,10 +76,13 @@ def capture(
     if costs == "measure":
         check_measurable(module, call)
     real = RealStrides() if costs == "measure" else None
+    capability = None
+    if isinstance(costs, DeviceSpec) and not is_on_cuda(module, call):
+        capability = costs.capability
 
     def captured(*, whole: bool) -> Capture:
         with without_modes(), torch.enable_grad():
-            traced = trace(module, call, whole=whole)
+            traced = trace(module, call, whole=whole, capability=capability)
         joint = merge_tied(
             traced.joint, lambda kind, key: tensor_at(module, call.tensors, kind, key)
         )
@@ -92,7 +96,7 @@ def capture(
         with own_modes():
             return finish(
                 joint, missing, costs, {} if known is None else known, traced.structure, real,
-                is_dry(module, call), traced.repeats,
+                capability is not None or is_dry(module, call), traced.repeats,
             )  # fmt: skip
 
     with _collector(costs):

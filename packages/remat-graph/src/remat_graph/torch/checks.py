@@ -8,12 +8,17 @@ from remat_graph.torch._aot import has_no_data
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.structure import FlatCall
 
-__all__ = ["check_devices", "check_differentiable", "check_measurable", "is_dry"]
+__all__ = ["check_devices", "check_differentiable", "check_measurable", "is_dry", "is_on_cuda"]
 
 
 def is_dry(module: torch.nn.Module, call: FlatCall) -> bool:
     """Whether any tensor holds no data, so that what is captured cannot be run."""
     return any(map(has_no_data, (*module.parameters(), *module.buffers(), *call.tensors)))
+
+
+def is_on_cuda(module: torch.nn.Module, call: FlatCall) -> bool:
+    """Whether any tensor is on a CUDA device."""
+    return any(t.is_cuda for t in (*module.parameters(), *module.buffers(), *call.tensors))
 
 
 def check_differentiable(module: torch.nn.Module, call: FlatCall) -> None:

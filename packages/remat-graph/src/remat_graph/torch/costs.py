@@ -41,6 +41,7 @@ _FLOPS_LIKE = {
         aten._scaled_dot_product_flash_attention_backward
     ),
 }
+_CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _REPEATS = 7
 _ENOUGH_SECONDS = 0.05
 
@@ -57,8 +58,12 @@ class Cost:
 class DeviceSpec:
     """The speed of a device: operations and bytes per second, and seconds to launch a kernel.
 
-    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones. `memory_bytes`
-    is what the device has, of which the budget `"auto"` of a plan for it is a share.
+    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones;
+    `convolution_flops_per_second` for convolutions of 32-bit floats, if they run at another rate
+    than products do, as in TF32. `memory_bytes` is what the device has, of which the budget
+    `"auto"` of a plan for it is a share. `capability` is the compute capability of a CUDA device,
+    as `torch.cuda.get_device_capability` says it: what is captured elsewhere has then the
+    operators, and the blocks of memory, of such a device, and can be read but not run.
 
     Raises:
         CaptureError: if a rate, or the memory, is not positive.
@@ -70,12 +75,17 @@ class DeviceSpec:
     bytes_per_second: float
     launch_seconds: float
     memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    convolution_flops_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        rates = ("flops_per_second", "half_flops_per_second", "bytes_per_second")
-        for figure in (*rates, *["memory_bytes"] * (self.memory_bytes is not None)):
-            if getattr(self, figure) <= 0:
-                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={getattr(self, figure)}")
+        for figure in (
+            "flops_per_second", "half_flops_per_second", "bytes_per_second", "memory_bytes",
+            "convolution_flops_per_second",
+        ):  # fmt: skip
+            given = getattr(self, figure)
+            if given is not None and given <= 0:
+                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={given}")
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceSpec:
@@ -233,6 +243,8 @@ def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
             flops = float(counter(*args, **kwargs, out_val=call.target(*args, **kwargs)))
     half = bool(results) and results[0].dtype.itemsize <= 2
     rate = spec.half_flops_per_second if half else spec.flops_per_second
+    if operator in _CONVOLUTIONS and not half:
+        rate = spec.convolution_flops_per_second or rate
     seconds = max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds
     return Cost(seconds, call.workspace_bytes)
 

@@ -116,7 +116,10 @@ def _given(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
                 f"the graph holds the constant {node.name}, whose data exists only while "
                 f"tracing; make it in the module's __init__, as a buffer"
             )
-        return fake_constant(mode, constant) if isinstance(constant, torch.Tensor) else constant
+        if not isinstance(constant, torch.Tensor):
+            return constant
+        made = fake_constant(mode, constant)
+        return made if joint.device is None else made.to(joint.device)
     value = node.meta["val"]
     if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
         return torch.empty_like(value)

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -27,6 +27,7 @@ from remat_graph.torch._aot import (
     trace_joint,
     try_start,
 )
+from remat_graph.torch.as_on_cuda import CudaOperators, moved_to_cuda
 from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.noting import Key, Run, forwards_replaced
@@ -56,10 +57,17 @@ class Traced:
     repeats: tuple[Repeat, ...]
 
 
-def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Traced:
+def trace(
+    module: torch.nn.Module,
+    call: FlatCall,
+    *,
+    whole: bool = False,
+    capability: tuple[int, int] | None = None,
+) -> Traced:
     """Trace a call of `module.forward` and its backward pass.
 
-    Of blocks that do the same few are traced, unless it is to be `whole`.
+    Of blocks that do the same few are traced, unless it is to be `whole`. With the compute
+    `capability` of a CUDA device, it is traced on the host and taken to be on such a device.
 
     Raises:
         CaptureError: if the forward cannot be one static graph.
@@ -67,7 +75,7 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
     _refuse_lost_dropout(module)
     _refuse_old_norm(module)
     _refuse_scripted(module)
-    flat = _FlatModule(module, call)
+    flat = _FlatModule(module, call, capability)
     with (
         process_lock,
         generators_restored(),
@@ -92,7 +100,10 @@ def trace(module: torch.nn.Module, call: FlatCall, *, whole: bool = False) -> Tr
         joint = trace_joint(flat, flat.inputs, few_traced)
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
-    return Traced(flat.name_inputs(joint), flat.output_structure, repeats)
+    joint = flat.name_inputs(joint)
+    if capability is not None:
+        joint = moved_to_cuda(joint)
+    return Traced(joint, flat.output_structure, repeats)
 
 
 class FlatRegion(torch.nn.Module):
@@ -158,9 +169,12 @@ class _FlatModule(torch.nn.Module):
     Tensors that are plain attributes of a module are lifted to inputs of the graph, as buffers are.
     """
 
-    def __init__(self, module: torch.nn.Module, call: FlatCall) -> None:
+    def __init__(
+        self, module: torch.nn.Module, call: FlatCall, capability: tuple[int, int] | None
+    ) -> None:
         super().__init__()
         self.module = module
+        self._capability = capability
         self._stand_ins = StandIns()
         self.training = module.training
         self._call = call
@@ -293,7 +307,11 @@ class _FlatModule(torch.nn.Module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
-            with _replaced_buffers_written_in_place(self.module), _RnnInSteps(), noted:
+            elsewhere = (
+                nullcontext() if self._capability is None else CudaOperators(self._capability)
+            )
+            replaced = _replaced_buffers_written_in_place(self.module)
+            with replaced, _RnnInSteps(), elsewhere, noted:
                 result = original_forward(self.module)(*args, **kwargs)
         leaves, self.output_structure = flatten(result)
         return leaves

@@ -47,8 +47,9 @@ ModelOrGraph = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        help="Bytes with a unit ('8GiB'), or a share of storing everything ('50%'). With --device "
-        "it may be left out: nine tenths of its memory, less the model and what AdamW keeps."
+        help="Bytes with a unit ('8GiB'), or a share of plain autograd's peak ('50%'). With "
+        "--device it may be left out: nine tenths of its memory, less the model and what AdamW "
+        "keeps."
     ),
 ]
 
@@ -71,8 +72,8 @@ class MakingOptions:
         Device | None,
         typer.Option(
             case_sensitive=False,
-            help="Estimate for this one, without data, by the rates of the vendor's data sheet, "
-            "which are not measured.",
+            help="Plan for this one, without data: with its operators, by rates fitted to steps "
+            "on it (h100) or of the vendor's data sheet.",
         ),
     ] = None
     measure: Annotated[
@@ -209,7 +210,7 @@ def read_budget(budget: str | None, options: MakingOptions) -> str:
     """
     if budget is None and options.device is None:
         raise BudgetError(
-            "--budget is needed: bytes with a unit ('8GiB') or a share of storing everything "
+            "--budget is needed: bytes with a unit ('8GiB') or a share of plain autograd's peak "
             "('50%'); with --device it may be left out, and is what that device has"
         )
     is_dry = options.device is None and not options.measure

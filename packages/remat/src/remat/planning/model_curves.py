@@ -46,7 +46,7 @@ def graph_and_budgets(
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     if wanted is None:
         return plan.graph, None, aside
-    plain = plan.solution.peak_bytes
+    plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside
     if costs == "measure" and any(budget.fraction is not None for budget in wanted):
         told = None if loss is None else with_call(loss, *call)
         peak = measure_plain(model, *call, captured, plan.store_all_peak_bytes, device, told)

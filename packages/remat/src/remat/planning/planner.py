@@ -96,16 +96,15 @@ def plan(
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
-    the predicted peak of storing everything; `"auto"` is what a `DeviceSpec` has beside the model
+    what plain autograd is estimated to take; `"auto"` is what a `DeviceSpec` has beside the model
     and the optimizer's state. The model and its inputs, or some of them, may then be on the meta
     device or made under a `FakeTensorMode`, on a device that is there. (`.to("meta")`
     unties tied weights: make the model under `torch.device("meta")`.)
 
     Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
-    meta is planned as on the CPU, with one operator for attention, as CUDA has one, too. What CUDA
-    does otherwise is left out: it rounds each buffer to 512 bytes, takes 2 KB for the loss and no
-    memory for states of generators, and has one operator for attention with dropout, too, which on
-    the CPU is several.
+    meta is planned as on the CPU, but for a `DeviceSpec` with a `capability`, such as those of
+    `DEVICES`: for that it is planned as on such a device, with CUDA's operators for attention and
+    the blocks of its allocator.
 
     Raises:
         BudgetError: if the budget cannot be read.
@@ -210,11 +209,12 @@ def make_plan(
         LossError: if the loss cannot be run or differentiated.
     """
     device = captured.program.device
+    here = torch.device("cpu") if captured.dry else device
     loss = settings.loss
     cost: LossCost | None = None
     if loss is not None:
         logger.info("measuring the loss")
-        cost, unused = measure_outside_loss(module, args, kwargs, captured, device, loss)
+        cost, unused = measure_outside_loss(module, args, kwargs, captured, here, loss)
         missing = unused if missing is None else missing
     if missing is not None:
         captured = for_missing(captured, missing)
@@ -236,7 +236,10 @@ def make_plan(
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
         plain = _plain_peak(module, args, kwargs, captured, everything, loss)
-        plain = None if plain is None else plain + scalar_bytes
+    elif settings.costs != "measure" and not run:
+        autograd = captured.without_alternatives().as_autograd()
+        plain = simulate(autograd, store_all(autograd)).peak_bytes
+    plain = None if plain is None else plain + scalar_bytes
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     if settings.budget.fraction is not None:

@@ -28,7 +28,8 @@ class Origin:
 
         name = "none" if device is None else device.type
         if device is not None and device.type == "cuda":
-            name = torch.cuda.get_device_name(device)
+            there = torch.cuda.is_available()
+            name = torch.cuda.get_device_name(device) if there else "a CUDA device that is not here"
         return cls(__version__, str(torch.__version__), name)
 
     def __str__(self) -> str:

@@ -39,7 +39,8 @@ class Plan(SavedPlan):
     """A schedule for one training graph, and what is known about it.
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
-    autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit.
+    autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit; of a
+    plan by estimated costs that is not to be run, the estimated one.
     `predicted_peak_bytes` is the schedule's: each draw of random numbers is taken to save the state
     of its generator, and what a loss outside the module keeps is a value of the graph.
     `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
@@ -205,7 +206,8 @@ class Plan(SavedPlan):
                            f"{self.recomputations} recomputed"),
             ("budget", mib(self.budget_bytes)),
             ("peak, predicted", mib(self.predicted_peak_bytes)),
-            ("peak, measured", mib_or_dash(self.measured_peak_bytes)),
+            ("peak, measured", "the plan was not run" if self.measured_peak_bytes is None
+                               else mib(self.measured_peak_bytes)),
             ("plain autograd", mib_or_dash(self.plain_peak_bytes)),
             ("storing everything", mib(self.store_all_peak_bytes)),
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),

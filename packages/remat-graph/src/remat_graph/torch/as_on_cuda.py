@@ -1,0 +1,92 @@
+"""A training graph as it is on a CUDA device, traced without one.
+
+Torch differentiates no fake tensors of a device that is not there. So the forward is traced on the
+host, with the operators that CUDA would have in place of the CPU's, and the joint graph is taken to
+be on the device: buffers are in blocks of its allocator, states of generators and seeds where they
+would be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from remat_graph.torch._aot import Joint, fake_mode_of, new_fake
+from remat_graph.torch.attention_kernels import attention_on_cuda
+
+__all__ = ["CudaOperators", "moved_to_cuda"]
+
+_DEVICE = torch.device("cuda", 0)
+
+
+class CudaOperators(TorchFunctionMode):
+    """Runs what CUDA has other operators for by these; `capability` is that of the device."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self._capability = capability
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function, and what it is made of, as on CUDA."""
+        given = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return attention_on_cuda(self._capability, *args, **given)
+        if isinstance(func, FunctionType) and _is_guarded(func):
+            with self:
+                return _open(func)(*args, **given)
+        return func(*args, **given)
+
+
+def _is_guarded(func: FunctionType) -> bool:
+    """Whether it is of torch.nn.functional, and asks for modes before it does anything."""
+    return func.__module__ == functional.__name__ and bool(_guards(func))
+
+
+def _guards(func: FunctionType) -> list[str]:
+    return [name for name in func.__code__.co_names if name.startswith("has_torch_function")]
+
+
+@functools.cache
+def _open(func: FunctionType) -> Callable[..., Any]:
+    """Give a function of torch that does not hand itself over to a mode first."""
+    own = dict.fromkeys(_guards(func), _never)
+    opened = FunctionType(
+        func.__code__, {**func.__globals__, **own}, func.__name__, func.__defaults__,
+        func.__closure__,
+    )  # fmt: skip
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def moved_to_cuda(joint: Joint) -> Joint:
+    """Take a joint graph that was traced on the host to be on a CUDA device; it is changed."""
+
+    def moved(item: Any) -> Any:
+        return _DEVICE if isinstance(item, torch.device) and item.type == "cpu" else item
+
+    mode = fake_mode_of(joint.graph)
+    for node in joint.graph.nodes:
+        node.args = map_aggregate(node.args, moved)
+        node.kwargs = map_aggregate(node.kwargs, moved)
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            node.meta["val"] = new_fake(mode, value.shape, value.stride(), value.dtype, _DEVICE)
+    return dataclasses.replace(joint, device=_DEVICE)
