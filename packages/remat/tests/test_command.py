@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import remat
 import remat_solvers
-from remat.command import app, main, models, terminal
+from remat.command import app, curves, main, models, terminal
 from remat.command.terminal import Left, check_output
 from remat.planning import cutting, solving
 from remat_graph import load, save
-from remat_graph.schedule import Solution
+from remat_graph.schedule import Solution, Status
 from remat_partition import partition
 from remat_solvers.refine import Refine
 
@@ -299,6 +299,22 @@ def test_solvers_side_by_side(graph, capsys, monkeypatch):
     assert "store-all: nothing found within the budget" in run(*words, "--budget", "85%")
     assert "store-all" in run(*words, "--budget", "100%")
     assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
+
+
+def test_solvers_side_by_side_are_held_against_one_another(graph, monkeypatch):
+    asked = curves._asked
+
+    def refusing(graph, size, solver, *rest):
+        if solver == "tw-remat":
+            return remat.BudgetTooSmall(size, size + 1, size + 1, None, Status.INFEASIBLE)
+        return asked(graph, size, solver, *rest)
+
+    monkeypatch.setattr(curves, "_asked", refusing)
+    words = ("--solver", "tw-remat", "--solver", "store-all", "--budget", "100%")
+    first, second = run_json("compare", graph, *words)["answers"]
+    assert (first["solver"], second["solver"]) == ("store-all", "tw-remat")
+    assert "it claims that nothing fits" in second["error"]
+    assert "but a schedule of 'store-all' takes" in second["error"]
 
 
 def test_the_largest_batch(file, capsys, monkeypatch):

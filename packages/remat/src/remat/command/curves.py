@@ -143,6 +143,7 @@ def compare(
             if pressed():
                 code = INTERRUPTED
                 break
+    _hold_together(graph, max(1, size - aside), answers)
     _print_answers(graph, size, answers, json)
     if not any(isinstance(answer, Solution) for answer in answers.values()):
         raise typer.Exit(code)
@@ -200,6 +201,39 @@ def _asked(
         )
     except RematError as error:
         return error
+
+
+def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematError]) -> None:
+    """Hold what each solver claims against what the others found, and tell of it as its answer."""
+    from remat_solvers import BudgetTooSmall, SolverError
+    from remat_solvers.core.wiring import Wiring
+    from remat_solvers.registry import choose
+    from remat_solvers.verdicts import (
+        Verdicts,
+        claim_of,
+        doubt_or_raise,
+        least_peak_claim,
+        uncertified,
+    )
+
+    verdicts, names = Verdicts(Wiring.of(graph)), {}
+    for name, answer in answers.items():
+        if isinstance(answer, Solution) and answer.schedule is not None:
+            verdicts.show(name, answer.schedule, answer.time, answer.peak_bytes)
+            claim = claim_of(choose(name), size, answer)
+        elif isinstance(answer, BudgetTooSmall):
+            claim = least_peak_claim(answer.least_bytes, choose(name))
+        else:
+            continue
+        verdicts.claim(claim)
+        names[id(claim)] = name, answer
+    for claim, cause in verdicts.refuted():
+        name, answer = names[id(claim)]
+        try:
+            doubt = doubt_or_raise(claim, cause)
+            answers[name] = uncertified(answer, doubt) if isinstance(answer, Solution) else answer
+        except SolverError as error:
+            answers[name] = error
 
 
 def _print_answers(
