@@ -12,6 +12,7 @@ from solver_cases.alternatives import (
     trainings_with_alternatives,
     with_kinds,
 )
+from solver_cases.answers import peak_of
 
 from remat_graph import Compute, Numerics, Stage, Status, simulate
 from remat_solvers import (
@@ -30,9 +31,10 @@ from remat_solvers.core.milp import Outcome, solve_program
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine import Refine
+from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
+from remat_solvers.refine.relaxation import COST_OF_ONCE, read_point, relax
 from remat_solvers.search.repair import repaired, spared
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
@@ -197,6 +199,21 @@ def test_plans_over_alternatives_against_brute_force(graph, fraction):
         assert timeline.time == found.time >= best * (1 - 1e-9)
     if found.status is Status.OPTIMAL:
         assert found.time <= best * (1 + 2e-6)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(trainings_with_alternatives(), st.integers(0, 2**32 - 1), st.floats(0.3, 1.0))
+def test_what_is_built_is_legal_whatever_the_point_says(graph, seed, share):
+    wiring, rng = Wiring.of(graph), np.random.default_rng(seed)
+    owed = np.flatnonzero(Makers.of(wiring).owed)
+    checkpoints = sorted(rng.choice(owed, size=rng.integers(1, 4), replace=False).tolist())
+    budget = max(1, int(share * peak_of(graph)))
+    relaxation = relax(wiring, budget, checkpoints)
+    program = relaxation.program
+    for _ in range(3):
+        point = np.clip(rng.random(relaxation.columns), program.lower, program.upper)
+        built = construct(wiring, read_point(relaxation, wiring, point))  # raises what is not
+        assert built is None or is_in_order(wiring, built)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

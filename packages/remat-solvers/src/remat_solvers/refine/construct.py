@@ -26,7 +26,8 @@ __all__ = ["construct"]
 def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
     """Order the computations; every value read is there, whatever the point says.
 
-    With several makers `None` where its ways make no schedule in the order of the graph.
+    With several makers `None` where its ways lead to a dead end, or make no schedule in the order
+    of the graph: those of a linear relaxation may, and the program does not know of `order_after`.
 
     Raises:
         InvalidSchedule: if what comes of it is not legal, which is a defect here.
@@ -34,6 +35,8 @@ def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
     makers = Makers.of(wiring)
     if not makers.plain:
         found = _InWays(wiring, makers, stagewise).run()
+        if found is None:
+            return None
         simulate(wiring.graph, expand(wiring, found))
         return found if keeps_order(wiring, found) else None
     stops = (*stagewise.checkpoints, wiring.op_count)
@@ -93,6 +96,10 @@ def _bring(wiring: Wiring, value: int, available: list[bool], sequence: list[int
                 available[v] = True
 
 
+class _DeadEnd(Exception):
+    """Something is needed that nothing may make now, or any more."""
+
+
 class _InWays:
     """The same for a graph with alternatives; `available` are the values that are there."""
 
@@ -100,20 +107,30 @@ class _InWays:
         self._wiring, self._makers, self._stagewise = wiring, makers, stagewise
         self._sequence: list[int] = []
         self._available = [False] * wiring.value_count
+        self._made = [False] * wiring.value_count
+        self._ran = [False] * wiring.op_count
         self._redo: frozenset[int] = frozenset()
         self._more: dict[int, list[int]] = {}
         for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
             self._more.setdefault(v, []).append(op)
 
-    def run(self) -> Ints:
-        """Go through the groups in order."""
+    def run(self) -> Ints | None:
+        """Go through the groups in order; `None` if the ways of the point lead to a dead end."""
+        try:
+            self._run_all()
+        except _DeadEnd:
+            return None
+        return tidy(self._wiring, np.array(self._sequence, dtype=np.int64))
+
+    def _run_all(self) -> None:
         wiring, point = self._wiring, self._stagewise
         place = {c: k for k, c in enumerate(point.checkpoints)}
         for c in np.flatnonzero(self._makers.owed).tolist():
             k = place.get(c)
             if k is not None:
                 self._bring_all(sorted(point.kept[k]))
-            ways = [p for p in self._makers.members(c).tolist() if p in point.ways]
+            members = self._makers.members(c).tolist()
+            ways = [p for p in members if p in point.ways and self._may_run(p)]
             if not self._makers.chosen[c] or not any(self._makers.opens[p] for p in ways):
                 ways = [c]
             opening = next(p for p in ways if self._makers.opens[p])
@@ -121,13 +138,12 @@ class _InWays:
             if k is not None:
                 self._forget(k, wiring.outputs[opening])
             for p in ways:
-                if not all(self._available[v] for v in wiring.outputs[p]):
+                if self._may_run(p) and not all(self._available[v] for v in wiring.outputs[p]):
                     self._compute(p)
             for v in wiring.outputs[c]:
                 if not self._available[v]:
                     self._bring_all([v])
         self._bring_all(wiring.results.tolist())
-        return tidy(wiring, np.array(self._sequence, dtype=np.int64))
 
     def _forget(self, k: int, outputs: tuple[int, ...]) -> None:
         """Have nothing after a checkpoint but what is kept, was just made, or cannot be again."""
@@ -144,9 +160,25 @@ class _InWays:
         self._run(op)
 
     def _run(self, op: int) -> None:
+        if not self._may_run(op):
+            raise _DeadEnd
         self._sequence.append(op)
+        self._ran[op] = True
         for v in self._wiring.outputs[op]:
-            self._available[v] = True
+            self._available[v] = self._made[v] = True
+
+    def _may_run(self, op: int) -> bool:
+        """Ask whether an op may run now, as `simulate` does."""
+        wiring, graph = self._wiring, self._wiring.graph
+        if any(self._made[v] for v in wiring.outputs[op]) and not wiring.replayable_list[op]:
+            return False
+        return self._ran[op] or all(
+            self._is_done(graph.op_index[name]) for name in graph.ops[op].order_after
+        )
+
+    def _is_done(self, op: int) -> bool:
+        outputs = self._wiring.outputs[op]
+        return self._ran[op] or (bool(outputs) and all(self._made[v] for v in outputs))
 
     def _bring_all(self, values: Iterable[int]) -> None:
         """Make values, after what they need in turn, unless they are there."""
@@ -161,16 +193,20 @@ class _InWays:
                     self._run(pending.pop())
 
     def _maker(self, value: int) -> int:
-        """Choose what makes a value again: what the point redoes, if that can be, or its producer.
+        """Choose what makes a value: what the point redoes, if that can be, or its producer.
 
-        An alternative that depends on what its own group makes only where that is there.
+        An alternative that depends on what its own group makes only where that is there. Where the
+        producer may not run, what does.
         """
         wiring, makers = self._wiring, self._makers
         producer = wiring.producer_list[value]
-        if producer in self._redo:
+        if producer in self._redo and self._may_run(producer):
             return producer
         for op in self._more.get(value, ()):
             there = all(self._available[v] for v in wiring.inputs[op])
-            if op in self._redo and (there or makers.opens[op]) and wiring.replayable_list[op]:
+            if op in self._redo and (there or makers.opens[op]) and self._may_run(op):
                 return op
-        return producer
+        for op in (producer, *self._more.get(value, ())):
+            if self._may_run(op):
+                return op
+        raise _DeadEnd
