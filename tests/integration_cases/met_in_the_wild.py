@@ -103,6 +103,20 @@ def with_values(lengths):
     return torch.nested.nested_tensor([rows(n, 16) for n in lengths], layout=torch.jagged)
 
 
+class MixedVolume(nn.Module):
+    """As in the attention of an autoencoder: channels are mixed in rows, and seen as a volume."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Conv3d(1, 16, 3, padding=1), nn.Conv3d(16, 4, 3, padding=1)
+        self.mix, self.norm = linear(), nn.GroupNorm(4, 16)
+
+    def forward(self, x):
+        x = self.enter(x).relu()
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        return self.leave(self.norm(mixed + x).relu())
+
+
 # name: (model, args)
 ONE_REGION = {
     "sparsemax": (lambda: applied(Sparsemax), (rows(),)),

@@ -83,10 +83,21 @@ class RealStrides:
 
 
 def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the operator of a node; a view that the real layout does not allow becomes a copy."""
+    """Call the operator of a node; a view that the real layout does not allow becomes a copy.
+
+    Fake and real views may differ in the stride of a size of one, by which operators choose
+    between layouts: the traced graph is right for the fake one.
+    """
     target: Any = node.target
-    if target not in (aten.view.default, aten._unsafe_view.default) or _can_view(*args[:2]):
+    if target not in (aten.view.default, aten._unsafe_view.default):
         return target(*args, **kwargs)
+    strides = _strides_of_view(*args[:2])
+    if strides is not None:
+        made = target(*args, **kwargs)
+        if made.stride() != strides:
+            node.target = aten.as_strided.default
+            node.args = (node.args[0], list(made.shape), list(made.stride()))
+        return made
     with node.graph.inserting_before(node):
         dense = node.graph.call_function(
             aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
@@ -119,15 +130,14 @@ def in_memory_of_terms(node: Node, args: tuple[Any, ...], made: Any) -> Any:
     return made.new_empty(max(1, shape.numel())).as_strided((), ())
 
 
-def _can_view(tensor: torch.Tensor, size: list[int]) -> bool:
+def _strides_of_view(tensor: torch.Tensor, size: list[int]) -> tuple[int, ...] | None:
     """Ask torch itself: its fake views allow what real ones do not."""
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         like = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
         try:
-            like.view(size)
+            return like.view(size).stride()
         except RuntimeError:
-            return False
-    return True
+            return None
 
 
 def _may_differ(target: torch._ops.OpOverload) -> bool:
