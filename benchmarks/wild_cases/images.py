@@ -125,6 +125,7 @@ def _coca() -> Built:
         embed_dim=32, vision_cfg=vision, text_cfg=text | options,
         multimodal_cfg={"context_length": 12, "vocab_size": 64} | options,
     )  # fmt: skip
+    nn.init.normal_(model.text_decoder.text_projection, std=0.1)  # which the package leaves empty
     return Built(model, (_image(32), torch.randint(1, 64, (2, 12))))
 
 
@@ -139,7 +140,7 @@ class _SimCLR(nn.Module):
             nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         )  # fmt: skip
         self.head = load("lightly.models.modules").SimCLRProjectionHead(16, 32, 16)
-        self.loss = load("lightly.loss").NTXentLoss()
+        self.loss = load("lightly.loss").DCLLoss()
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         loss: Tensor = self.loss(self.head(self.backbone(one)), self.head(self.backbone(other)))
