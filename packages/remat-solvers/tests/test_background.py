@@ -6,7 +6,7 @@ import pytest
 
 from remat_solvers.core.background import in_background
 
-PATIENCE = 30.0  # seconds, after which a test has failed
+PATIENCE = 600.0  # seconds, after which a test has failed
 
 
 @pytest.fixture

@@ -159,7 +159,7 @@ def test_what_is_wrong_is_found(solver, fault):
 
 def test_a_solve_that_does_not_end_is_found(monkeypatch):
     monkeypatch.setattr(checking, "_LATE_SECONDS", 0.2)
-    with pytest.raises(SolverCheckFailed, match=r"within 0 s: it took 0\.3 s"):
+    with pytest.raises(SolverCheckFailed, match=r"within 0 s: it took \d+\.\d s"):
         check_solver(Slow, problems=1)
 
 

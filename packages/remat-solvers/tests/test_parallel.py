@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_no_process(importable, tmp_path):
             assert run.poll() is None, run.stderr.read()
             select.select([], [], [], 0.05)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does, to the workers too
-        out, _ = run.communicate(timeout=30)
+        out, _ = run.communicate(timeout=600)
     assert out == "interrupted\n"
     workers = [int(path.name) for path in folder.iterdir()]
     assert len(workers) == 2

@@ -216,6 +216,6 @@ def test_a_descent_finds_what_mending_and_paging_do_not(monkeypatch):
     budget = smallest_budget(GRAPH).peak_bytes
     monkeypatch.setattr(f"{STARTS}.page", lambda *_, **__: None)
     monkeypatch.setattr(f"{STARTS}.evict", lambda _, now, *__, **___: trace(wiring, now))
-    *others, last = starts(wiring, budget, None, time.perf_counter() + 5)
+    *others, last = starts(wiring, budget, None, time.perf_counter() + 300)
     assert all(found.peak_bytes > budget for found in others)
     assert last.peak_bytes <= budget

@@ -150,7 +150,7 @@ def test_a_browser_shows_it_small_and_large_light_and_dark(page, tmp_path):
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += [f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=20000"]
     command.append((tmp_path / "outer.html").as_uri())
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     told = re.search(r'<pre id="found">(.*?)</pre>', ran.stdout, re.DOTALL)
     assert told is not None, ran.stderr
     found = json.loads(html.unescape(told[1]))

@@ -199,7 +199,7 @@ class _InWays:
         producer may not run, what does.
         """
         wiring, makers = self._wiring, self._makers
-        producer = wiring.producer_list[value]
+        producer: int = wiring.producer_list[value]
         if producer in self._redo and self._may_run(producer):
             return producer
         for op in self._more.get(value, ()):
