@@ -199,14 +199,15 @@ class _InWays:
         producer may not run, what does.
         """
         wiring, makers = self._wiring, self._makers
-        producer: int = wiring.producer_list[value]
+        producer = wiring.producer_list[value]
         if producer in self._redo and self._may_run(producer):
             return producer
-        for op in self._more.get(value, ()):
+        more = self._more.get(value, [])
+        for op in more:
             there = all(self._available[v] for v in wiring.inputs[op])
             if op in self._redo and (there or makers.opens[op]) and self._may_run(op):
                 return op
-        for op in (producer, *self._more.get(value, ())):
+        for op in [producer, *more]:
             if self._may_run(op):
                 return op
         raise _DeadEnd
