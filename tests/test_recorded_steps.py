@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from integration_cases.one_step import X, peak_of, run
 from torch import nn
 
 import remat
+from remat_exec import measure_peak
 
 
 @pytest.fixture(autouse=True)
@@ -340,3 +342,37 @@ def test_steps_after_a_forward_that_failed_are_planned_and_told_of():
         run(model)
     assert peak_of(model) <= budget
     assert model.plan.measured_peak_bytes <= budget
+
+
+class Deep(nn.Module):
+    """Calls one block as often as it is told to, a region each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.depth = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)), 2
+
+    def forward(self, x):
+        for _ in range(self.depth):
+            torch._dynamo.graph_break()
+            x = self.block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("budget", [0.95, 400_000])
+def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record(budget):
+    torch.manual_seed(0)
+    model = remat.rematerialize(Deep(), budget=budget, limit_seconds=0.2)
+    for _ in range(5):
+        run(model)
+    model.depth = 12
+    model.zero_grad()
+    with (
+        measure_peak() as peak,
+        pytest.warns(remat.BudgetWarning, match="calls of regions keep") as told,
+    ):
+        model(X).backward()
+    assert len(told) == 1
+    took = int(re.search(r"took ([\d,]+) bytes", str(told[0].message))[1].replace(",", ""))
+    assert model.plan.budget_bytes < took <= peak.peak_bytes
+    model.depth = 2
+    assert not told_by(lambda: run(model))

@@ -61,6 +61,11 @@ class KnownPatterns:
         awaited = any(known.awaited for known in self.known)
         return self._wanted or self.record_next or awaited
 
+    @property
+    def runs_plain(self) -> bool:
+        """Whether the step follows a pattern for which there is no plan, which was told."""
+        return self._followed is not None and not self._followed.fits
+
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""
         others = [known for known in reversed(self.known) if known is not self._followed]

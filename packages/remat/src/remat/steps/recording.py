@@ -116,6 +116,11 @@ class StepRecording:
         """Whether the step is recorded."""
         return self._recorder is not None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on: another profiler may have ended it."""
+        return self._recorder is not None and self._recorder.is_running
+
     def is_on(self, device: torch.device) -> bool:
         """Whether it is that device's memory that is recorded."""
         return self._recorder is not None and self._recorder.device.type == device.type
@@ -146,8 +151,8 @@ class StepRecording:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _backward_ended(self) -> None:
         self._awaited = False
-        if self._recorder is not None and self._recorder.is_running:
-            self._recorder.mark("end")
+        if self.is_running:
+            self.mark("end")
             self._ended = True
 
     def read(self) -> tuple[Mark, ...]:

@@ -11,6 +11,7 @@ import torch
 
 from remat.planning.solving import have_same_ops
 from remat.steps.changes import Changes, Watched, read_by_backward
+from remat.steps.known_bytes import HandedOut, NewGradients
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Graph
 from remat_graph.torch import Capture
@@ -127,6 +128,8 @@ class RegionCall:
     option: RegionOption
     drop: Callable[[], None] | None = None
     watched: list[Watched] = field(default_factory=list)
+    handed: HandedOut = field(default_factory=lambda: HandedOut(()))
+    gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
 
     @property
     def droppable_bytes(self) -> int:
@@ -164,3 +167,4 @@ class RegionCall:
         if self in self.runner.live:
             self.runner.mark(f"given {self.position}")
             self.runner.live.discard(self)
+            self.runner.known_bytes.give(self.gradients)

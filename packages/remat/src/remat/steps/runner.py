@@ -28,6 +28,7 @@ from remat.planning.cutting import hierarchy_for
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.steps.choosing import StepChooser
+from remat.steps.known_bytes import HandedOut, KnownBytes, NewGradients
 from remat.steps.known_patterns import KnownPattern, KnownPatterns
 from remat.steps.recording import Call, Recorded, StepRecording, gradients_present
 from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
@@ -73,6 +74,7 @@ class StepRunner:
         self._autocast: torch.dtype | None = None
         self._stored = 0
         self._steps = 0
+        self.known_bytes = KnownBytes()
         given = settings.given_step
         self._planner = StepPlanner(settings, told, self._chooser, self._patterns, given)
         if given is not None:
@@ -180,8 +182,9 @@ class StepRunner:
         self.forget_calls()
         if recorded is not None:
             self._planner.take(recorded, before, self._steps, Origin.here(device))
-        elif at_least:
-            self._planner.see_part(at_least, self._steps)
+        elif not (at_least and self._planner.see_part(at_least, self._steps)):
+            self._tell_known(self._steps)
+        self.known_bytes = KnownBytes()
         if self._planner.error is not None:
             raise self._planner.error
         wanted = self._patterns.wanted or self._is_provisional
@@ -230,8 +233,10 @@ class StepRunner:
             self._present.append(gradients_present(tensors))
             self._let_go.append(self._let_go_by(plan, option, tensors))
         call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
+        call.gradients = NewGradients(tensors)
         if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
+        self._see_known(option.forward_bytes)
         self.mark(f"forward {position}")
         outputs = executable(
             graph,
@@ -240,6 +245,7 @@ class StepRunner:
             call.finished,
             lambda drop: setattr(call, "drop", drop),
         )
+        call.handed = HandedOut(outputs)
         self.live.add(call)
         if self._recording.under_way:
             self._awaited.append(weakref.ref(call, self._dropped))
@@ -289,6 +295,27 @@ class StepRunner:
         """See, in a step that was not planned for, that there is room for a backward."""
         if self._patterns.off_plan:
             self._make_room(call.option.backward_bytes, "backward", call)
+        self._see_known(call.option.backward_bytes, call)
+        if self.known_bytes.most > self.known_bytes.told:
+            torch.autograd.Variable._execution_engine.queue_callback(self._tell_unrecorded)
+
+    def _see_known(self, needed: int, own: RegionCall | None = None) -> None:
+        """Note what the step is known to hold when a half of a call begins."""
+        budget = self._planner.known_budget
+        if budget is not None and not self._patterns.runs_plain:
+            self.known_bytes.see(self.live, needed, budget, own)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _tell_unrecorded(self) -> None:
+        """Tell of a step over the budget of which there will be no record."""
+        if not self._recording.is_running:
+            self._tell_known(self._steps + 1)
+
+    def _tell_known(self, step: int) -> None:
+        known = self.known_bytes
+        if known.most > known.told:
+            known.told = known.most
+            self._planner.tell_known(known.most, step)
 
     def _make_room(self, needed: int, half: str, own: RegionCall | None = None) -> None:
         """Let earlier calls give back what they can make again, the largest first.

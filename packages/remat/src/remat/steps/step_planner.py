@@ -33,6 +33,10 @@ _OFF_PLAN = "it was not planned for, or its calls of regions were not"
 _UNFITTING = "no plan fits what it showed, some of which is made but once: later steps decide"
 _AT_FIRST = "regions were planned in it, and what is made but once counts"
 _NEXT = "the next may, too, until one is planned for"
+_BY_CALLS = (
+    "so much its calls of regions keep and take at once by their schedules, with the gradients "
+    "that they gave; what runs between them was not recorded"
+)
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 
 
@@ -88,7 +92,7 @@ class StepPlanner:
             if made.fits:
                 self.told(made.plan)
 
-    def see_part(self, at_least: int, step: int) -> None:
+    def see_part(self, at_least: int, step: int) -> bool:
         """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
 
         What it had before was not seen to be let go of, so that it took so much at least. With
@@ -96,12 +100,27 @@ class StepPlanner:
         Of a fraction it is not known what it would be of.
         """
         if self.settings.budget.fraction is not None or has_other_ranks():
-            return
+            return False
         self._step = step
         budget = self.chooser.budget(0)
         if at_least > budget:
             text = self._over(at_least, budget, _IN_PART)
             warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
+        return at_least > budget
+
+    @property
+    def known_budget(self) -> int | None:
+        """The budget of whatever step; a share is of the most that one was planned with so far."""
+        if self.settings.budget.fraction is None and not self.settings.budget.is_auto:
+            return self.chooser.budget(0)
+        return max((known.plan.budget_bytes for known in self.patterns.known), default=None)
+
+    def tell_known(self, known: int, step: int) -> None:
+        """Tell of a step that is known to be over the budget though it was not recorded."""
+        budget = self.known_budget
+        if budget is not None:
+            self._step = step
+            warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
 
     def _plan_by(
         self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
