@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,8 +153,11 @@ class _Step:
         needed = self.executable.leaner.code.saved
         self._droppable = {n: item for n, item in self._droppable.items() if n in needed}
 
-    def start(self, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
-        """Choose the backward for the gradients that came, and let it take them over."""
+    def start(self, node: Any, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
+        """Choose the backward for the gradients that came, and let it take them over.
+
+        `node` is that of the forward in autograd's graph.
+        """
         self.started = True
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
@@ -165,7 +168,8 @@ class _Step:
             self.on_start(missing, let_go)
         if self._is_lean and executable.leaner is not None:
             executable = executable.leaner
-        variant = executable.variant(missing, autocast_type(executable.device))
+        unwanted = _unwanted(node, self.executable.groups)
+        variant = executable.variant(missing, autocast_type(executable.device), unwanted)
         try:
             executable.check_room(variant, let_go)
         except BudgetExceeded as error:
@@ -227,6 +231,31 @@ class _Step:
         return tuple(self._final.pop(name, None) for name in wanted)
 
 
+def _unwanted(node: Any, groups: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Find the inputs whose gradients the backward under way gives to nobody.
+
+    `autograd.grad` and `backward(inputs=)` ask for those of some tensors alone. Autograd knows of
+    each node in its graph whether it will run; behind that of the forward is one for each group.
+    """
+    unwanted = []
+    for at, group in enumerate(groups):
+        node = node.next_functions[0][0]
+        behind = node.next_functions[at < len(groups) - 1 :]  # after the token of the next group
+        unwanted += [
+            name
+            for name, (function, _) in zip(group, behind, strict=True)
+            if function is not None and not _will_run(function)
+        ]
+    return frozenset(unwanted)
+
+
+def _will_run(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf that `autograd.grad` asks for
+        return True
+
+
 def _is_batched(gradient: torch.Tensor | None) -> bool:
     """Whether a tensor stands for several at once, as in autograd's own vmap over gradients."""
     return gradient is not None and torch._C._dispatch_keys(gradient).has("Batched")
@@ -278,7 +307,7 @@ class _ForwardFunction(torch.autograd.Function):
                 "forward and backward, and the plan reads it again; run backward before changing "
                 "it, or change a copy (tensor.clone())"
             ) from error
-        step.start(saved, list(gradients))
+        step.start(ctx, saved, list(gradients))
         return None, ctx.token
 
 

@@ -81,12 +81,14 @@ def generate(
     *,
     save_all: bool = False,
     missing: frozenset[int] = frozenset(),
+    unwanted: frozenset[str] = frozenset(),
     autocast: torch.dtype | None = None,
 ) -> Code:
     """Generate the code of a schedule.
 
     No gradient comes at the positions `missing` of what the program returns: the backward leaves
     out what depends on these alone, reads zeros where it is read, and gives `None` for gradients.
+    Those of the inputs `unwanted` are not given out, and what they alone need is left out, too.
     `autocast` is the type of the autocast in which the backward is called.
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
@@ -121,7 +123,7 @@ def generate(
     backward.zero = zero_values(program, missing)
     lowered = {} if autocast is None else lowered_bytes(program, autocast)
     backward.lowered = dict.fromkeys(lowered, autocast)
-    groups = backward.run_backward(graph, schedule.steps[loss + 1 :])
+    groups = backward.run_backward(graph, schedule.steps[loss + 1 :], unwanted)
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
     saved += [
         name

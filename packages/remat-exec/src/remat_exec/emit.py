@@ -20,6 +20,7 @@ from remat_exec.autocast import run_lowered
 from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
+from remat_exec.wanted import for_wanted
 from remat_graph import Compute, Graph, Step, freed_next
 from remat_graph.torch import IN_PLACE, PARTS, RUN_AS, Call, Program, TensorFacts, Variable
 
@@ -61,6 +62,7 @@ class Writer:
         self.read_at_entry: set[str] = set()
         self.zero: frozenset[str] = frozenset()
         self.lowered: dict[str, torch.dtype | None] = {}
+        self.partial: dict[str, Call] = {}
         self.compared: frozenset[str] = frozenset()
         self._entry: set[str] = set()
         self._bound: set[str] = set()
@@ -121,9 +123,16 @@ class Writer:
         for name in names:
             self._require(name)
 
-    def run_backward(self, graph: Graph, steps: tuple[Step, ...]) -> tuple[Group, ...]:
-        """Write the backward half, giving out each gradient after the last step that touches it."""
-        due = _group_gradients(self.program, graph, steps)
+    def run_backward(
+        self, graph: Graph, steps: tuple[Step, ...], unwanted: frozenset[str] = frozenset()
+    ) -> tuple[Group, ...]:
+        """Write the backward half, giving out each gradient after the last step that touches it.
+
+        Those of the inputs `unwanted` are given to nobody.
+        """
+        if unwanted:
+            steps, self.partial = for_wanted(steps, graph, self.program, unwanted)
+        due = _group_gradients(self.program, graph, steps, unwanted)
         groups = []
         for group in due.get(-1, ()):
             groups.append(self._give_out(group))
@@ -217,7 +226,7 @@ class Writer:
         self._entry.discard(name)
 
     def _call(self, op: str) -> None:
-        call = self.program.calls[op]
+        call = self.partial.get(op) or self.program.calls[op]
         again = op in self.computed
         if again and call.replay is not None and self._is_written(call):
             call = call.replay
@@ -338,7 +347,7 @@ def _zeros(facts: TensorFacts) -> torch.Tensor:
 
 
 def _group_gradients(
-    program: Program, graph: Graph, steps: tuple[Step, ...]
+    program: Program, graph: Graph, steps: tuple[Step, ...], unwanted: frozenset[str]
 ) -> dict[int, list[tuple[str, ...]]]:
     """Group the gradients by when they can be given out.
 
@@ -355,6 +364,7 @@ def _group_gradients(
     due_at = {
         name: max(final.get(storage[g], -1), final.get(storage[name], -1))
         for name, g in program.gradients.items()
+        if name not in unwanted
     }
     order = sorted(due_at, key=lambda name: due_at[name])
     sizes = {program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,9 +23,14 @@ from remat_graph.torch import Capture, Program, generators_restored, process_loc
 __all__ = ["Executable", "Variant"]
 
 
+_NONE: frozenset[str] = frozenset()
+_MOST_IN_PART = 16  # backwards without what is not asked for, kept at a time
+_Asked: TypeAlias = tuple[frozenset[int], torch.dtype | None, frozenset[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A backward for another set of missing gradients, over the forward of the planned one."""
+    """A backward for other gradients in or out, over the forward of the planned one."""
 
     missing: frozenset[int]
     code: Code
@@ -59,9 +64,7 @@ class Executable:
     schedule: Schedule
     budget_bytes: int | None = None
     leaner: Executable | None = None
-    _variants: dict[tuple[frozenset[int], torch.dtype | None], Variant] = field(
-        default_factory=dict, repr=False
-    )
+    _variants: dict[_Asked, Variant] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         missing = self.capture.missing
@@ -88,7 +91,7 @@ class Executable:
         unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
         self.groups = tuple(group.inputs for group in self.code.groups)
         self.groups += (unplanned,) if unplanned else ()
-        self._variants[missing, None] = Variant(missing, self.code, self.capture.program)
+        self._variants[missing, None, _NONE] = Variant(missing, self.code, self.capture.program)
 
     def _can_go_on_as(self, leaner: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
@@ -225,20 +228,30 @@ class Executable:
                 gradients[position] = torch.zeros_like(handed[position])
         return kept_by_loss, gradients
 
-    def variant(self, missing: frozenset[int], autocast: torch.dtype | None = None) -> Variant:
+    def variant(
+        self,
+        missing: frozenset[int],
+        autocast: torch.dtype | None = None,
+        unwanted: frozenset[str] = _NONE,
+    ) -> Variant:
         """Find the backward for when the gradients at these positions do not come.
 
-        `autocast` is the type of the autocast in which it is called.
+        `autocast` is the type of the autocast in which it is called. `unwanted` are inputs whose
+        gradients are not asked for: what these alone need is left out.
 
         Raises:
             BackwardError: if it needs what the planned forward did not keep.
             BudgetExceeded: if it takes more memory than the budget in this autocast.
         """
-        variant = self._variants.get((missing, autocast))
+        asked = missing, autocast, unwanted
+        variant = self._variants.get(asked)
         if variant is None:
             planned = self.capture.missing <= missing
             make = self._with_fewer if planned else self._with_others
-            variant = self._variants[missing, autocast] = make(missing, autocast)
+            variant = self._variants[asked] = make(*asked)
+            in_part = [key for key in self._variants if key[-1]]
+            if len(in_part) > _MOST_IN_PART:
+                del self._variants[in_part[0]]
         return variant
 
     def check_room(self, variant: Variant, let_go: frozenset[int]) -> None:
@@ -272,16 +285,19 @@ class Executable:
             return False
         return True
 
-    def _with_fewer(self, missing: frozenset[int], autocast: torch.dtype | None) -> Variant:
+    def _with_fewer(
+        self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
+    ) -> Variant:
         """Make the planned backward for fewer gradients than planned for."""
         if autocast is not None and not lowered_bytes(self.capture.program, autocast):
-            return self.variant(missing)
+            return self.variant(missing, None, unwanted)
         code = generate(
             self.capture.program,
             self.capture.graph,
             self.schedule,
             save_all=self.may_vary,
             missing=missing,
+            unwanted=unwanted,
             autocast=autocast,
         )
         if autocast is not None:
@@ -292,7 +308,9 @@ class Executable:
             )
         return Variant(missing, code, self.capture.program)
 
-    def _with_others(self, missing: frozenset[int], autocast: torch.dtype | None) -> Variant:
+    def _with_others(
+        self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
+    ) -> Variant:
         """Make a backward with gradients that were not planned for."""
         other = self._whole.with_loss(self.capture.loss.at_least(self._whole.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
@@ -306,6 +324,7 @@ class Executable:
             backward_from(other.graph, self.schedule),
             save_all=True,
             missing=missing,
+            unwanted=unwanted,
             autocast=autocast,
         )
         return Variant(missing, code, other.program)
