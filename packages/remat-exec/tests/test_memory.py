@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from remat_exec import Executable, measure, measure_peak, profile_step
 from remat_graph import simulate
-from remat_graph.torch import AllocationRecorder, flatten
+from remat_graph.torch import AllocationRecorder, cpp_log, flatten
 from remat_solvers import region_options
 
 
@@ -240,3 +241,18 @@ def test_garbage_is_collected_before_the_block_or_not_in_it(collect):
         assert gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_the_log_of_torch_is_quiet_about_older_blocks_and_about_nothing_else(capfd):
+    level = cpp_log._level()
+    before = level.value
+    older = [torch.empty(1000) for _ in range(3)]
+    with measure_peak() as peak:
+        assert level.value >= 2
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: measure_peak().__enter__()).result()  # never ended
+        older.clear()
+    gc.collect()
+    assert peak.peak_bytes == 0
+    assert level.value == before
+    assert "unknown size" not in capfd.readouterr().err

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler_legacy
 
+from remat_graph.torch.cpp_log import Hush
 from remat_graph.torch.errors import MeasurementError
 
 __all__ = ["CpuMemory"]
@@ -44,6 +45,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.running: list[CpuMemory] = []
         self.is_profiled = False
+        self.hush = Hush()
 
 
 _thread = _Thread()
@@ -137,6 +139,7 @@ def _go_on_with(recordings: list[CpuMemory]) -> None:
     if _thread.is_profiled:
         _thread.is_profiled = False
         recorded: Any = _disable()
+        _thread.hush.end()
         _autograd._enable_record_function(True)
         for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
             for recording in before:
@@ -144,6 +147,7 @@ def _go_on_with(recordings: list[CpuMemory]) -> None:
     recordings = [recording for recording in recordings if recording.is_running]
     if recordings:
         _enable(_SETTINGS)
+        _thread.hush.begin()
         _autograd._enable_record_function(False)
         _thread.running, _thread.is_profiled = recordings, True
 

@@ -123,9 +123,7 @@ class _Frames:
                 if _UNGUARDED in str(error):
                     raise
                 self._failures[code] += 1
-                self._skipped(
-                    f"{_place(frame)} runs as it is: {str(error).strip().splitlines()[0]}"
-                )
+                self._skipped(f"{_place(frame)} runs as it is: {_failure(error)}")
                 return _AS_IT_IS
             finally:
                 self.code, self.name = before
@@ -293,6 +291,15 @@ def compile_frames(
 
     weakref.finalize(run, _let_go, frames.guards, frames.graphs, id(backend)).atexit = False
     return run
+
+
+def _failure(error: Exception) -> str:
+    told = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, TorchRuntimeError):
+        return told
+    if isinstance(error, AssertionError):  # those of Dynamo's own say their kind
+        told = f"AssertionError: {told}"
+    return f"TorchDynamo fails to make a graph of it ({told.rstrip(': ')})"
 
 
 def loses_dropout(module: torch.nn.Module) -> bool:

@@ -53,6 +53,7 @@ def patched(told: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]
             lambda original: _tell_of_checkpoint(original, told),
         ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
+        (logging.getLogger("torch._guards"), "disabled", lambda _: True),  # what it tells is raised
         (symbolic_convert, "get_funcname", _named_in_logs),
         (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
     )
