@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
 ROWS, WIDTH = 32, 16
@@ -25,7 +26,9 @@ class Net(nn.Module):
 
     def forward(self, x, at):
         y = self.a(x.float() / 128 - 1 + self.shift + self.table(at))
-        z = torch.tanh(torch.sin(torch.relu(y)))
+        z = torch.relu(y)
+        for _ in range(3):
+            z = torch.tanh(torch.sin(z))
         if self.breaks:
             self.change(y)
         out = self.c(torch.tanh(self.b(z)))
@@ -120,6 +123,7 @@ def gradients(model, change=None, *, of_both=True):
     """
     buffer, at = batch()
     x = torch.from_numpy(buffer)
+    torch.manual_seed(0)
     model.zero_grad()
     y, out = model(x, at)
     if change is not None:
@@ -127,4 +131,56 @@ def gradients(model, change=None, *, of_both=True):
             change(Step(model, buffer, x, y, out))
     loss = out.square().sum()
     (loss + y.sum() if of_both and y.requires_grad else loss).backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+
+
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sin": torch.sin,
+    "add": lambda y: y + 1,
+    "scale": lambda y: y * 0.5,
+    "roll": lambda y: y.roll(1, 1),
+    "cumsum": lambda y: y.cumsum(1) / 4,
+    "transposed": lambda y: y.transpose(1, 2).contiguous().tanh().transpose(1, 2),
+    "reshaped": lambda y: y.reshape(-1, WIDTH).mul(2).view(4, -1, WIDTH),
+    "halves": lambda y: torch.cat([part.cos() for part in torch.unsafe_chunk(y, 2, -1)], -1),
+    "normed": lambda y: nn.functional.layer_norm(y, (WIDTH,)),
+    "dropped": lambda y: nn.functional.dropout(y, 0.3),
+    "changed in place": lambda y: y.add(1).clamp_(max=2),
+}
+
+
+class RandomNet(nn.Module):
+    """Linear layers among `parts`, in a row; hands out a view of what stands at some of them."""
+
+    def __init__(self, parts, handed, breaks_at):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Linear(WIDTH, WIDTH, bias=number % 2 == 1) for number in range(len(parts))
+        )
+        self.register_buffer("shift", torch.full((WIDTH,), 0.1))
+        self.parts, self.handed, self.breaks_at = parts, dict(handed), breaks_at
+
+    def forward(self, x, at):
+        y, handed = x.float() / 128 - 1 + self.shift, []
+        for number, (layer, part) in enumerate(zip(self.layers, self.parts, strict=True)):
+            y = layer(y) if part is None else PARTS[part](y)
+            if number in self.handed:
+                handed.append(HANDED[self.handed[number]](y))
+            if number == self.breaks_at:
+                torch._dynamo.graph_break()
+        return handed[-1], y
+
+
+@st.composite
+def drawn_nets(draw):
+    """Draw a model that hands out at least one view of what it computes on the way."""
+    parts = draw(st.lists(st.sampled_from([None, *PARTS]), min_size=3, max_size=9))
+    views = st.sampled_from([name for name in HANDED if name != "as strided"])
+    places = st.integers(0, len(parts) - 1)
+    handed = draw(st.dictionaries(places, views, min_size=1, max_size=3))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    return RandomNet((None, *parts, None), handed.items(), draw(st.none() | places))

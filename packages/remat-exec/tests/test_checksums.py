@@ -89,6 +89,14 @@ def test_what_changed_is_named():
         check(states, a=a, b=b)
 
 
+def test_storages_can_be_resized_after_it():
+    """FSDP frees them so."""
+    tensor = torch.ones(8)
+    checksum(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert checksum(tensor) == checksum(torch.ones(0))
+
+
 def test_nothing_is_taken_of_torchs_memory():
     from remat_exec import measure_peak
 

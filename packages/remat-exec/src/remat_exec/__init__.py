@@ -2,6 +2,7 @@
 
 from remat_exec.__about__ import __version__
 from remat_exec.autocast import autocast_type
+from remat_exec.checksums import checksum
 from remat_exec.errors import (
     BackwardError,
     BrokenExecutor,
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "as_handed",
     "autocast_type",
+    "checksum",
     "get_executor",
     "list_executors",
     "loss_gradients",

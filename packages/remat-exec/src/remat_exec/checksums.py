@@ -10,6 +10,7 @@ the device until they are compared.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -63,8 +64,22 @@ def checksum(tensor: torch.Tensor) -> int | torch.Tensor:
     """Sum up the bits of a tensor: on the CPU a number, else one on the device."""
     plain = _dense(tensor.detach())
     if plain.device.type == "cpu":
-        return _sum_on_cpu(plain.numpy())
+        return _sum_on_cpu(_array(plain))
     return _sum_on_device(plain.reshape(-1))
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Give the memory of a tensor to numpy; `.numpy()` would keep the storage from being resized.
+
+    FSDP resizes storages, to nothing between the halves.
+    """
+    size, address = tensor.itemsize, tensor.data_ptr()
+    if not address:
+        return np.empty(0, np.uint8)
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = (ctypes.c_char * (size * (last + 1))).from_address(address)
+    strides = [size * step for step in tensor.stride()]
+    return np.ndarray(tensor.shape, f"i{size}", memoryview(memory), strides=strides)
 
 
 def _key(name: str) -> str:

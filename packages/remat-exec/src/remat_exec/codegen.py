@@ -132,8 +132,14 @@ def generate(
     ]
     read = [name for name in (*forward.inputs, *kept) if name in backward.read_at_entry]
     compared = [name for name in read if program.storage.get(name) in shared.values]
-    opening = Writer(program, replayed, forward.bindings, shorter)
+    opening, closing = (Writer(program, replayed, forward.bindings, shorter) for _ in range(2))
     opening.compare(compared, again=True)
+    # What is nobody's to train may be written to by others while the backward runs, as a loader's
+    # buffer; it is there to the end.
+    data = [name for name in compared if name in forward.inputs and name not in program.gradients]
+    closing.compare(data, again=True)
+    last = max((i for i, line in enumerate(backward.lines) if line == "yield given"), default=0)
+    backward.lines[last:last] = closing.lines
     if save_all:  # another backward may read them
         others = (name for name in forward.inputs if program.storage.get(name) in shared.values)
         compared = list(dict.fromkeys((*compared, *others)))

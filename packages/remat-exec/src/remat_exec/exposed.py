@@ -3,7 +3,8 @@
 Inputs, parameters, buffers and outputs are not the plan's alone. Of what eager keeps for its own
 backward it sees a change in place, by torch's count, and so does a plan, which saves it the same
 way. What only a plan reads again is compared by checksums: then a change is seen that is not
-counted, too.
+counted, too. So are outputs whose changes torch counts apart from those of the memory that they
+view, as it does for `_unsafe_view`, which a bias-free linear layer makes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def exposed(program: Program) -> Exposed:
         for value in read:
             readers.setdefault(value, []).append(op)
     handed = {storage[name] for name in program.handed}
-    given = {storage[item.variable] for item in program.inputs if item.variable in storage}
+    inputs = (*(item.variable for item in program.inputs), *program.constants)
+    given = {storage[name] for name in inputs if name in storage}
     values = ((handed | given) - kept) | (handed & _uncounted(program))
     ops = {
         value: frozenset(readers.get(value, ()))

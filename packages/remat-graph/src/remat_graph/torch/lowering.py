@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -104,8 +103,6 @@ class _Reader:
         random = tensors[0].device if is_random(node) and tensors else None
         call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
         if known == {True}:
-            if node.target is aten._unsafe_view.default:  # changes of both are to be counted as one
-                call = replace(call, target=aten.view.default)
             for name in names:
                 if name is not None:
                     self.views[name] = call

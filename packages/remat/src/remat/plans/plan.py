@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from remat.errors import RematError
 from remat.plans.file import encode_plan, read_plan
 from remat.plans.origin import Origin
+from remat.plans.reads import compared
 from remat.plans.saved import SavedPlan
 from remat.report.curve import Curve
 from remat.report.explaining import By, Explanation, explain
@@ -31,7 +32,7 @@ from remat_graph.files import write_atomically
 from remat_solvers import Tradeoff, tradeoff
 from remat_solvers.baselines.store_all import store_all
 
-__all__ = ["Plan", "recomputed"]
+__all__ = ["Plan", "compared_row", "recomputed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,7 @@ class Plan(SavedPlan):
                                    else f"{100 * self.bound_overhead:.2f}%"),
             *(("not certified", doubt) for doubt in [self.solution.doubt] if doubt),
             *(("made another way", text) for text in _other_ways(self.graph, self.schedule)),
+            *compared_row(len(compared(self.graph, self.schedule))),
             ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
                        f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "
                        f"of capture"),
@@ -239,6 +241,12 @@ def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
         f"{len(chosen) - len(packed)} operations, {len(packed)} values kept packed "
         f"({mib(kept)}), {least}"
     )
+
+
+def compared_row(count: int) -> list[tuple[str, str]]:
+    """Say how many tensors are compared before the backward, if any are."""
+    text = f"{count} tensors that eager would not keep, before the backward reads them"
+    return [("compared", text)] if count else []
 
 
 def least_exact(ops: Iterable[Op]) -> Numerics | None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat.plans.origin import Origin
-from remat.plans.plan import recomputed
+from remat.plans.plan import compared_row, recomputed
+from remat.plans.reads import compared
 from remat.plans.saved import SavedPlan
 from remat.plans.step_file import encode_step, read_step
 from remat.report.curve import curve_of_step
@@ -242,6 +243,8 @@ class StepPlan(SavedPlan):
         told = Counter(
             (name, option.kept_bytes, option.peak_bytes) for name, option in self.regions
         )
+        calls = zip(self.graphs, self.options, strict=True)
+        count = sum(len(compared(graph, option.schedule)) for graph, option in calls)
         return [
             ("budget", mib(self.budget_bytes)),
             ("peak, predicted", mib(self.predicted_peak_bytes)),
@@ -250,6 +253,7 @@ class StepPlan(SavedPlan):
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
             ("overhead, at least", f"{100 * self.bound_overhead:.2f}%"),
             *(("not certified", doubt) for doubt in [self.doubt] if doubt),
+            *compared_row(count),
             *(
                 (printable(name), f"{_times(count)}keeps {mib(kept)}, peak {mib(peak)}")
                 for (name, kept, peak), count in told.items()

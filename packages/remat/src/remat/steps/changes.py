@@ -6,17 +6,20 @@ and would not notice; but a region may have to compute something again from them
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from remat_graph import Compute, Graph, Schedule
+from remat.plans.reads import read_by_backward
+from remat_exec import checksum
 from remat_graph.torch import Capture
 from remat_solvers.baselines.store_all import store_all
 
-__all__ = ["Changes", "Watched", "read_by_backward"]
+__all__ = ["Changes", "Watched"]
 
-Watched = tuple[int, torch.Tensor, int]
-"""The position of an input, the input, and its version when it was copied; or `~` that of an output
-and its copy."""
+Watched = tuple[int, torch.Tensor, tuple[int, Any]]
+"""The position of an input, the input, and its version and checksum when it was copied; or `~` that
+of an output and its copy."""
 
 
 class Changes:
@@ -43,7 +46,7 @@ class Changes:
                 continue
             tensors[position] = _copied(tensor)
             if changed is None:
-                watched.append((position, tensor, tensor._version))
+                watched.append((position, tensor, _state(tensor)))
         return watched
 
     def protect_outputs(self, outputs: list[torch.Tensor]) -> list[Watched]:
@@ -55,19 +58,26 @@ class Changes:
                 outputs[position] = copied = _copied(outputs[position])
                 if changed is None:
                     known = copied.detach()  # of the same version, and not what the call made
-                    watched.append((~position, known, known._version))
+                    watched.append((~position, known, _state(known)))
         return watched
 
     def is_new(self, position: int) -> bool:
         """Whether no call has ended yet that was watched there."""
         return position not in self._seen
 
-    def note(self, position: int, *, changed: bool | None) -> None:
-        """Note whether it was changed between a call and its backward, `None` without one."""
-        if changed is None:
-            self._seen.setdefault(position, None)
-        else:
-            self._seen[position] = changed or bool(self._seen.get(position))
+    def note(self, watched: Watched) -> None:
+        """Note whether it was changed between a call and its backward, which begins."""
+        position, tensor, before = watched
+        self._seen[position] = bool(self._seen.get(position)) or _state(tensor) != before
+
+    def note_none(self, watched: Watched) -> None:
+        """Note that a call had no backward."""
+        self._seen.setdefault(watched[0], None)
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, Any]:
+    """Give what differs once a tensor is changed, whether torch counts the change or not."""
+    return tensor._version, checksum(tensor)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,10 +126,3 @@ def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
         and storage in read - kept
         and storages.count(storage) == 1
     )
-
-
-def read_by_backward(graph: Graph, schedule: Schedule) -> set[str]:
-    """Find the values that a schedule reads after the op at the boundary."""
-    computed = [step.op for step in schedule if isinstance(step, Compute)]
-    after = computed[computed.index(graph.ops[graph.boundary_index].name) + 1 :]
-    return {value for name in after for value in graph.ops[graph.op_index[name]].inputs}

@@ -17,7 +17,7 @@ import torch
 from remat.budgets.blocks import or_with_expandable_segments
 from remat.errors import BudgetWarning
 from remat.planning.planner import Planned
-from remat.steps.changes import read_by_backward
+from remat.plans.reads import read_by_backward
 from remat.steps.recording import StepRecording, gradients_present
 from remat_graph.torch import Capture, LossCost, Mark
 

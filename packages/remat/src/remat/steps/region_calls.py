@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from remat.planning.solving import have_same_ops
-from remat.steps.changes import Changes, Watched, read_by_backward
+from remat.plans.reads import read_by_backward
+from remat.steps.changes import Changes, Watched
 from remat.steps.known_bytes import HandedOut, NewGradients
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Graph
@@ -147,13 +148,13 @@ class RegionCall:
 
     def __del__(self) -> None:
         """Note that there was no backward, if there was none."""
-        for position, *_ in self.watched:
-            self.plan.changes.note(position, changed=None)
+        for watched in self.watched:
+            self.plan.changes.note_none(watched)
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""
-        for position, tensor, version in self.watched:
-            self.plan.changes.note(position, changed=tensor._version != version)
+        for watched in self.watched:
+            self.plan.changes.note(watched)
         self.watched.clear()
         if self in self.runner.live:  # else it is left over from an earlier step
             self.runner.see_autocast(autocast_type(self.plan.capture.program.device))
