@@ -135,8 +135,8 @@ class _SimCLR(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         )  # fmt: skip
         self.head = load("lightly.models.modules").SimCLRProjectionHead(16, 32, 16)
