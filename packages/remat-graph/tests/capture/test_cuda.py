@@ -213,19 +213,31 @@ def test_fake_tensors_on_a_device_that_is_not_there_are_refused(monkeypatch):
 
 
 class Caching:
-    """The figures of a caching allocator: blocks of 512 bytes, large ones with a remainder."""
+    """The figures of a caching allocator: blocks of 512 bytes, large ones with a remainder.
+
+    A block that `waits` for another stream is active until something is allocated after a wait.
+    """
 
     def __init__(self, monkeypatch):
         self.blocks, self.asked, self.peak, self.asked_peak = [], [], 0, 0
+        self.waiting, self.active_peak, self.is_waited_for = [], 0, False
         self.workspaces = 0
         for name, stand_in in (
             ("current_device", lambda: 0),
-            ("synchronize", lambda _: None),
+            ("synchronize", self.synchronize),
             ("memory_stats_as_nested_dict", self.figures),
             ("reset_peak_memory_stats", self.start_anew),
         ):
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(cuda_memory, "make_workspaces", self.make_workspaces)
+        monkeypatch.setattr(torch, "empty", self.allocate_and_free)
+
+    def synchronize(self, _):
+        self.is_waited_for = True
+
+    def allocate_and_free(self, size, *, dtype, device):
+        self.allocate(size)
+        self.free()
 
     def make_workspaces(self, device):
         assert device == CUDA
@@ -234,17 +246,24 @@ class Caching:
         self.workspaces += 1
 
     def allocate(self, size):
+        if self.is_waited_for:
+            self.waiting.clear()
         block = math.ceil(size / 512) * 512
         self.blocks.append(block if size <= 2**20 else math.ceil(block / 2**20) * 2**20)
         self.asked.append(size)
         self.peak = max(self.peak, sum(self.blocks))
+        self.active_peak = max(self.active_peak, sum(self.blocks) + sum(self.waiting))
         self.asked_peak = max(self.asked_peak, sum(self.asked))
 
-    def free(self):
-        self.blocks.pop(), self.asked.pop()
+    def free(self, *, waits=False):
+        block, _ = self.blocks.pop(), self.asked.pop()
+        if waits:
+            self.waiting.append(block)
+            self.is_waited_for = False
 
     def start_anew(self, _):
         self.peak, self.asked_peak = sum(self.blocks), sum(self.asked)
+        self.active_peak = sum(self.blocks) + sum(self.waiting)
 
     def figures(self, _):
         def entry(current, peak):
@@ -252,6 +271,7 @@ class Caching:
 
         return {
             "allocated_bytes": entry(sum(self.blocks), self.peak),
+            "active_bytes": entry(sum(self.blocks) + sum(self.waiting), self.active_peak),
             "requested_bytes": entry(sum(self.asked), self.asked_peak),
             "reserved_bytes": entry(2**25, 2**26),
         }
@@ -272,6 +292,19 @@ def test_blocks_what_was_asked_for_and_what_is_reserved_are_told_apart(allocator
     assert recorder.requested_bytes == 2**20 + 100
     assert recorder.reserved_bytes == 2**26
     assert recorder.kept_bytes == 512
+
+
+def test_a_block_that_waits_for_another_stream_counts_until_it_was_waited_for(allocator):
+    allocator.allocate(512)
+    allocator.free(waits=True)  # was there before, and is not let go of in the block
+    with AllocationRecorder(CUDA) as recorder:
+        allocator.allocate(1024)
+        allocator.free(waits=True)
+        allocator.allocate(2048)
+        recorder.mark("waited for")
+        allocator.free()
+    seen = [(mark.held_bytes, mark.peak_bytes) for mark in recorder.marks]
+    assert seen == [(2048, 3072), (0, 2048)]
 
 
 def test_marks_have_the_peak_since_the_one_before(allocator):

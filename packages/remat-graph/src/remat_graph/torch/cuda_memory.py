@@ -6,6 +6,9 @@ who watch the device before that. A tensor gets a block of a multiple of 512 byt
 was started with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`). So there are three figures:
 what tensors asked for, which follows from a schedule; the blocks that they got, which no other
 tensor can have and which a budget bounds; and what the allocator holds of the device.
+
+A block is active from when a tensor gets it to when another can: one that a second stream used, as
+those of prefetchers and collectives are, is so beyond the life of its tensor.
 """
 
 from __future__ import annotations
@@ -36,22 +39,22 @@ class CudaMemory:
         self.reserved_bytes = 0
         make_workspaces(self.device)
         held = _take_maxima(self.device)
-        self._before = int(held["allocated_bytes"]["all"]["current"])
+        self._before = _blocks(held, "current")
         self._requested_before = int(held["requested_bytes"]["all"]["current"])
         self._since_mark = 0
         _watching.add(self)
 
     def mark(self) -> tuple[int, int]:
         """Give what blocks hold now, and the most that they held since the last mark."""
-        held = int(_take_maxima(self.device)["allocated_bytes"]["all"]["current"]) - self._before
+        held = _blocks(_take_maxima(self.device), "current") - self._before
         peak, self._since_mark = self._since_mark, held
         return held, peak
 
     def see(self, maxima: Any) -> None:
         """Note the maxima of the allocator, which are about to start anew."""
-        allocated = int(maxima["allocated_bytes"]["all"]["peak"]) - self._before
+        blocks = _blocks(maxima, "peak") - self._before
         requested = int(maxima["requested_bytes"]["all"]["peak"]) - self._requested_before
-        self._since_mark = max(self._since_mark, allocated)
+        self._since_mark = max(self._since_mark, blocks)
         self.requested_bytes = max(self.requested_bytes, requested)
         self.reserved_bytes = max(self.reserved_bytes, maxima["reserved_bytes"]["all"]["peak"])
 
@@ -73,14 +76,23 @@ def paused() -> Iterator[None]:
 
 
 def _take_maxima(device: torch.device) -> Any:
-    """Read the figures of the allocator, tell all who watch, and start its maxima anew."""
+    """Tell all who watch the maxima of the allocator, start them anew, and give its figures then.
+
+    No block waits for a stream then: all have been waited for, and to allocate is to see that.
+    """
     torch.cuda.synchronize(device)
     figures = torch.cuda.memory_stats_as_nested_dict(device)
     for other in list(_watching):
         if other.device == device:
             other.see(figures)
+    torch.empty(1, dtype=torch.uint8, device=device)
     torch.cuda.reset_peak_memory_stats(device)
-    return figures
+    return torch.cuda.memory_stats_as_nested_dict(device)
+
+
+def _blocks(figures: Any, which: str) -> int:
+    """Read what blocks hold that no other tensor can have; some allocators count no active ones."""
+    return max(int(figures[name]["all"][which]) for name in ("active_bytes", "allocated_bytes"))
 
 
 def make_workspaces(device: torch.device) -> None:

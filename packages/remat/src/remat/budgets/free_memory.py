@@ -27,7 +27,10 @@ def free_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
-        return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
+        figures = torch.cuda.memory_stats(device)
+        names = ("active_bytes.all.current", "allocated_bytes.all.current")  # as in cuda_memory.py
+        used = max(int(figures.get(name, 0)) for name in names)
+        return max(0, min(free, allowed)) + reserved - used
     return max(0, min(_available(device), *_left_in_groups()))
 
 
