@@ -1,5 +1,7 @@
 """What is captured for a CUDA device that is not there has that device's operators."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -126,3 +128,48 @@ def test_plain_autograd_keeps_each_of_equal_results(capability):
 def test_a_device_without_convolutions_per_second_is_refused():
     with pytest.raises(CaptureError, match="convolution_flops_per_second=0"):
         DeviceSpec("x", 1.0, 1.0, 1.0, 0.0, convolution_flops_per_second=0)
+
+
+class Normed(Attention):
+    """A norm, whose result CUDA's autocast keeps in 32 bits, and attention of it in 16."""
+
+    def __init__(self, cast):
+        super().__init__(dropout_p=0.1)
+        self.norm, self.cast = nn.LayerNorm(16), cast
+
+    def forward(self, x):
+        with self.cast():
+            y = self.project(x)
+            made = self.norm(y[..., :16])
+            assert y.dtype is y.sigmoid().dtype is y.clone().exp_().dtype is not FULL
+            assert made.dtype is (y**2).dtype is y.softmax(-1).dtype is FULL
+            return super().forward(made)
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda: torch.autocast("cuda", HALF),
+        lambda: torch.autocast("cpu", HALF),
+        lambda: torch.amp.autocast(device_type="cuda", dtype=HALF),
+        lambda: torch.autocast("cuda"),
+    ],
+)
+def test_autocast_is_that_of_the_device(cast):
+    assert attention_of(Normed(cast), A100) == ["flash"]
+
+
+def test_autocast_of_other_threads_and_afterwards_is_as_it_was():
+    class Asking(nn.Linear):
+        def forward(self, x):
+            with ThreadPoolExecutor(1) as pool:
+                devices.append(pool.submit(lambda: torch.autocast("cpu").device).result())
+                with pytest.warns(UserWarning, match="CUDA is not available"):
+                    devices.append(pool.submit(lambda: torch.autocast("cuda").device).result())
+            devices.append(torch.autocast("cuda").device)
+            return super().forward(x).sum()
+
+    devices, before = [], torch.autocast.__init__
+    capture(Asking(4, 4), (torch.rand(3, 4),), costs=spec(A100))
+    assert set(zip(*[iter(devices)] * 3, strict=True)) == {("cpu", "cuda", "cpu")}
+    assert torch.autocast.__init__ is before

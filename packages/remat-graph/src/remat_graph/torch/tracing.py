@@ -27,7 +27,7 @@ from remat_graph.torch._aot import (
     trace_joint,
     try_start,
 )
-from remat_graph.torch.as_on_cuda import CudaOperators, moved_to_cuda
+from remat_graph.torch.as_on_cuda import as_on_cuda, moved_to_cuda
 from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.noting import Key, Run, forwards_replaced
@@ -307,9 +307,7 @@ class _FlatModule(torch.nn.Module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
-            elsewhere = (
-                nullcontext() if self._capability is None else CudaOperators(self._capability)
-            )
+            elsewhere = nullcontext() if self._capability is None else as_on_cuda(self._capability)
             replaced = _replaced_buffers_written_in_place(self.module)
             with replaced, _RnnInSteps(), elsewhere, noted:
                 result = original_forward(self.module)(*args, **kwargs)
