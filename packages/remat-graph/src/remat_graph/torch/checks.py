@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from remat_graph.torch._aot import has_no_data
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.structure import FlatCall
 
-__all__ = ["check_devices", "check_differentiable", "check_measurable", "is_dry", "is_on_cuda"]
+__all__ = [
+    "check_devices",
+    "check_differentiable",
+    "check_measurable",
+    "check_traceable",
+    "is_dry",
+    "is_on_cuda",
+]
 
 
 def is_dry(module: torch.nn.Module, call: FlatCall) -> bool:
@@ -79,3 +88,48 @@ def check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
             "nothing can be measured on the meta device, or of fake tensors; give costs='estimate' "
             "or a DeviceSpec, or move the module and its example inputs to a device that computes"
         )
+
+
+def check_traceable(module: torch.nn.Module) -> None:
+    """Look for what torch would trace as something else.
+
+    Raises:
+        CaptureError: if there is dropout between the layers of an RNN, an old norm of a weight on
+            the module itself, or a part that `torch.jit` made.
+    """
+    _refuse_lost_dropout(module)
+    _refuse_old_norm(module)
+    _refuse_scripted(module)
+
+
+def _refuse_lost_dropout(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if not (isinstance(part, torch.nn.RNNBase) and part.training):
+            continue
+        if part.dropout and part.num_layers > 1:
+            raise CaptureError(
+                f"{name or type(part).__name__} has dropout={part.dropout} between its layers, "
+                f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
+                f"nn.Dropout between them"
+            )
+
+
+def _refuse_old_norm(module: torch.nn.Module) -> None:
+    """Refuse a weight that is made in a hook of the root, which is no part of its forward."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, (WeightNorm, SpectralNorm)):
+            norm = type(hook).__module__.rpartition(".")[2]
+            raise CaptureError(
+                f"{type(module).__name__} has torch.nn.utils.{norm}, which makes its weight in a "
+                f"hook, before forward; use torch.nn.utils.parametrizations.{norm} instead"
+            )
+
+
+def _refuse_scripted(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} was made by torch.jit, and the modules of a graph are "
+                f"Python's; put the module there that it was made of. As a part of a model it "
+                f"runs as it is in remat.rematerialize, between regions"
+            )

@@ -15,8 +15,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +27,7 @@ from remat_graph.torch._aot import (
 )
 from remat_graph.torch.as_on_cuda import as_on_cuda, moved_to_cuda
 from remat_graph.torch.caches import caches_within, tensors_forgotten
+from remat_graph.torch.checks import check_traceable
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.noting import Key, Run, forwards_replaced
 from remat_graph.torch.process import generators_restored, process_lock
@@ -72,9 +71,7 @@ def trace(
     Raises:
         CaptureError: if the forward cannot be one static graph.
     """
-    _refuse_lost_dropout(module)
-    _refuse_old_norm(module)
-    _refuse_scripted(module)
+    check_traceable(module)
     flat = _FlatModule(module, call, capability)
     with (
         process_lock,
@@ -362,39 +359,6 @@ def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None
         with torch.no_grad():
             buffer.copy_(new)
         owner._buffers[name] = buffer
-
-
-def _refuse_lost_dropout(module: torch.nn.Module) -> None:
-    for name, part in module.named_modules():
-        if not (isinstance(part, torch.nn.RNNBase) and part.training):
-            continue
-        if part.dropout and part.num_layers > 1:
-            raise CaptureError(
-                f"{name or type(part).__name__} has dropout={part.dropout} between its layers, "
-                f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
-                f"nn.Dropout between them"
-            )
-
-
-def _refuse_old_norm(module: torch.nn.Module) -> None:
-    """Refuse a weight that is made in a hook of the root, which is no part of its forward."""
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, (WeightNorm, SpectralNorm)):
-            norm = type(hook).__module__.rpartition(".")[2]
-            raise CaptureError(
-                f"{type(module).__name__} has torch.nn.utils.{norm}, which makes its weight in a "
-                f"hook, before forward; use torch.nn.utils.parametrizations.{norm} instead"
-            )
-
-
-def _refuse_scripted(module: torch.nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise CaptureError(
-                f"{name or 'the model'} was made by torch.jit, and the modules of a graph are "
-                f"Python's; put the module there that it was made of. As a part of a model it "
-                f"runs as it is in remat.rematerialize, between regions"
-            )
 
 
 class _RnnInSteps(TorchFunctionMode):
