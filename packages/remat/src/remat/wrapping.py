@@ -8,17 +8,16 @@ import functools
 import inspect
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from remat.budgets.auto import AutoBudget, OptimizerLike
-from remat.dynamo import compile_frames, loses_dropout
+from remat.budgets.auto import OptimizerLike
 from remat.errors import RematError
+from remat.machine import Machine, new_machine
 from remat.modules.classes import Classes
 from remat.modules.hooks import Hooks
 from remat.modules.units import (
@@ -39,8 +38,6 @@ from remat.refusals import (
     refuse_unpicklable,
     refuse_wrapped,
 )
-from remat.steps.stepper import Stepper
-from remat.steps.steppers import SharedRegion, Steppers
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
@@ -198,7 +195,6 @@ def rematerialize(
 
 _FORWARD = "_remat_forward"
 _making = threading.Lock()
-_Machine = tuple[Steppers, Callable[[Any, Hashable], Callable[..., Any]]]
 
 
 class RematForward:
@@ -325,7 +321,7 @@ class RematForward:
             return stepper.run(run, block, *args, **kwargs)
 
     @property
-    def _machine(self) -> _Machine:
+    def _machine(self) -> Machine:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = _global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
@@ -334,56 +330,11 @@ class RematForward:
                 machines.clear()
                 self._classes = Classes(self._module)
             if hooks not in machines:
-                machines[hooks] = self._new_machine()
-            made: _Machine = machines[hooks]
+                machines[hooks] = new_machine(
+                    self._module, self._settings, alone=not self._by_regions
+                )
+            made: Machine = machines[hooks]
         return made
-
-    def _new_machine(self) -> _Machine:
-        """Make one that does not hold the module: Dynamo holds it, by the code of the forward."""
-        module = weakref.ref(self._module)
-
-        def told(plan: Any) -> None:
-            vars(module())["plan"] = plan
-
-        def parameters() -> Iterable[torch.nn.Parameter]:
-            held = module()
-            return () if held is None else held.parameters()
-
-        breaks: list[str] = []
-        allow_rnn = not loses_dropout(self._module)
-        if not allow_rnn:
-            breaks.append(
-                "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
-                "torch loses that dropout when it traces"
-            )
-        settings, alone = self._settings, not self._by_regions
-
-        def make() -> Stepper:
-            auto = AutoBudget(settings.optimizer, parameters)
-            stepper = Stepper(settings, told, auto, alone=alone, parameters=parameters)
-            stepper.together.breaks.extend(breaks)
-            return stepper
-
-        steppers = Steppers(make)
-        weakref.finalize(self._module, _stop_recording, weakref.ref(steppers)).atexit = False
-
-        def skipped(reason: str) -> None:
-            breaks.append(reason)
-            with steppers.taken() as stepper:
-                stepper.runs_as_it_is(reason)
-
-        @functools.cache
-        def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
-            return compile_frames(
-                function,
-                lambda found, _: SharedRegion(found, lambda: steppers),
-                skipped,
-                allow_rnn=allow_rnn,
-                model=module(),
-                watched=None if hooks is None else module(),
-            )
-
-        return steppers, compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
@@ -436,10 +387,3 @@ def _global_hooks() -> tuple[Any, ...]:
         for name, hooks in vars(torch_module).items()
         if name.startswith("_global_") and isinstance(hooks, dict)
     )
-
-
-def _stop_recording(steppers: weakref.ref[Steppers]) -> None:
-    """End what is recorded for a model that is gone, if Dynamo still holds its steppers."""
-    held = steppers()
-    if held is not None:
-        held.stop_recording()

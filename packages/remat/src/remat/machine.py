@@ -1,0 +1,78 @@
+"""What plans and compiles for one rematerialized model, as long as no hook or class changes."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+from remat.budgets.auto import AutoBudget
+from remat.dynamo import compile_frames, loses_dropout
+from remat.planning.settings import Settings
+from remat.steps.stepper import Stepper
+from remat.steps.steppers import SharedRegion, Steppers
+
+__all__ = ["Machine", "new_machine"]
+
+Machine: TypeAlias = tuple[Steppers, Callable[[Any, Hashable], Callable[..., Any]]]
+"""The steppers, and what gives a function with its graphs run by them, for some hooks."""
+
+
+def new_machine(model: torch.nn.Module, settings: Settings, *, alone: bool) -> Machine:
+    """Make what does not hold the model: Dynamo holds it, by the code of the forward.
+
+    `alone` says that a forward which is one graph has the whole budget.
+    """
+    module = weakref.ref(model)
+
+    def told(plan: Any) -> None:
+        vars(module())["plan"] = plan
+
+    def parameters() -> Iterable[torch.nn.Parameter]:
+        held = module()
+        return () if held is None else held.parameters()
+
+    breaks: list[str] = []
+    allow_rnn = not loses_dropout(model)
+    if not allow_rnn:
+        breaks.append(
+            "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
+            "torch loses that dropout when it traces"
+        )
+
+    def make() -> Stepper:
+        auto = AutoBudget(settings.optimizer, parameters)
+        stepper = Stepper(settings, told, auto, alone=alone, parameters=parameters)
+        stepper.together.breaks.extend(breaks)
+        return stepper
+
+    steppers = Steppers(make)
+    weakref.finalize(model, _stop_recording, weakref.ref(steppers)).atexit = False
+
+    def skipped(reason: str) -> None:
+        breaks.append(reason)
+        with steppers.taken() as stepper:
+            stepper.runs_as_it_is(reason)
+
+    @functools.cache
+    def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
+        return compile_frames(
+            function,
+            lambda found, _: SharedRegion(found, lambda: steppers),
+            skipped,
+            allow_rnn=allow_rnn,
+            model=module(),
+            watched=None if hooks is None else module(),
+        )
+
+    return steppers, compiled
+
+
+def _stop_recording(steppers: weakref.ref[Steppers]) -> None:
+    """End what is recorded for a model that is gone, if Dynamo still holds its steppers."""
+    held = steppers()
+    if held is not None:
+        held.stop_recording()
