@@ -209,12 +209,11 @@ def make_plan(
         LossError: if the loss cannot be run or differentiated.
     """
     device = captured.program.device
-    here = torch.device("cpu") if captured.dry else device
     loss = settings.loss
     cost: LossCost | None = None
     if loss is not None:
         logger.info("measuring the loss")
-        cost, unused = measure_outside_loss(module, args, kwargs, captured, here, loss)
+        cost, unused = measure_outside_loss(module, args, kwargs, captured, device, loss)
         missing = unused if missing is None else missing
     if missing is not None:
         captured = for_missing(captured, missing)
