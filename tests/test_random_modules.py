@@ -26,13 +26,23 @@ WAYS = ("example", "later", "compiled")
 
 
 def within(drawn, budget, way):
-    """Train within a budget, or within one that is said to be enough where it is too small."""
+    """Train within a budget, or within one that is said to be enough where it is too small.
+
+    No step takes less than what was told to be proved.
+    """
+    proved = 0
     for _ in range(3):
         try:
-            return budget, planned(drawn, budget, way)
+            got = planned(drawn, budget, way)
         except remat.BudgetTooSmall as error:
+            proved = max(proved, error.least_bytes)
             budget = int(1.05 * error.smallest_bytes)  # found in a fraction of a second again
-    return budget, planned(drawn, budget, way)
+        else:
+            break
+    else:
+        got = planned(drawn, budget, way)
+    assert all(peak >= proved for peak in got.whole_peaks)
+    return budget, got
 
 
 def are_of_tracing(found, most=1e-5):

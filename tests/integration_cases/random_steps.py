@@ -27,6 +27,7 @@ class NotTrainable(Exception):
 class Steps:
     """What the steps of one model left behind, by name, and the peak of those measured.
 
+    `peaks` leave out what no plan can know of, `whole_peaks` do not.
     `breaks` are those of its plan. Where `torch.compile` meets any, a step may begin in eager, or
     be all in eager; then what it takes is not seen (docs/limits.md), and no peak is measured.
     """
@@ -35,6 +36,7 @@ class Steps:
     peaks: list[int]
     arguments: tuple
     breaks: tuple[str, ...] = ()
+    whole_peaks: tuple[int, ...] = ()
 
 
 def in_eager(drawn):
@@ -79,7 +81,7 @@ def planned(drawn, budget, way):
 
 
 def _train(model, drawn, warm_steps):
-    tensors, peaks, arguments = {}, [], ()
+    tensors, peaks, whole, arguments = {}, [], [], ()
     optimizer = None
     if list(model.parameters()):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
@@ -98,6 +100,7 @@ def _train(model, drawn, warm_steps):
             before = _compilations()
             with measure_peak() as peak:
                 outputs, loss = _step(model, drawn, arguments)
+            whole.append(peak.peak_bytes)
             if _compilations() == before:  # which copy states of generators
                 outside = _outside(drawn, arguments, flatten(outputs)[0]) + _in_hooks(model)
                 peaks.append(peak.peak_bytes - outside)
@@ -116,7 +119,7 @@ def _train(model, drawn, warm_steps):
             optimizer.step()
         for name, tensor in model.state_dict().items():
             keep(name.replace("_orig_mod.", ""), tensor)
-    return Steps(tensors, peaks, arguments)
+    return Steps(tensors, peaks, arguments, whole_peaks=tuple(whole))
 
 
 def _compilations():

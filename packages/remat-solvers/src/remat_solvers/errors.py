@@ -124,12 +124,12 @@ class BudgetTooSmall(SolverError):
     """Nothing within the budget exists, or was found within the limit.
 
     `smallest_bytes` is the least peak of any schedule found; `least_bytes` is a proved lower bound
-    on the peak of every schedule in the order of the graph; `least_at` is the op that cannot run
-    with less, if it is known. `results_bytes` is what the results of the graph take, such as the
-    gradients of parameters, all of which are there at the end. `status` is `INFEASIBLE` if it is
-    proved that nothing fits, `LIMIT` if nothing was found. `schedule`, where it is known, is one
-    that takes `smallest_bytes`: with it as `start`, `solve` has an answer for that budget, whatever
-    a search finds that is cut short by the clock.
+    on the peak of every schedule in the order of the graph, 0 if none is; `least_at` is the op
+    that cannot run with less, if it is known. `results_bytes` is what the results of the graph
+    take, such as the gradients of parameters, all of which are there at the end. `status` is
+    `INFEASIBLE` if it is proved that nothing fits, `LIMIT` if nothing was found. `schedule`, where
+    it is known, is one that takes `smallest_bytes`: with it as `start`, `solve` has an answer for
+    that budget, whatever a search finds that is cut short by the clock.
     """
 
     def __init__(
@@ -153,11 +153,12 @@ class BudgetTooSmall(SolverError):
             help_ = "use another solver, such as 'auto', give it more time, or raise the budget"
         reached = f", needed to run op {least_at!r}" if least_at else ""
         least = format_bytes(least_bytes)
-        proof = f"no schedule in the order of the graph can go below {least}{reached}"
+        proof = f" (no schedule in the order of the graph can go below {least}{reached}"
         if held_by_results:
             results = format_bytes(results_bytes)
             proof += f"; its results, such as gradients of parameters, are {results}"
-        super().__init__(f"budget {budget} {claim} ({proof}); {help_}")
+        proof = f"{proof})" if least_bytes else ""
+        super().__init__(f"budget {budget} {claim}{proof}; {help_}")
         self.budget_bytes = budget_bytes
         self.smallest_bytes = smallest_bytes
         self.least_bytes = least_bytes

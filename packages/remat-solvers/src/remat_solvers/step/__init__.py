@@ -12,7 +12,7 @@ from remat_solvers.step.options import (
     RegionOption,
     measure_option,
 )
-from remat_solvers.step.region import refined_options, region_front, region_options
+from remat_solvers.step.region import known_front, refined_options, region_front, region_options
 
 __all__ = [
     "ANY_BYTES",
@@ -23,6 +23,7 @@ __all__ = [
     "StepChoice",
     "StepTooLarge",
     "choose",
+    "known_front",
     "measure_option",
     "refined_options",
     "region_front",

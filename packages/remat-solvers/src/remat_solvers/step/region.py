@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
@@ -45,7 +45,7 @@ from remat_solvers.step.options import (
 )
 from remat_solvers.verdicts import Claim, doubt_or_raise
 
-__all__ = ["refined_options", "region_front", "region_options"]
+__all__ = ["known_front", "refined_options", "region_front", "region_options"]
 
 _SMALLEST_SHARE = 0.25  # of the time, for the least peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
@@ -112,6 +112,20 @@ def region_front(
     Problem(graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
     return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
+
+
+def known_front(graph: Graph, schedules: Iterable[Schedule]) -> RegionFront:
+    """Give schedules that are known as options of a region, without solving.
+
+    Proved is what ops need one by one, and nothing of times.
+
+    Raises:
+        InvalidProblem: if the graph has no op at its boundary that runs once.
+        InvalidSchedule: if a schedule is not legal for it.
+    """
+    elsewhere(graph)
+    empty = _empty_front(graph, Wiring.of(graph), 0)
+    return empty.with_([measure_option(graph, schedule) for schedule in schedules], [])
 
 
 def refined_options(

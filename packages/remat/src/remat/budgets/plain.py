@@ -33,11 +33,19 @@ from remat_graph.torch import (
     tensor_at,
 )
 
-__all__ = ["measure_outside_loss", "measure_plain"]
+__all__ = ["has_room_for_plain", "measure_outside_loss", "measure_plain"]
 
 logger = logging.getLogger(__name__)
 
 _SAFE_SHARE = 0.7
+
+
+def has_room_for_plain(expected_bytes: int, device: torch.device) -> bool:
+    """Whether a plain step that is expected to take so much is sure to fit on the device."""
+    try:
+        return expected_bytes <= _SAFE_SHARE * free_bytes(device)
+    except BudgetError:  # nobody can tell what is free here
+        return False
 
 
 def measure_plain(
@@ -55,10 +63,7 @@ def measure_plain(
     Gradients go nowhere, not even into what the inputs were computed from; buffers, inputs and
     generators are put back.
     """
-    try:
-        if expected_bytes > _SAFE_SHARE * free_bytes(device):
-            return None
-    except BudgetError:  # nobody can tell what is free here
+    if not has_room_for_plain(expected_bytes, device):
         return None
     with _undone(module, args, kwargs, capture) as (forward, sources):
         try:

@@ -14,7 +14,7 @@ from remat.plans.outlines import Outline
 from remat.plans.step import StepPlan
 from remat_graph import Graph, canonical_hash
 from remat_graph.torch import Capture
-from remat_solvers.step import RegionFront, measure_option
+from remat_solvers.step import RegionFront, known_front, measure_option
 
 __all__ = ["GivenStep"]
 
@@ -101,6 +101,5 @@ def _translated(front: RegionFront, there: Outline, graph: Graph, here: Outline)
         )
         for option in front.options
     )
-    if same:
-        return replace(front, graph=graph, options=options)
-    return RegionFront(graph, options, (), 0, 0, 0)
+    known = front if same else known_front(graph, ())
+    return replace(known, graph=graph, options=options)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from traceback import clear_frames
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.modules.checkpoints import checkpoints_off
+from remat.planning.certain import with_certain_bound
 from remat.planning.given import GivenPlan
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings, as_args
@@ -187,7 +189,7 @@ def make_plan(
     missing: frozenset[int] | None = None,
     let_go: frozenset[int] = frozenset(),
     seen: LossCost | None = None,
-    granted_bytes: int = 0,
+    plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
     given: GivenPlan | None = None,
 ) -> Planned:
@@ -197,8 +199,8 @@ def make_plan(
     leaves it, the last one that was within the budget when it ran is taken.
 
     `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
-    more when the backward starts, `seen` what a loss took in an earlier step. `granted_bytes` is
-    what an earlier call was given: a fraction of a smaller call's plain peak does not go below it.
+    more when the backward starts, `seen` what a loss took in an earlier step. `plain_bytes` is the
+    most that plain autograd took for earlier calls, by what is missing: a fraction is of no less.
     `schedules` are of graphs with the same ops and values, of other sizes: the fastest that fits is
     taken without solving. A `given` plan is the only one that is tried.
 
@@ -238,11 +240,11 @@ def make_plan(
     elif settings.costs != "measure" and not run:
         autograd = captured.without_alternatives().as_autograd()
         plain = simulate(autograd, store_all(autograd)).peak_bytes
-    plain = None if plain is None else plain + scalar_bytes
+    earlier = plain_bytes.get(captured.missing, 0)
+    if plain is not None or earlier > everything:
+        plain = max((plain or 0) + scalar_bytes, earlier)
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
-    if settings.budget.fraction is not None:
-        budget = max(budget, granted_bytes)
     target = budget - scalar_bytes
     bound: float | None = None
     within: Planned | None = None
@@ -262,9 +264,11 @@ def make_plan(
                 )  # fmt: skip
                 try:
                     captured, solution = solved_in_best_layouts(offered, solve_for)
-                except BudgetTooSmall:
+                except BudgetTooSmall as error:
                     if within is None:
-                        raise
+                        layouts = offered, offered.in_traced_layouts()
+                        sure = missing is not None or len(offered.program.tangents) == 1
+                        raise with_certain_bound(error, *layouts, sure=sure) from None
                     break
                 everything = _stored(captured)
             if solution.schedule is None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from remat.budgets.plain_step import Basis
 from remat.plans.origin import Origin
 from remat.plans.plan import compared_row, recomputed
 from remat.plans.reads import compared
@@ -26,6 +27,12 @@ from remat_solvers.baselines.store_all import store_all
 from remat_solvers.step import Moment, RegionFront, RegionOption, measure_option
 
 __all__ = ["RegionOfStep", "StepPlan", "peak_of"]
+
+_BASES: dict[Basis, str] = {
+    "measured": "",
+    "in proportion": ", by one step that was measured, in proportion to what regions keep",
+    "predicted": ", predicted: a plain step could not be measured",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,10 @@ class StepPlan(SavedPlan):
 
     `breaks` say why the forward is not one region. `measured_peak_bytes` is that of the first step
     that ran by this plan, or the most of the first eight where there are other ranks; `None`
-    before. No plan of the regions within the budget takes less time than `lower_bound`; `doubt` is
-    as that of a `Solution`.
+    before. `plain_peak_bytes` is what the budget is a fraction of, the most that plain autograd
+    takes for a step of those seen before, `None` if it is no fraction; `plain_basis` says how that
+    is known. No plan of the regions within the budget takes less time than `lower_bound`; `doubt`
+    is as that of a `Solution`.
     """
 
     calls: tuple[tuple[str, int], ...]
@@ -72,6 +81,8 @@ class StepPlan(SavedPlan):
     set_aside_bytes: int = 0
     measured_peak_bytes: int | None = None
     doubt: str | None = None
+    plain_peak_bytes: int | None = None
+    plain_basis: Basis = "measured"
 
     @classmethod
     def decode(cls, data: bytes, *, source: str = "document") -> StepPlan:
@@ -249,6 +260,7 @@ class StepPlan(SavedPlan):
             ("budget", mib(self.budget_bytes)),
             ("peak, predicted", mib(self.predicted_peak_bytes)),
             ("peak, measured", mib_or_dash(self.measured_peak_bytes)),
+            ("plain autograd", mib_or_dash(self.plain_peak_bytes) + _BASES[self.plain_basis]),
             ("storing everything", mib(self.store_all_peak_bytes)),
             ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
             ("overhead, at least", f"{100 * self.bound_overhead:.2f}%"),

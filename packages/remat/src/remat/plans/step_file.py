@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from remat.budgets.plain_step import Basis
 from remat.plans.file import (
     STEP_PLAN,
     OriginBody,
@@ -84,6 +85,8 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     measured_peak_bytes: Size | None
     origin: OriginBody
     doubt: str | None = None
+    plain_peak_bytes: Size | None = None
+    plain_basis: Basis = "measured"
 
 
 def encode_step(plan: StepPlan) -> bytes:
@@ -105,6 +108,8 @@ def encode_step(plan: StepPlan) -> bytes:
             plan.measured_peak_bytes,
             OriginBody.of(plan.origin),
             plan.doubt,
+            plan.plain_peak_bytes,
+            plan.plain_basis,
         ),
     )
 
@@ -168,6 +173,8 @@ def read_step(
         "set_aside_bytes": body.set_aside_bytes,
         "measured_peak_bytes": body.measured_peak_bytes,
         "doubt": body.doubt,
+        "plain_peak_bytes": body.plain_peak_bytes,
+        "plain_basis": body.plain_basis,
     }
 
 

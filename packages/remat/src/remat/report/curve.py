@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_solvers import Tradeoff
-from remat_solvers.step import Moment, RegionFront, StepTooLarge, choose, step_bound
+from remat_solvers.step import Moment, RegionFront, StepTooLarge, choose
 
 __all__ = ["Curve", "curve_of_step"]
 
 _POINTS = 8
-_SECONDS = 5.0  # for one choice or one bound; most take far less
+_SECONDS = 5.0  # for one choice; most take far less
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +42,24 @@ def curve_of_step(
     most_bytes: int,
     limit_seconds: float | None,
 ) -> Curve:
-    """Choose among the known options of each call for eight budgets, with a bound on any others.
+    """Choose among the known options of each call for eight budgets.
 
+    Nothing is proved of others: moments are what a recorded step showed.
     Budgets are spread from the smallest for which there is a choice up to `most_bytes`. All take
     `limit_seconds` at most, or some seconds each.
     """
     calls = [1] * len(fronts)
     options = [front.options for front in fronts]
-    seconds = _SECONDS if limit_seconds is None else limit_seconds / (2 * _POINTS + 1)
+    seconds = _SECONDS if limit_seconds is None else limit_seconds / (_POINTS + 1)
     try:
         choose(options, calls, moments, 1, limit_seconds=seconds)
         smallest = 1
     except StepTooLarge as error:
         smallest = error.smallest_bytes
-    found, bounds = [], []
+    found = []
     for point in range(_POINTS):
         budget = smallest + max(0, most_bytes - smallest) * point // (_POINTS - 1)
         with contextlib.suppress(StepTooLarge):  # none was found in time
             choice = choose(options, calls, moments, budget, limit_seconds=seconds)
             found.append((budget, choice.time))
-        bound = step_bound(fronts, calls, moments, budget, limit_seconds=seconds)
-        bounds.append((budget, bound))
-    return Curve(tuple(found), tuple(bounds))
+    return Curve(tuple(found), ())

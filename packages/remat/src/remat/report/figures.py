@@ -129,8 +129,9 @@ def curve_figure(
     if curve is not None:
         # A schedule serves every larger budget, a bound holds at every smaller one.
         add("found", curve.found, line={"shape": "hv", "color": _PLANNED, "width": 1.5})
-        bound = {"shape": "vh", "color": _BOUND, "width": 1.5}
-        add("no schedule is faster", curve.bounds, line=bound)
+        if curve.bounds:
+            bound = {"shape": "vh", "color": _BOUND, "width": 1.5}
+            add("no schedule is faster", curve.bounds, line=bound)
     marks = [
         ("storing everything", everything.peak_bytes, everything.time, _PLAIN, "square"),
         ("this plan", planned.peak_bytes, planned.time, _PLANNED, "circle"),

@@ -145,10 +145,9 @@ def _about_curve(chapter: Chapter) -> str:
             "Lower left is better. Where this plan stands; the whole curve takes more solving, and "
             "is drawn if asked for (<code>curve=True</code>, <code>--curve</code>)."
         )
-    return (
-        "Lower left is better. The least time found within each budget, and what no schedule in "
-        "the order of the graph can beat."
-    )
+    told = "Lower left is better. The least time found within each budget"
+    beaten = ", and what no schedule in the order of the graph can beat"
+    return f"{told}{beaten if chapter.curve.bounds else ''}."
 
 
 def _drawn(figure: Any, name: str) -> str:

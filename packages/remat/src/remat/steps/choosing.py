@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat.budgets.auto import AutoBudget
+from remat.budgets.plain_step import PlainStep
 from remat.planning.given_step import GivenStep
 from remat.planning.misfit import warn_of_misfit
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
@@ -23,6 +24,7 @@ from remat.steps.known_patterns import KnownPattern
 from remat.steps.recording import Recorded
 from remat.steps.region_calls import RegionKind
 from remat_exec import BudgetExceeded
+from remat_graph import Status
 from remat_solvers import BudgetTooSmall
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.trust import doubt_of
@@ -52,8 +54,8 @@ class StepChooser:
     """Plans for recorded steps, within the budget less what is set aside.
 
     `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
-    plan. `room` is what a step may take, `None` before the first plan. A refusal names the most
-    that any pattern of calls was seen to need.
+    plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
+    is of. A refusal names the most that any pattern of calls was seen to need.
     """
 
     settings: Settings
@@ -63,17 +65,27 @@ class StepChooser:
     breaks: list[str] = field(default_factory=list)
     set_aside: int = 0
     room: int | None = None
+    plain: PlainStep = field(default_factory=PlainStep)
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
     def is_unknown(self) -> bool:
         """Whether the budget is a fraction of a peak that no step has shown yet."""
-        return self.room is None and self.settings.budget.fraction is not None
+        return not self.plain.peak_bytes and self.settings.budget.fraction is not None
 
-    def budget(self, stored: int) -> int:
-        """Give the budget in bytes, where storing everything takes so many."""
+    def budget(self, pattern: Sequence[int] = ()) -> int:
+        """Give the budget in bytes; a fraction is of the most that plain steps take, of these too.
+
+        `pattern` are the kinds of the calls of a step.
+        """
         asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
-        return asked.resolve(lambda: stored)
+        if asked.fraction is not None:
+            self.plain.see(self.stored_bytes(pattern))
+        return asked.resolve(lambda: self.plain.peak_bytes)
+
+    def stored_bytes(self, pattern: Sequence[int]) -> int:
+        """Sum what calls of these kinds keep if they store everything."""
+        return sum(self.kinds[number].everything.kept_bytes for number in pattern)
 
     def stored_peak(self, record: Recorded) -> int:
         """Give the bytes that a recorded step would have taken with everything stored."""
@@ -86,20 +98,16 @@ class StepChooser:
             BudgetTooSmall: if no plan of the regions is within the budget.
         """
         kinds = [self.kinds[number] for number in record.pattern]
-        budget = self.budget(self.stored_peak(record))
+        budget = self.budget(record.pattern)
         room = self.take_room(budget)
         try:
             choice = self._choose(kinds, record, room)
         except BudgetTooSmall as error:
             # Other steps like it need more; and so may those with other calls that did not fit.
             self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
-            refused = BudgetTooSmall(
-                budget,
-                max(self._needed.values()),
-                error.least_bytes,
-                error.least_at,
-                error.status,
-            )
+            least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
+            status = Status.INFEASIBLE if least > budget else Status.LIMIT
+            refused = BudgetTooSmall(budget, max(self._needed.values()), least, None, status)
             if self.breaks:
                 where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
                 refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
@@ -114,7 +122,7 @@ class StepChooser:
 
     def serves(self, known: KnownPattern, record: Recorded) -> bool:
         """Whether the plan by a provisional record is as good as one made by a later one."""
-        budget = self.budget(self.stored_peak(record))
+        budget = self.budget(record.pattern)
         before, now = (self._peak(one, known.options) for one in (known.record, record))
         is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - _WORTH_REFINING * budget
@@ -129,7 +137,7 @@ class StepChooser:
         plan = given.plan
         options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
         self.set_aside = max(self.set_aside, plan.set_aside_bytes)
-        budget = self.budget(self.stored_peak(record))
+        budget = self.budget(record.pattern)
         peak = self._peak(record, options)
         if peak > self.take_room(budget):
             logger.warning(
@@ -166,10 +174,15 @@ class StepChooser:
     def _planned(
         self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
     ) -> KnownPattern:
-        """Put together what is known of a plan within the budget, with a bound on all others."""
+        """Put together what is known of a plan within the budget, with a bound on all others.
+
+        Nothing is proved by a provisional record: other steps may take less.
+        """
         fronts = [self.kinds[number].front for number in record.pattern]
-        bound = step_bound(fronts, [1] * len(fronts), record.moments, self.take_room(budget),
-                           limit_seconds=_CHOICE_SECONDS)  # fmt: skip
+        bound = sum(front.graph.time for front in fronts)  # there are no alternatives
+        if record.certain and not record.provisional:
+            bound = step_bound(fronts, [1] * len(fronts), record.certain, budget,
+                               limit_seconds=_CHOICE_SECONDS)  # fmt: skip
         made = self.known(record, options, budget, bound, origin)
         logger.info("planned: %s", str(made.plan).replace("\n", "; "))
         return made
@@ -179,7 +192,7 @@ class StepChooser:
     ) -> KnownPattern:
         """Store everything in steps of this pattern, which cannot be within the budget."""
         options = [self.kinds[number].everything for number in record.pattern]
-        budget = self.budget(self._peak(record, options))
+        budget = self.budget(record.pattern)
         made = self.known(record, options, budget, 0.0, origin)
         self.told(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
         return replace(made, fits=False, awaited=0)
@@ -213,6 +226,8 @@ class StepChooser:
             origin,
             self.set_aside,
             doubt=doubt_of(HIGHS),
+            plain_peak_bytes=self.plain.peak_bytes or None,
+            plain_basis=self.plain.basis,
         )
         forwards = (
             m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
@@ -221,11 +236,14 @@ class StepChooser:
             "forward": max(forwards, default=0),
             "backward": max(moment.fixed_bytes for moment in record.moments),
         }
-        return KnownPattern(record, plan, tuple(options), held)
+        families = tuple(self.kinds[number].family for number in record.pattern)
+        return KnownPattern(record, plan, tuple(options), held, families)
 
     def take_room(self, budget: int) -> int:
         """Note what a step may take of a budget, and give it."""
         self.room = max(1, int((budget - self.set_aside) / _TOLERANCE))
+        for kind in self.kinds:
+            kind.room = self.room
         return self.room
 
     def _choose(self, kinds: list[RegionKind], record: Recorded, room: int) -> StepChoice:

@@ -20,6 +20,7 @@ _PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measu
 class KnownPattern:
     """A pattern of calls that was planned for: the option of each, and what others held at most.
 
+    `families` are those of the kinds of its calls: of the same operations, and of any sizes.
     `fits` says that the plan is within the budget; one that is not runs as storing everything does.
     `awaited` is for how many more steps one that runs by this plan is waited for, to be measured;
     where there are other ranks, for how many more steps it is recorded. `left_bytes` is the least
@@ -30,6 +31,7 @@ class KnownPattern:
     plan: StepPlan
     options: tuple[RegionOption, ...]
     held: dict[str, int]
+    families: tuple[int, ...]
     fits: bool = True
     awaited: int = _PATIENCE
     next: KnownPattern | None = None
@@ -78,6 +80,18 @@ class KnownPatterns:
                 return known.options[at]
         self.off_plan = bool(self.known)
         return None
+
+    def option_alike(self, so_far: tuple[int, ...], family: int) -> RegionOption | None:
+        """Find the option of a call like the next one, of the family, in a pattern of such calls.
+
+        Of those that are known the one that keeps the most, planned for the largest sizes.
+        """
+        found = [
+            known.options[at]
+            for known in self.known
+            if known.fits and (at := _position(known.families, so_far, family)) is not None
+        ]
+        return max(found, key=lambda option: option.kept_bytes, default=None)
 
     def end_step(self, pattern: tuple[int, ...]) -> KnownPattern | None:
         """End a step of these calls; give the pattern by whose plan it ran, if there is one.

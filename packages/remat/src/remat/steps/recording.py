@@ -20,7 +20,14 @@ from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
 from remat_solvers.step import Moment, RegionOption
 from remat_solvers.step.options import made_elsewhere
 
-__all__ = ["Call", "Recorded", "StepRecording", "gradients_present", "is_part"]
+__all__ = [
+    "Call",
+    "Recorded",
+    "StepRecording",
+    "gradients_present",
+    "is_part",
+    "peak_as_if_new",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class Call:
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
     the sizes of gradients that were there before, by parameter: in a step without them they are
     new, so plans are made as if they were. `let_go` are the sizes of inputs that it did not hold
-    between its halves, by value.
+    between its halves, by value; all that are no parameters take `given_bytes`.
     """
 
     kind: int
@@ -39,6 +46,7 @@ class Call:
     lean: RegionOption
     present: dict[int, int]
     let_go: dict[str, int]
+    given_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,8 @@ class Recorded:
     were new. `let_go` are, for each call, the sizes of inputs that it did not hold between its
     halves: by value, what the code between the regions could let go of. A record is `provisional`
     if later steps may take less, since regions were planned, so that what code makes when it first
-    runs counts, or tensors were copied that may not change.
+    runs counts, or tensors were copied that may not change. `certain` are moments that hold for
+    any schedules of the calls, of which a bound is made.
     """
 
     pattern: tuple[int, ...]
@@ -59,6 +68,7 @@ class Recorded:
     left_bytes: int
     let_go: tuple[dict[str, int], ...]
     provisional: bool
+    certain: tuple[Moment, ...] = ()
 
     @classmethod
     def of(cls, calls: Sequence[Call], marks: Sequence[Mark], *, provisional: bool) -> Recorded:
@@ -75,6 +85,7 @@ class Recorded:
             marks[-1].held_bytes + sum(present.values()),
             tuple(call.let_go for call in calls),
             provisional,
+            tuple(_moments_of(calls, marks, certain=True)),
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:
@@ -105,6 +116,7 @@ class StepRecording:
         self._recorder: AllocationRecorder | None = None
         self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
+        self._present: dict[int, Any] = {}
 
     @property
     def ended(self) -> bool:
@@ -142,6 +154,15 @@ class StepRecording:
         if self._recorder is not None:
             self._recorder.mark(label)
 
+    def mark_present(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note where gradients are given out that add up with what was there, and their bytes."""
+        for tensor in tensors:
+            if tensor.is_leaf and tensor.grad is not None and id(tensor) not in self._present:
+                label = f"present {tensor.grad.untyped_storage().nbytes()}"
+                self._present[id(tensor)] = tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, label=label: self.mark(label)
+                )
+
     def await_end(self) -> None:
         """Take the end of the backward that is under way for the step's, unless one follows."""
         if self._recorder is not None and not self._awaited:
@@ -173,6 +194,9 @@ class StepRecording:
         """Drop what was recorded."""
         self._awaited = self._ended = False
         self._marks = ()
+        for hook in self._present.values():
+            hook.remove()
+        self._present.clear()
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
             recorder.drop()
@@ -209,6 +233,19 @@ def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     }
 
 
+def peak_as_if_new(marks: Sequence[Mark]) -> int:
+    """Give the most that was held in a step whose `mark_present` marks are given out, if all new.
+
+    A gradient that was there before counts from where it is given out on.
+    """
+    most = present = 0
+    for mark in marks:
+        most = max(most, mark.peak_bytes + present)
+        if mark.label.startswith("present"):
+            present += int(mark.label.split()[1])
+    return most
+
+
 def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:
     """Whether calls come in the order of others, with some of those left out."""
     rest = iter(whole)
@@ -222,20 +259,32 @@ def _holding(moment: Moment) -> Iterator[int]:
         yield moment.running[0]
 
 
-def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment]:
+def _moments_of(
+    calls: Sequence[Call], marks: Sequence[Mark], *, certain: bool = False
+) -> Iterator[Moment]:
     """Read the moments at which a step must be within the budget off its record.
 
     Regions of a moment are numbered by call. What others hold is what was held less what the calls
     kept by the options that they ran by. Where a half took more than its option says, that much is
     counted as held by others.
+
+    A bound is on what others hold whatever the options: `certain` moments leave out such excess,
+    gradients that were there before, and inputs, which other options may not hold. Outputs that the
+    code let go of are counted as kept: where others seem to hold less than nothing, so that a
+    moment says too much, it is left out.
     """
     live: dict[int, RegionOption] = {}
     present: dict[int, int] = {}
 
-    def moment(held: int, running: Any = None) -> Moment:
+    def moments(held: int, more: int = 0, running: Any = None) -> Iterator[Moment]:
         fixed = held - sum(option.kept_bytes for option in live.values())
-        fixed += sum(present.values())
-        return Moment(max(0, fixed), tuple((call, 1) for call in sorted(live)), running)
+        if certain:
+            holding = {*live, running[0]} if running else live
+            fixed -= sum(calls[call].given_bytes for call in holding)
+        else:
+            fixed = max(0, fixed + more + sum(present.values()))
+        if fixed >= 0:
+            yield Moment(fixed, tuple((call, 1) for call in sorted(live)), running)
 
     for before, after in itertools.pairwise(marks):
         kind, _, at = before.label.partition(" ")
@@ -243,16 +292,16 @@ def _moments_of(calls: Sequence[Call], marks: Sequence[Mark]) -> Iterator[Moment
         if kind == "forward":
             option = calls[call].option
             more = max(0, after.peak_bytes - before.held_bytes - option.forward_bytes)
-            yield moment(before.held_bytes + more, (call, "forward"))
+            yield from moments(before.held_bytes, more, (call, "forward"))
             live[call] = option
         elif kind == "backward" and call in live:
             option = live.pop(call)
             held = before.held_bytes - option.kept_bytes - made_elsewhere(calls[call].graph)
             more = max(0, after.peak_bytes - held - option.backward_bytes)
-            yield moment(held + more, (call, "backward"))
+            yield from moments(held, more, (call, "backward"))
         else:
             if kind == "given":
                 present.update(calls[call].present)
             elif kind == "lean" and call in live:
                 live[call] = calls[call].lean
-            yield moment(after.peak_bytes)
+            yield from moments(after.peak_bytes)

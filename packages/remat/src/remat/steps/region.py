@@ -107,7 +107,9 @@ class Region:
             return self._as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(planned, RegionPlan):
-            outputs = stepper.together.run(planned, self.graph, tensors, self.backward_begins)
+            outputs = stepper.together.run(
+                planned, self.graph, tensors, self.backward_begins, lambda: self._plain(inputs)
+            )
         else:
             call = _Call(self, key, planned)
             if not stepper.calls:
@@ -120,6 +122,11 @@ class Region:
 
     def _as_it_is(self, inputs: Sequence[Any]) -> Any:
         return run_as_it_is(self._found, self._counters, inputs)
+
+    def _plain(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Run it as it is, with nothing checkpointed, and give the tensors that it returns."""
+        with quietly():
+            return flatten(self.graph(*inputs))[0]
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Give what a call is planned for: numbers that the graph reads, and sizes left open."""

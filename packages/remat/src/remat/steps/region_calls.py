@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,7 @@ from remat.planning.solving import have_same_ops
 from remat.plans.reads import read_by_backward
 from remat.steps.changes import Changes, Watched
 from remat.steps.known_bytes import HandedOut, NewGradients
+from remat.steps.recording import Call, gradients_present
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Graph
 from remat_graph.torch import Capture
@@ -35,24 +36,30 @@ class RegionPlan:
         self,
         kind: int,
         capture: Capture,
-        least: RegionOption,
+        of: RegionKind,
         executor: Executor,
         changed: dict[int, bool | None],
     ) -> None:
         self.kind = kind
         self.executor = executor
         self.capture = capture
-        self.least = least
-        self._executables: dict[RegionOption, Runnable] = {}
+        self._of = of
+        self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
         self.changes = Changes(capture, changed)
+
+    @property
+    def least(self) -> RegionOption:
+        """The option by which a call goes on that gives memory back."""
+        return self._of.least
 
     def executable(self, option: RegionOption) -> Runnable:
         """Give the code of an option."""
-        made = self._executables.get(option)
+        least = self.least
+        made = self._executables.get((option, least))
         if made is None:
-            leaner = None if option is self.least else self.executable(self.least)
+            leaner = None if option is least else self.executable(least)
             made = self.executor(self.capture, option.schedule, leaner=leaner)
-            self._executables[option] = made
+            self._executables[option, least] = made
         return made
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -67,19 +74,35 @@ class RegionPlan:
         )
         return {value: sizes[value].size_bytes for value in values if value in sizes}
 
+    def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> Call:
+        """Note a call of a recorded step by an option."""
+        inputs, let_go = self.inputs(tensors), {}
+        if not self.capture.missing:  # else all are held for the gradients that may come
+            droppable = self.executable(option).leaner is not None
+            held = self._of.held_inputs(option, droppable=droppable)
+            let_go = {value: size for value, size in inputs.items() if value not in held}
+        present, given = gradients_present(tensors), sum(inputs.values())
+        graph = self._of.front.graph
+        return Call(self.kind, graph, option, self.least, present, let_go, given)
+
 
 @dataclass(eq=False)
 class RegionKind:
     """Regions of the same operations, sizes and results, which have the same options.
 
-    `missing` are the positions of outputs whose gradients are taken not to come. One that is not
-    `met` yet is that of a plan file, in the names of the file.
+    `missing` are the positions of outputs whose gradients are taken not to come. Those of the same
+    operations, and of any sizes, are a `family`, named by the first. One that is not `met` yet is
+    that of a plan file, in the names of the file. `room` is what a step may take, once it is known.
     """
 
     name: str
     front: RegionFront
     missing: frozenset[int] = frozenset()
+    family: int = 0
     met: bool = True
+    room: int | None = None
+    _least: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
+    _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
     _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
 
     def held_inputs(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
@@ -106,10 +129,34 @@ class RegionKind:
             == [(op.workspace_bytes, op.overwrites) for op in graph.ops]
         )
 
-    @functools.cached_property
+    def is_like(self, capture: Capture) -> bool:
+        """Whether a capture is of this family."""
+        return (
+            self.met
+            and self.missing == capture.missing
+            and have_same_ops(self.front.graph, capture.graph)
+        )
+
+    def by(self, option: RegionOption) -> RegionOption:
+        """Give an option of another kind of this family as one of this kind."""
+        if option in self.front.options:
+            return option
+        if option not in self._alike:
+            self._alike[option] = measure_option(self.front.graph, option.schedule)
+        return self._alike[option]
+
+    @property
     def least(self) -> RegionOption:
-        """The option that keeps the least of those that were found first."""
-        return min(self.front.options, key=lambda option: option.kept_bytes)
+        """The option that keeps the least of those that fit, of those that were found first."""
+        if self.room not in self._least:
+            options, room = self.front.options, self.room
+            fitting = [o for o in options if room is None or o.peak_bytes <= room]
+            self._least[room] = (
+                min(fitting, key=lambda option: option.kept_bytes)
+                if fitting
+                else min(options, key=lambda option: option.peak_bytes)
+            )
+        return self._least[self.room]
 
     @functools.cached_property
     def everything(self) -> RegionOption:
@@ -150,6 +197,18 @@ class RegionCall:
         """Note that there was no backward, if there was none."""
         for watched in self.watched:
             self.plan.changes.note_none(watched)
+
+    def end_before(self, outputs: Sequence[torch.Tensor]) -> None:
+        """End, for a call that runs plain, when a backward comes to one of its outputs."""
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def begins(_: Any) -> None:
+            self.runner.live.discard(self)
+            self.runner.await_end()
+
+        for tensor in outputs:
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(begins)
 
     def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""

@@ -22,6 +22,7 @@ from remat.planning.planner import (
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
+from remat.plans.plan import Plan
 from remat.steps.first_steps import SeenLoss
 from remat.steps.region import Region
 from remat_exec import BudgetExceeded, get_executor
@@ -45,12 +46,17 @@ class RegionPlanner:
     auto: AutoBudget
     costs: dict[str, Cost] = field(default_factory=dict)
     _known: list[Planned] = field(default_factory=list)
-    _granted_bytes: int = 0
+    _plain_bytes: dict[frozenset[int], int] = field(default_factory=dict)
 
     @property
     def first_costs(self) -> Costs:
         """With which a graph is captured, before it is known whether it must be measured."""
         return "estimate" if self.settings.costs == "measure" else self.settings.costs
+
+    def used(self, plan: Plan) -> None:
+        """Note the plain peak of a call: a fraction of a smaller one's does not go below it."""
+        before = self._plain_bytes.get(plan.missing, 0)
+        self._plain_bytes[plan.missing] = max(before, plan.plain_peak_bytes or 0)
 
     def plan(self, region: Region, inputs: Sequence[Any], loss: Loss | None) -> Planned:
         """Plan with room for what a loss was seen to take, or without if no plan has.
@@ -125,7 +131,7 @@ class RegionPlanner:
             missing=region.expected,
             let_go=region.let_go or frozenset(),
             seen=seen,
-            granted_bytes=self._granted_bytes,
+            plain_bytes=self._plain_bytes,
             schedules=[
                 known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
             ],
@@ -141,7 +147,6 @@ class RegionPlanner:
         if region.expected is None and settings.given is None and self._is_for_too_few(planned):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = made(planned.capture, missing=frozenset(), schedules=[])
-        self._granted_bytes = max(self._granted_bytes, planned.plan.budget_bytes)
         self._known.append(planned)
         return planned
 

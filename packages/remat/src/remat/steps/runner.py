@@ -17,31 +17,32 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.cache import remembered_costs
-from remat.planning.cutting import hierarchy_for
 from remat.planning.settings import Settings
-from remat.plans.origin import Origin
 from remat.steps.choosing import StepChooser
+from remat.steps.kind_finder import KindFinder
 from remat.steps.known_bytes import HandedOut, KnownBytes, NewGradients
 from remat.steps.known_patterns import KnownPattern, KnownPatterns
-from remat.steps.recording import Call, Recorded, StepRecording, gradients_present
+from remat.steps.recording import (
+    Call,
+    Recorded,
+    StepRecording,
+    peak_as_if_new,
+)
 from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
 from remat.steps.step_planner import StepPlanner
 from remat_exec import Runnable, get_executor
 from remat_graph.torch import Capture, Cost, LossCost, flatten
-from remat_solvers.step import RegionOption, region_front
+from remat_solvers.step import RegionOption
 
 __all__ = ["StepRunner"]
 
 logger = logging.getLogger(__name__)
-
-_SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
 
 
 class StepRunner:
@@ -63,25 +64,20 @@ class StepRunner:
         self._device: torch.device | None = None
         self._patterns = KnownPatterns()
         self._calls: list[tuple[RegionPlan, RegionOption]] = []
-        self._present: list[dict[int, int]] = []
-        self._let_go: list[dict[str, int]] = []
+        self._noted: list[Call] = []
         self._recording = StepRecording(self._optimizer_steps)
         self._backward_began = False
         self._is_provisional = self._next_is_provisional = False
-        self._is_new = self._begun_late = False
+        self._next_is_new = False
+        self._is_new = self._begun_late = self._is_plain = False
         self._forward_done = False
         self._awaited: list[weakref.ref[RegionCall]] = []
         self._autocast: torch.dtype | None = None
-        self._stored = 0
         self._steps = 0
         self.known_bytes = KnownBytes()
         given = settings.given_step
         self._planner = StepPlanner(settings, told, self._chooser, self._patterns, given)
-        if given is not None:
-            self._kinds.extend(
-                RegionKind(f"region {at} of {given.name}", kind.front, kind.missing, met=False)
-                for at, kind in enumerate(given.plan.kinds)
-            )
+        self._finder = KindFinder(settings, self._kinds, given)
 
     @property
     def breaks(self) -> list[str]:
@@ -108,49 +104,18 @@ class StepRunner:
         """
         capture = capture.with_loss(LossCost(0, 0))  # what stands between the halves is measured
         self._device = capture.program.device
+        runs_first = name not in self._changes  # else code has run that differs in sizes alone
         if self.within_forward or self.live:
-            self._is_provisional = self._is_new = True
+            self._is_new = True
+            self._is_provisional |= runs_first
         else:  # the step begins with this region
-            self._next_is_provisional = True
-        if self._settings.costs == "measure":
-            with remembered_costs(costs, capture.program.device, self._settings.costs):
-                capture = capture.costed("measure", costs)
-        kinds = self._kinds
-        number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
-        if number == len(kinds):
-            number, capture = self._of_given(name, capture) or (number, capture)
-            if number == len(kinds):
-                kinds.append(self._solved(name, capture))
+            self._next_is_new = True
+            self._next_is_provisional |= runs_first
+        position = len(self._calls) if self._is_first else None
+        number, capture = self._finder.find(name, capture, costs, position)
         changes = self._changes.setdefault(name, {})
-        return RegionPlan(
-            number, capture, kinds[number].least, get_executor(self._settings.executor), changes
-        )
-
-    def _solved(self, name: str, capture: Capture) -> RegionKind:
-        settings = self._settings
-        limit = _SECONDS + _SECONDS_PER_OP * len(capture.graph.ops)
-        if settings.limit_seconds is not None:
-            limit = min(limit, settings.limit_seconds)
-        solver = "refine" if settings.solver == "auto" else settings.solver
-        hierarchy = hierarchy_for(capture.graph, solver, settings.partitioner)
-        front = region_front(capture.graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
-        return RegionKind(name, front, capture.missing)
-
-    def _of_given(self, name: str, capture: Capture) -> tuple[int, Capture] | None:
-        """Find the kind of a region among those of the given plan that were not met yet."""
-        given, kinds = self._planner.given, self._kinds
-        if given is None:
-            return None
-        unmet = [number for number, kind in enumerate(kinds) if not kind.met]
-        for number in unmet:
-            fitted = given.fit(number, capture)
-            if fitted is not None:
-                capture, front = fitted
-                kinds[number] = RegionKind(name, front, capture.missing)
-                return number, capture
-        if self._is_first:
-            raise given.mismatch(len(self._calls), name, capture)
-        return None
+        executor = get_executor(self._settings.executor)
+        return RegionPlan(number, capture, self._kinds[number], executor, changes)
 
     def enter(self, device: torch.device | None) -> None:
         """Begin a step, unless one is under way: plan by what was recorded, record if need be.
@@ -163,37 +128,40 @@ class StepRunner:
             return
         self.live.clear()
         device = device or self._device
-        recorded, at_least = None, 0
+        recorded, at_least, plain = None, 0, None
         if self._recording.ended:
-            if self._begun_late:
+            if self._is_plain:
+                plain = self._plain_peak()
+            elif self._begun_late:
                 at_least = max((mark.peak_bytes for mark in self._recording.read()), default=0)
             else:
                 recorded = self._recorded()
         self.stop_recording()
         before: KnownPattern | None = None
         if self._calls:
-            if self._chooser.is_unknown:
-                everything = [self._kinds[plan.kind].everything for plan, _ in self._calls]
-                self._stored = sum(option.kept_bytes for option in everything)
             before = self._patterns.end_step(self._pattern)
             self._steps += 1
         self._backward_began = False
+        is_new, self._next_is_new = self._next_is_new, False
         self._is_provisional, self._next_is_provisional = self._next_is_provisional, False
         self.forget_calls()
-        if recorded is not None:
-            self._planner.take(recorded, before, self._steps, Origin.here(device))
+        if self._is_plain and device is not None:
+            self._planner.see_plain(plain, device)
+        elif recorded is not None and device is not None:
+            self._planner.take(recorded, before, self._steps, device)
         elif not (at_least and self._planner.see_part(at_least, self._steps)):
             self._tell_known(self._steps)
         self.known_bytes = KnownBytes()
-        if self._planner.error is not None:
-            raise self._planner.error
-        wanted = self._patterns.wanted or self._is_provisional
+        self._planner.refuse()
+        wanted = self._patterns.wanted or is_new
+        self._is_plain = False
         if wanted and device is not None and torch.is_grad_enabled():
             self._recording.start(device)
+            self._is_plain = self._planner.awaits_plain and self._recording.under_way
 
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
-        self._calls, self._present, self._let_go, self._awaited = [], [], [], []
+        self._calls, self._noted, self._awaited = [], [], []
         self._is_new = self._forward_done = False
 
     def enter_first(self, device: torch.device) -> None:
@@ -211,8 +179,9 @@ class StepRunner:
         graph: Any,
         tensors: list[torch.Tensor],
         learn: Callable[[Runnable, frozenset[int], frozenset[int]], None],
+        plain: Callable[[], list[torch.Tensor]],
     ) -> list[torch.Tensor]:
-        """Run the forward of a region by its plan."""
+        """Run the forward of a region by its plan, or `plain` in a step that runs so."""
         if not self.within_forward:
             self.enter(plan.capture.program.device)
         if self._recording.under_way and not self._recording.is_on(plan.capture.program.device):
@@ -222,16 +191,17 @@ class StepRunner:
             if torch._C._current_graph_task_id() == -1:  # else a checkpoint computes again
                 self._begun_late = True
                 self._recording.start(plan.capture.program.device)
+        if self._is_plain:
+            return self._run_plain(plan, tensors, learn, plain)
         position = len(self._calls)
-        option = self._patterns.option_for(self._pattern, plan.kind) or self._unplanned(plan)
+        option = self._option_for(plan)
         self._calls.append((plan, option))
         watched = plan.changes.protect_inputs(tensors)
         if any(plan.changes.is_new(position) for position, *_ in watched):
             self._is_provisional = True  # later steps most often do not hold them twice
         executable = plan.executable(option)
         if self._recording.under_way:
-            self._present.append(gradients_present(tensors))
-            self._let_go.append(self._let_go_by(plan, option, tensors))
+            self._noted.append(plan.noted(option, tensors))
         call = RegionCall(self, position, learn, executable, plan, option, watched=watched)
         call.gradients = NewGradients(tensors)
         if self._patterns.off_plan:
@@ -256,22 +226,55 @@ class StepRunner:
         call.watched += watched
         return outputs
 
-    def _let_go_by(
-        self, plan: RegionPlan, option: RegionOption, tensors: Sequence[torch.Tensor]
-    ) -> dict[str, int]:
-        """Give the inputs that a call does not hold between its halves, and their bytes."""
-        if plan.capture.missing:  # all are held for the gradients that may come
-            return {}
-        droppable = plan.executable(option).leaner is not None
-        held = self._kinds[plan.kind].held_inputs(option, droppable=droppable)
-        return {value: n for value, n in plan.inputs(tensors).items() if value not in held}
+    def _run_plain(
+        self,
+        plan: RegionPlan,
+        tensors: list[torch.Tensor],
+        learn: Callable[[Runnable, frozenset[int], frozenset[int]], None],
+        plain: Callable[[], list[torch.Tensor]],
+    ) -> list[torch.Tensor]:
+        """Run the forward of a region as it is; it lives until its backward begins."""
+        everything = self._kinds[plan.kind].everything
+        executable = plan.executable(plan.least)
+        call = RegionCall(self, len(self._calls), learn, executable, plan, everything)
+        self._calls.append((plan, everything))
+        self._recording.mark_present(tensors)
+        outputs = plain()
+        self.live.add(call)
+        self._awaited.append(weakref.ref(call, self._dropped))
+        call.end_before(outputs)
+        return outputs
+
+    def _plain_peak(self) -> tuple[int, int] | None:
+        """Give what the step that ran plain took, and what its regions keep if all is stored."""
+        marks = self._recording.read()
+        return (peak_as_if_new(marks), self._chooser.stored_bytes(self._pattern)) if marks else None
+
+    def _option_for(self, plan: RegionPlan) -> RegionOption:
+        """Find the option of the next call: the planned one, or that of other sizes, if it fits."""
+        calls = self._pattern
+        planned = self._patterns.option_for(calls, plan.kind)
+        if planned is not None:
+            return planned
+        families = tuple(self._kinds[number].family for number in calls)
+        kind = self._kinds[plan.kind]
+        alike = self._patterns.option_alike(families, kind.family)
+        if alike is not None:
+            option = kind.by(alike)
+            if option.peak_bytes <= self._room_left():
+                return option
+        return self._unplanned(plan)
+
+    def _room_left(self) -> int:
+        """Give what the live calls leave of what a step may take."""
+        room = self._chooser.room or self._chooser.budget()
+        return room - sum(call.option.kept_bytes for call in self.live)
 
     def _unplanned(self, plan: RegionPlan) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the live calls."""
-        if self._chooser.is_unknown and not self._stored:
+        if self._chooser.is_unknown:
             return plan.least
-        room = self._chooser.room or self._chooser.budget(self._stored)
-        left = room - sum(call.option.kept_bytes for call in self.live)
+        left = self._room_left()
         options = self._kinds[plan.kind].front.options
         fitting = [option for option in options if option.peak_bytes <= left]
         if fitting:
@@ -368,14 +371,8 @@ class StepRunner:
         return self._backward_began and torch._C._current_graph_task_id() == -1
 
     def _recorded(self) -> Recorded | None:
-        calls = [
-            Call(plan.kind, self._kinds[plan.kind].front.graph, option, plan.least, present, let_go)
-            for (plan, option), present, let_go in zip(
-                self._calls, self._present, self._let_go, strict=True
-            )
-        ]
-        marks = self._recording.read() if calls else ()
-        return Recorded.of(calls, marks, provisional=self._is_provisional) if marks else None
+        marks = self._recording.read() if self._noted else ()
+        return Recorded.of(self._noted, marks, provisional=self._is_provisional) if marks else None
 
     def _optimizer_steps(self) -> None:
         """Record no longer than that, for others who want to profile."""

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
 from remat.planning.given_step import GivenStep
 from remat.planning.ranks import has_other_ranks
@@ -26,11 +29,15 @@ from remat_solvers import BudgetTooSmall
 
 __all__ = ["StepPlanner"]
 
-_ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none
+_ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none; and
+# that may run plain without coming to an end, or be planned in where nothing else can be known
 
 _BY_PLAN = "what runs between the regions took more than in the step that was planned by"
 _OFF_PLAN = "it was not planned for, or its calls of regions were not"
-_UNFITTING = "no plan fits what it showed, some of which is made but once: later steps decide"
+_UNFITTING = (
+    "no plan fits what it showed, for which {:,} bytes would do, but some of it is made but once: "
+    "later steps decide"
+)
 _AT_FIRST = "regions were planned in it, and what is made but once counts"
 _NEXT = "the next may, too, until one is planned for"
 _BY_CALLS = (
@@ -44,8 +51,9 @@ _IN_PART = "its calls of regions were not planned for; it was recorded from the 
 class StepPlanner:
     """Plans for recorded steps, and keeps what was planned in `patterns`.
 
-    `told` is given each plan. `given` is one of an earlier process that is still to be followed.
-    `error` is what the next step is to raise.
+    `told` is given each plan. `given` is one of an earlier process that is still to be followed. A
+    step that `awaits_plain` is planned by when it is known what a fraction is of: the next one runs
+    plain, and is measured.
     """
 
     settings: Settings
@@ -53,19 +61,68 @@ class StepPlanner:
     chooser: StepChooser
     patterns: KnownPatterns
     given: GivenStep | None
-    error: Exception | None = None
+    _error: Exception | None = None
     _step: int = 0
     _over_in_a_row: int = 0
+    _awaiting: tuple[Recorded, int] | None = None
+    _plain_attempts: int = 0
+    _is_early: bool = False
+
+    def refuse(self) -> None:
+        """Raise what ended the planning, if something did.
+
+        Each time anew, without a traceback: that would keep the frames of the caller, and what they
+        hold, as long as the model.
+        """
+        if self._error is not None:
+            error = self._error
+            raised = type(error).__new__(type(error), *error.args)
+            vars(raised).update(vars(error))
+            self._error = error.with_traceback(None)
+            self._error.__context__ = self._error.__cause__ = None
+            raise raised
+
+    @property
+    def awaits_plain(self) -> bool:
+        """Whether the next step is to run plain."""
+        return self._awaiting is not None
+
+    def see_plain(self, measured: tuple[int, int] | None, device: torch.device) -> None:
+        """Plan by the step before one that ran plain: its peak, and what its regions keep.
+
+        Of one that was not recorded to its end nothing is known.
+        """
+        waiting, self._awaiting = self._awaiting, None
+        self._plain_attempts += 1
+        if waiting is not None and measured is not None:
+            self.chooser.plain.know(*measured, "measured")
+            self._is_early = True
+            self.take(waiting[0], None, waiting[1], device)
+            self._is_early = False
+
+    def _knows_plain(self, record: Recorded, device: torch.device) -> bool:
+        """Have the next step run plain; predict its peak where it would not fit, or none ended."""
+        stored = self.chooser.stored_peak(record)
+        can_run = self.settings.costs == "measure" and has_room_for_plain(stored, device)
+        if can_run and self._plain_attempts < _ATTEMPTS:
+            self._awaiting = record, self._step
+            return False
+        if record.provisional and self._step < _ATTEMPTS:  # what is made but once counts in it
+            return False
+        self.chooser.plain.know(stored, self.chooser.stored_bytes(record.pattern), "predicted")
+        return True
 
     def take(
-        self, record: Recorded, ran_by: KnownPattern | None, step: int, origin: Origin
+        self, record: Recorded, ran_by: KnownPattern | None, step: int, device: torch.device
     ) -> None:
         """See that a recorded step took no more than the budget; plan by it, if it is new.
 
         `ran_by` is what was known of its calls, if they ran by a plan; `step` is its number.
         """
-        self._step = step
+        self._step, origin = step, Origin.here(device)
         self.patterns.recorded()
+        if self.chooser.is_unknown and not self._knows_plain(record, device):
+            return
         if ran_by is not None:
             if self._is_doubtful(record, ran_by):
                 return
@@ -81,11 +138,11 @@ class StepPlanner:
             made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_misfit == "raise":
-                self.error = error
+                self._error = error
                 return
             made = self.chooser.without_plan(_wanted(record, planned), error, origin)
         except Exception as error:
-            self.error = error
+            self._error = error
             return
         if made is not None:
             self.patterns.add(made)
@@ -97,12 +154,12 @@ class StepPlanner:
 
         What it had before was not seen to be let go of, so that it took so much at least. With
         other ranks that does not follow: what their messages leave is not seen to be let go of.
-        Of a fraction it is not known what it would be of.
+        A fraction may not be known yet.
         """
-        if self.settings.budget.fraction is not None or has_other_ranks():
+        if self.chooser.is_unknown or has_other_ranks():
             return False
         self._step = step
-        budget = self.chooser.budget(0)
+        budget = self.chooser.budget()
         if at_least > budget:
             text = self._over(at_least, budget, _IN_PART)
             warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
@@ -112,7 +169,7 @@ class StepPlanner:
     def known_budget(self) -> int | None:
         """The budget of whatever step; a share is of the most that one was planned with so far."""
         if self.settings.budget.fraction is None and not self.settings.budget.is_auto:
-            return self.chooser.budget(0)
+            return self.chooser.budget()
         return max((known.plan.budget_bytes for known in self.patterns.known), default=None)
 
     def tell_known(self, known: int, step: int) -> None:
@@ -132,12 +189,6 @@ class StepPlanner:
             BudgetExceeded: if the steps of several plans in a row were over the budget.
         """
         chooser, peak = self.chooser, record.peak_bytes
-        was_unknown = chooser.is_unknown
-        if record.provisional and was_unknown:  # a share of what is exact, which is no more
-            at_most = chooser.budget(chooser.stored_peak(record))
-            if peak > at_most:
-                self._tell_over(peak, at_most, _AT_FIRST)
-            return None
         given = self.given
         if not record.provisional:
             self.given = None
@@ -165,14 +216,15 @@ class StepPlanner:
             if record.provisional and peak > error.budget_bytes:
                 self._over_in_a_row += planned is None
                 if self._over_in_a_row < _ATTEMPTS:
-                    self._tell_over(peak, error.budget_bytes, _UNFITTING)
+                    reason = _UNFITTING.format(error.smallest_bytes)
+                    self._tell_over(peak, error.budget_bytes, reason)
                     return None
             elif record.provisional or (again and over <= 0):
                 return None
             raise
         if peak <= made.plan.budget_bytes:
             self._over_in_a_row = 0
-        elif not was_unknown:
+        else:
             aside = f", with {chooser.set_aside:,} bytes set aside" if chooser.set_aside else ""
             reason = _BY_PLAN if by_plan else _OFF_PLAN
             then = f"the next step is planned anew{aside}"
@@ -197,11 +249,13 @@ class StepPlanner:
         reason: str,
         then: str = _NEXT,
     ) -> None:
-        """Warn of a step over the budget.
+        """Warn of a step over the budget, but not of one before it was known.
 
         Raises:
             BudgetExceeded: after the steps of several plans in a row.
         """
+        if self._is_early:
+            return
         text = self._over(peak, budget, reason)
         if self._over_in_a_row >= _ATTEMPTS:
             text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"

@@ -1,0 +1,101 @@
+"""Finds the kind of a region that is new: known, of a plan that was given, or solved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat.cache import remembered_costs
+from remat.planning.cutting import hierarchy_for
+from remat.planning.given_step import GivenStep
+from remat.planning.settings import Settings
+from remat.steps.region_calls import RegionKind
+from remat_graph.torch import Capture, Cost
+from remat_solvers.step import known_front, region_front
+
+__all__ = ["KindFinder"]
+
+_SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
+_SIZES = 3  # of the same ops, whose options are solved for; others take their schedules
+
+
+@dataclass(eq=False)
+class KindFinder:
+    """Adds to the `kinds` of regions that were met; `given` is a plan of an earlier process."""
+
+    settings: Settings
+    kinds: list[RegionKind]
+    given: GivenStep | None
+
+    def __post_init__(self) -> None:
+        """Add those of the plan that was given."""
+        given = self.given
+        if given is not None:
+            self.kinds.extend(
+                RegionKind(
+                    f"region {at} of {given.name}", kind.front, kind.missing, family=at, met=False
+                )
+                for at, kind in enumerate(given.plan.kinds)
+            )
+
+    def find(
+        self, name: str, capture: Capture, costs: dict[str, Cost], position: int | None
+    ) -> tuple[int, Capture]:
+        """Give the number of a region's kind, and its capture as that has it.
+
+        What has been measured is in `costs`, and is added to. Nothing is solved for a region of a
+        known kind, nor for one of a plan that was given. `position` is that of its call in the
+        first step, `None` in a later one.
+
+        Raises:
+            PlanMismatch: in the first step, if it is none of the regions of that plan.
+        """
+        if self.settings.costs == "measure":
+            with remembered_costs(costs, capture.program.device, self.settings.costs):
+                capture = capture.costed("measure", costs)
+        kinds = self.kinds
+        number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
+        if number < len(kinds):
+            return number, capture
+        known = self._of_given(name, capture, position)
+        if known is not None:
+            return known
+        kinds.append(self._solved(name, capture))
+        return number, capture
+
+    def _solved(self, name: str, capture: Capture) -> RegionKind:
+        """Find the options of a region; of one of many sizes among those of the other sizes."""
+        settings, graph = self.settings, capture.graph
+        alike = [kind for kind in self.kinds if kind.is_like(capture)]
+        family = alike[0].family if alike else len(self.kinds)
+        if len(alike) >= _SIZES:
+            options = [option for kind in alike[:_SIZES] for option in kind.front.options]
+            front = known_front(graph, dict.fromkeys(option.schedule for option in options))
+            return RegionKind(name, front, capture.missing, family)
+        limit = _SECONDS + _SECONDS_PER_OP * len(graph.ops)
+        if settings.limit_seconds is not None:
+            limit = min(limit, settings.limit_seconds)
+        solver = "refine" if settings.solver == "auto" else settings.solver
+        hierarchy = hierarchy_for(graph, solver, settings.partitioner)
+        front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
+        return RegionKind(name, front, capture.missing, family)
+
+    def _of_given(
+        self, name: str, capture: Capture, position: int | None
+    ) -> tuple[int, Capture] | None:
+        """Find the kind of a region among those of the given plan that were not met yet.
+
+        Raises:
+            PlanMismatch: as `find`.
+        """
+        if self.given is None:
+            return None
+        unmet = [number for number, kind in enumerate(self.kinds) if not kind.met]
+        for number in unmet:
+            fitted = self.given.fit(number, capture)
+            if fitted is not None:
+                capture, front = fitted
+                self.kinds[number] = RegionKind(name, front, capture.missing, family=number)
+                return number, capture
+        if position is not None:
+            raise self.given.mismatch(position, name, capture)
+        return None

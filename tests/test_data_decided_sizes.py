@@ -1,0 +1,111 @@
+"""Regions whose sizes the data decide: planned, within the budget, or refused once it is known."""
+
+import copy
+import gc
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.steps import kind_finder
+from remat_exec import measure_peak
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """End what is recorded of last steps: a model goes when what it compiled went before it."""
+    yield
+    for _ in range(2):
+        gc.collect()
+
+
+class Chosen(nn.Module):
+    """Goes on with the rows that the data choose, as detectors and experts do."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.enter, self.leave = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)))
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.enter(x)[x[:, 0] > 0]
+        return self.leave(x).square().mean()
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(256, 64, generator=generator) for _ in range(count)]
+
+
+def step(model, x):
+    model.zero_grad()
+    with measure_peak() as peak:
+        model(x).backward()
+    return peak.peak_bytes
+
+
+def pair():
+    torch.manual_seed(0)
+    plain = Chosen()
+    return copy.deepcopy(plain), plain, max(step(plain, x) for x in batches(6))
+
+
+@pytest.mark.parametrize("budget", ["bytes", 0.7])
+def test_each_step_has_other_sizes_and_all_are_planned(budget):
+    original, plain, most = pair()
+    budget = int(0.7 * most) if budget == "bytes" else budget
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    for at, x in enumerate(batches(6)):
+        step(plain, x)
+        with warnings.catch_warnings():
+            if at < 3:  # told of what is not planned for
+                warnings.simplefilter("ignore", remat.BudgetWarning)
+            peak = step(model, x)
+        for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(got.grad, expected.grad)
+        if at >= 3:
+            assert peak <= model.plan.budget_bytes
+    assert model.plan.budget_bytes == pytest.approx(0.7 * most, rel=0.1)
+
+
+def test_later_sizes_are_not_solved_for(monkeypatch):
+    solved = []
+    front = kind_finder.region_front
+
+    def seen(graph, **options):
+        solved.append(graph)
+        return front(graph, **options)
+
+    monkeypatch.setattr(kind_finder, "region_front", seen)
+    original, _, most = pair()
+    model = remat.rematerialize(original, budget=most, limit_seconds=0.2)
+    for x in batches(6):
+        step(model, x)
+    assert len(solved) == 4  # once the first, three times the second region
+
+
+def refused(original, budget):
+    """Train until a budget is refused; give what is told of it."""
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    first, second, third = batches(3)
+    step(model, first)
+    with pytest.warns(remat.BudgetWarning, match="for which .* bytes would do") as told:
+        step(model, second)
+    assert len(told) == 1
+    with pytest.raises(remat.BudgetTooSmall) as error:
+        step(model, third)
+    return error.value.smallest_bytes, error.value.least_bytes
+
+
+def test_a_budget_that_cannot_be_had_is_told_once_and_refused_at_the_third_step():
+    original, _, most = pair()
+    smallest, least = refused(original, most // 8)
+    enough = int(1.5 * smallest)  # the search ends by the clock
+    model = remat.rematerialize(original, budget=enough, limit_seconds=0.2)
+    for x in batches(6):
+        peak = step(model, x)
+    assert least <= peak <= enough

@@ -1,0 +1,179 @@
+"""What a fraction is of: plain autograd's peak of a step, measured, where there are regions too."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat_exec import measure_peak
+
+X = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Codes(nn.Module):
+    """A layer of codes that are moved in place, between regions, as a VQ-VAE has them.
+
+    It makes a table when it first runs, which later steps have.
+    """
+
+    def __init__(self, blocks=4):
+        super().__init__()
+        self.enter, self.leave = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(blocks)))
+            for _ in range(2)
+        )
+        self.register_buffer("codes", torch.randn(16, 32))
+        self.table = None
+        self.repeats = 1
+
+    def forward(self, x):
+        x = self.enter(x)
+        nearest = self.move(x.detach())
+        x = x + (self.codes[nearest] - x).detach()
+        for _ in range(self.repeats):
+            x = self.leave(x)
+            torch._dynamo.graph_break()
+        return x.square().mean()
+
+    @torch.compiler.disable
+    def move(self, x):
+        if self.table is None:
+            self.table = torch.zeros(64, 256)
+        nearest = torch.cdist(x, self.codes).argmin(1)
+        self.codes.index_add_(0, nearest, x, alpha=1e-3)
+        return nearest
+
+
+def made(budget, door="rematerialize", **options):
+    """Make a model and the same within a budget."""
+    torch.manual_seed(0)
+    plain = Codes()
+    model = copy.deepcopy(plain)
+    if door == "rematerialize":
+        return plain, remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
+    asked = {"budget": budget, "limit_seconds": 0.2, "on_plan": lambda p: setattr(model, "plan", p)}
+    torch.compiler.reset()
+    return plain, torch.compile(model, backend="remat", options=asked)
+
+
+def step(model, x=X, *, to_none=True):
+    model.zero_grad(set_to_none=to_none)
+    with measure_peak() as peak:
+        model(x).backward()
+    return peak.peak_bytes
+
+
+def gradients(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("door", ["rematerialize", "compile"])
+def test_several_regions_have_a_fraction_of_plains_measured_peak(door):
+    plain, model = made(0.7, door)
+    for count in range(6):
+        expected, peak = step(plain), step(model)
+        for got, grad in zip(gradients(model), gradients(plain), strict=True):
+            assert torch.equal(got, grad)  # the plain step's, too
+        if count >= 3:
+            assert peak <= model.plan.budget_bytes
+    plan = model.plan
+    assert plan.plain_peak_bytes == pytest.approx(expected, rel=0.05)
+    assert plan.budget_bytes == int(0.7 * plan.plain_peak_bytes)
+    assert plan.plain_basis == "measured"
+    assert f"plain autograd       {plan.plain_peak_bytes / 2**20:.1f} MiB\n" in str(plan)
+    assert remat.StepPlan.decode(plan.encode()) == plan
+    torch.compiler.reset()  # which ends what is recorded of the last step
+
+
+def test_gradients_that_were_there_count_in_it_as_new():
+    peaks = []
+    for to_none in (True, False):
+        _, model = made(0.7)
+        for _ in range(4):
+            step(model, to_none=to_none)
+        peaks.append(model.plan.plain_peak_bytes)
+    assert peaks[0] == peaks[1]
+
+
+def test_a_larger_step_raises_it_in_proportion():
+    _, model = made(0.7)
+    for _ in range(4):
+        step(model)
+    before = model.plan
+    model.repeats = 4
+    for _ in range(4):
+        step(model)
+    plan = model.plan
+    assert plan.plain_peak_bytes > before.plain_peak_bytes
+    assert plan.budget_bytes == int(0.7 * plan.plain_peak_bytes)
+    assert "in proportion" in str(plan)
+    model.repeats = 1
+    for _ in range(2):
+        assert step(model) <= plan.budget_bytes
+
+
+def test_where_no_plain_step_can_be_measured_it_is_predicted(monkeypatch):
+    monkeypatch.setattr("remat.steps.step_planner.has_room_for_plain", lambda *_: False)
+    _, model = made(0.8)
+    for _ in range(4):
+        step(model)
+    plan = model.plan
+    assert plan.budget_bytes == int(0.8 * plan.plain_peak_bytes)
+    assert plan.plain_peak_bytes == plan.store_all_peak_bytes
+    assert "a plain step could not be measured" in str(plan)
+
+
+def test_an_example_outside_of_autocast_says_nothing_of_steps_within_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(4)))
+    model.append(nn.Linear(128, 1))
+
+    def steps(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(torch.randn(256, 128)).mean().backward()
+        return model.plan
+
+    later = remat.rematerialize(model, budget=0.7, limit_seconds=0.2)
+    example = remat.rematerialize(model, (torch.randn(256, 128),), budget=0.7, limit_seconds=0.2)
+    assert steps(example).plain_peak_bytes == steps(later).plain_peak_bytes
+    assert example.plan.budget_bytes == later.plan.budget_bytes
+
+
+class Many(nn.Module):
+    """Hands out all that it computes, most of which is in no loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x):
+        made = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            made.append(2 * x)
+        return made
+
+
+def test_a_plan_made_again_is_of_the_fraction_that_it_shows():
+    torch.manual_seed(0)
+    plain = Many()
+    model = remat.rematerialize(copy.deepcopy(plain), budget=1.0, limit_seconds=0.2)
+
+    def trained(model, rows=256):
+        with measure_peak() as peak, warnings.catch_warnings():
+            warnings.simplefilter("ignore", remat.BudgetWarning)
+            model(torch.randn(rows, 32))[-1].square().mean().backward()
+        return peak.peak_bytes
+
+    shown = []
+    for rows in (256, 256, 256, 256, 128):
+        trained(model, rows)
+        plan = model.plan
+        assert plan.budget_bytes == plan.plain_peak_bytes
+        shown.append(plan.budget_bytes)
+    assert shown[0] > shown[-2] == shown[-1]  # which gradients come is known; the largest counts
+    assert shown[-1] == pytest.approx(trained(plain), rel=0.3)
