@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 from torch.ao import quantization
+from torch.nn import functional as F  # noqa: N812
 
-from integration_cases.odd_models import Made, linear, rows
+from integration_cases.odd_models import Made, linear, rows, tokens
 
 
 class Sparsemax(torch.autograd.Function):
@@ -58,6 +59,62 @@ def alike_but_for_results(m, x):
 def repeated_by_counts(m, x):
     counted = m.layer(x[:4]).tanh().repeat_interleave(m.counts, 0, output_size=8)
     return m.leave(counted)[:, None].repeat_interleave(torch.tensor(1), dim=1)
+
+
+class Normalised(nn.Module):
+    """A layer that normalises its weight in each forward, as in EDM2."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x):
+        with torch.no_grad():
+            for row in self.weight.unbind(0):
+                row.div_(row.norm())
+        return F.linear(x, self.weight)
+
+
+class ActNorm(nn.Module):
+    """A layer that is initialised by its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(1, 16)), nn.Parameter(torch.zeros(1, 16))
+        self.initialised = False
+
+    def forward(self, x):
+        if not self.initialised:
+            self.scale.data = (1 / x.std(0, keepdim=True)).data
+            self.shift.data = -(x * self.scale).mean(0, keepdim=True).data
+            self.initialised = True
+        return x * self.scale + self.shift
+
+
+def of_momentum(m, x):
+    """As MoCo's: the keys' encoder follows that of the queries."""
+    with torch.no_grad():
+        for slow, fast in zip(m.keys.parameters(), m.queries.parameters(), strict=True):
+            slow.data = 0.9 * slow.data + 0.1 * fast.data
+        keys = m.keys(x)
+    return m.queries(x).tanh() * keys
+
+
+def decayed(m, x):
+    m.layer.weight.data.mul_(0.99)
+    return m.leave(m.layer(x).tanh())
+
+
+def given_the_memory_of_another(m, x):
+    m.leave.weight.data = m.layer.weight.data
+    return m.leave(m.layer(x).tanh())
+
+
+def given_memory_that_is_changed(m, x):
+    new = 2 * m.leave.weight.data
+    m.leave.weight.data = new
+    new.mul_(0.5)
+    return m.leave(m.layer(x).tanh())
 
 
 def observed():
@@ -137,6 +194,29 @@ ONE_REGION = {
         (rows(),),
     ),
 }
+ONE_REGION |= {
+    "weights normalised in the forward": (
+        lambda: nn.Sequential(*(nn.Sequential(Normalised(), nn.Tanh()) for _ in range(6))),
+        (rows(),),
+    ),
+    "a momentum encoder": (
+        lambda: Made(of_momentum, queries=linear(), keys=linear().requires_grad_(False)),
+        (rows(),),
+    ),
+    "initialised by data": (
+        lambda: nn.Sequential(linear(), ActNorm(), nn.Tanh(), linear()),
+        (rows(),),
+    ),
+    "weights that decay": (lambda: Made(decayed, layer=linear(), leave=linear()), (rows(),)),
+    "an embedding that renormalises": (
+        lambda: Made(
+            lambda m, x, words: m.layer(x).tanh() * m.words(words),
+            layer=linear(),
+            words=nn.Embedding(20, 16, max_norm=0.5),
+        ),
+        (rows(), tokens(8)),
+    ),
+}
 SEVERAL_REGIONS = {
     "observers": (observed, (rows(),)),
     "changed before any graph": (
@@ -173,7 +253,18 @@ SEVERAL_REGIONS = {
         (rows(),),
     ),
 }
+_DATA = r"other memory by `.data =` at .*met_in_the_wild.py:\d+, which.*\.data\.copy_"
 NOT_PLANNED = {  # and what the error says
+    "the memory of another parameter": (
+        lambda: Made(given_the_memory_of_another, layer=linear(), leave=linear()),
+        (rows(),),
+        _DATA,
+    ),
+    "memory that is changed": (
+        lambda: Made(given_memory_that_is_changed, layer=linear(), leave=linear()),
+        (rows(),),
+        _DATA,
+    ),
     "a nested tensor given": (
         lambda: Made(of_nested, layer=linear(), leave=linear()),
         (with_values([3, 5]),),

@@ -766,9 +766,4 @@ IN_PARTS = {
 
 REFUSED = {
     "sparse embedding": (lambda: nn.Embedding(20, 4, sparse=True), tokens(3), "sparse=False"),
-    "embedding that renormalises": (
-        lambda: nn.Embedding(20, 4, max_norm=0.5),
-        tokens(3),
-        "in place",
-    ),
 }

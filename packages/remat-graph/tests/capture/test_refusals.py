@@ -49,13 +49,6 @@ def reshapes_buffer(m, x):
     return m.layer(x)
 
 
-def changes_parameter(m, x):
-    y = m.layer(x)
-    with torch.no_grad():
-        m.layer.weight.mul_(0.9)
-    return y
-
-
 def resizes_input(m, x):
     x.unsqueeze_(0)
     return m.layer(x)
@@ -81,7 +74,6 @@ def stores_and_fails(m, x):
         (selected, "depends on the data of a tensor at .*x.:, 0. > 0.5"),
         (loop, "depends on the data of a tensor at .*while x.norm"),
         (reshapes_buffer, "replaces the buffer 'mean' .* another shape"),
-        (changes_parameter, "layer.weight is changed in place and requires a gradient"),
         (resizes_input, "another shape"),
         (reads_a_list, "neither parameter, buffer, attribute nor input.*register it"),
         (stores_and_fails, "cannot be traced at .*raise ZeroDivisionError.*by me"),
@@ -104,6 +96,13 @@ def test_refused_with_the_reason_and_left_as_it_was(forward, message):
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tobytes() == states[2]
     assert module.layer(torch.rand(3, 4)).shape == (3, 4)
+
+
+def test_changing_what_has_a_gradient_before_it_is_refused():
+    module = Refused(lambda m, x: m.layer(x.mul_(2)))
+    with pytest.raises(CaptureError, match="input 0 is changed in place and requires a gradient"):
+        capture(module, (2 * torch.rand(3, 4, requires_grad=True),), costs="estimate")
+    capture(module, (torch.rand(3, 4),), costs="estimate")
 
 
 def test_the_users_file_and_line_are_named():

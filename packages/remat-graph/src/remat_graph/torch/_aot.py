@@ -91,6 +91,7 @@ class Joint:
     placeholder with the node of its new data. `gradients` maps placeholders to the node of their
     gradient. `leaves` are the inputs that keep their gradient in `.grad`, besides all parameters.
     `device` is where its tensors are taken to be, if they were traced elsewhere.
+    `changed` are inputs that autograd would see changed, which none but leaves may be.
     """
 
     graph: torch.fx.Graph
@@ -102,6 +103,7 @@ class Joint:
     gradients: dict[torch.fx.Node, torch.fx.Node]
     leaves: frozenset[tuple[str, str | int]] = frozenset()
     device: torch.device | None = None
+    changed: frozenset[tuple[str, str | int]] = frozenset()
 
 
 def is_traced_tensor(item: object) -> bool:
@@ -372,15 +374,16 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
                 f"an output of the graph has the role {type(role).__name__}, which is not "
                 f"supported: changes of an input's shape or strides in place cannot be captured"
             )
+    changed = set()
     for node, info in zip(placeholders, metadata.input_info, strict=True):
-        if info.mutates_metadata or (info.mutates_data and info.requires_grad):
-            how = (
-                "gets another shape; clone it first"
-                if info.mutates_metadata
-                else "requires a gradient; clone it first, or if it is a parameter (as that of an "
-                "embedding with max_norm=) change it after the optimizer's step instead"
+        hidden = info.mutations_under_no_grad_or_inference_mode
+        if info.mutates_data and not (hidden or info.mutations_hidden_from_autograd):
+            changed.add(inputs[node])
+        if info.mutates_metadata:
+            raise CaptureError(
+                f"{' '.join(map(str, inputs[node]))} is changed in place and gets another shape; "
+                f"clone it first"
             )
-            raise CaptureError(f"{' '.join(map(str, inputs[node]))} is changed in place and {how}")
         if info.mutates_data and _overlaps_itself(node.meta["val"]):
             raise CaptureError(
                 f"{' '.join(map(str, inputs[node]))} is changed in place, and several of its "
@@ -394,6 +397,7 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
         tuple(_read_outputs(metadata, placeholders, returned)),
         tuple(mutations),
         gradients,
+        changed=frozenset(changed),
     )
 
 

@@ -21,6 +21,7 @@ from remat_graph.errors import RematError
 from remat_graph.torch._aot import Joint, StandIns, has_no_data, without_modes
 from remat_graph.torch.captures import Capture, Costs, finish, own_modes
 from remat_graph.torch.checks import (
+    check_changed,
     check_devices,
     check_differentiable,
     check_measurable,
@@ -83,6 +84,7 @@ def capture(
     def captured(*, whole: bool) -> Capture:
         with without_modes(), torch.enable_grad():
             traced = trace(module, call, whole=whole, capability=capability)
+        check_changed(traced.joint, call.tensors)
         joint = merge_tied(
             traced.joint, lambda kind, key: tensor_at(module, call.tensors, kind, key)
         )
@@ -132,6 +134,7 @@ def capture_region(
         flat = FlatRegion(region, inputs, tensors, whole=whole)
         with torch.enable_grad():
             joint = trace_region(flat, tensors)
+        check_changed(joint, tensors)
         joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
         if not joint.gradients:
             raise NoBackward(

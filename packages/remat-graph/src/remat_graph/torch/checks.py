@@ -6,11 +6,12 @@ import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from remat_graph.torch._aot import has_no_data
+from remat_graph.torch._aot import Joint, has_no_data
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.structure import FlatCall
 
 __all__ = [
+    "check_changed",
     "check_devices",
     "check_differentiable",
     "check_measurable",
@@ -75,6 +76,20 @@ def _is_there(device: torch.device) -> bool:
 
 def _traced_on(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
+
+
+def check_changed(joint: Joint, tensors: list[torch.Tensor]) -> None:
+    """Look for inputs that the forward changes in place, and whose gradients would be others then.
+
+    Raises:
+        CaptureError: if there is one. A leaf is none: torch lets it be changed behind autograd's
+            back alone.
+    """
+    for kind, key in joint.changed:
+        if kind == "input" and tensors[int(key)].requires_grad and not tensors[int(key)].is_leaf:
+            raise CaptureError(
+                f"input {key} is changed in place and requires a gradient; clone it first"
+            )
 
 
 def check_measurable(module: torch.nn.Module, call: FlatCall) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from remat_graph.torch._aot import Joint
+from remat_graph.torch.lowering import returned_nodes
 
 __all__ = ["drop_tangents", "merge_tangents"]
 
@@ -20,10 +21,18 @@ aten = torch.ops.aten
 
 
 def merge_tangents(joint: Joint) -> Joint:
-    """Give an output that is returned several times one tangent; autograd sums its gradients."""
+    """Give an output that is returned several times one tangent; autograd sums its gradients.
+
+    What is written to a parameter and not returned has none: its gradient is the parameter's.
+    """
+    returned = set(returned_nodes(joint))
     first: dict[Node, Node] = {}
-    again = {t for t, output in joint.tangents.items() if first.setdefault(output, t) is not t}
-    return drop_tangents(joint, again)
+    gone = {
+        tangent
+        for tangent, output in joint.tangents.items()
+        if output not in returned or first.setdefault(output, tangent) is not tangent
+    }
+    return drop_tangents(joint, gone)
 
 
 def drop_tangents(joint: Joint, gone: set[Node]) -> Joint:

@@ -29,9 +29,10 @@ from remat_graph.torch.as_on_cuda import as_on_cuda, moved_to_cuda
 from remat_graph.torch.caches import caches_within, tensors_forgotten
 from remat_graph.torch.checks import check_traceable
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.given_data import DataWriter
 from remat_graph.torch.noting import Key, Run, forwards_replaced
 from remat_graph.torch.process import generators_restored, process_lock
-from remat_graph.torch.provenance import NotedInterpreter, NotedModules
+from remat_graph.torch.provenance import NotedModules
 from remat_graph.torch.repeats import Repeat, candidates, find_repeats, passed_over
 from remat_graph.torch.restoring import left_as_it_was
 from remat_graph.torch.rows import shortened
@@ -132,7 +133,7 @@ class FlatRegion(torch.nn.Module):
                     if isinstance(item, torch.Tensor)
                 }
                 region, self.repeats = shortened(region, given)
-            region = NotedInterpreter(region).run
+            region = DataWriter(region).run
         self._region = region
         _, self.output_structure = flatten(())
 
@@ -229,6 +230,7 @@ class _FlatModule(torch.nn.Module):
         node_of = {self._named(*role): node for node, role in joint.inputs.items()}
         keys = [key for key, _ in self._own()]
         keys += [("input", index) for index in range(len(self.inputs))]
+        keys = [key for key in keys if key in node_of or key in self._left_out]  # else merged: tied
         last: torch.fx.Node | None = None
         for number, key in enumerate(keys):
             if key in self._left_out:
