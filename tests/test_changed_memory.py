@@ -26,7 +26,7 @@ import remat
 
 EXAMPLES = int(os.environ.get("REMAT_RANDOM_CHANGES", "3"))
 COUNTED = "modified by an inplace operation|modified inplace|changed in place"
-UNCOUNTED = "where torch does not see it"
+UNCOUNTED = "where torch does not count it"
 RANDOM = OF_THE_OUTPUT | {
     name: change for name, change in OF_OTHERS.items() if "embedding" not in name
 }

@@ -53,10 +53,11 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
     for name, same in zip(found, _are_equal(before, after), strict=True):
         if not same:
             raise MemoryChanged(
-                f"{name}, of shape {list(tensors[name].shape)}, was changed between forward and "
-                f"backward where torch does not see it, as through .data, numpy or DLPack, and the "
-                f"plan computes from it again; run backward before its memory is written to, or "
-                f"give the model, or change, a copy (tensor.clone())"
+                f"an input, a parameter, a buffer or an output of the model was written to between "
+                f"forward and backward where torch does not count it, as through .data, numpy or "
+                f"DLPack, and the plan computes from it again ({name}, of shape "
+                f"{list(tensors[name].shape)}, in its code); run backward before, or give the "
+                f"model, or change, a copy (tensor.clone())"
             )
 
 
