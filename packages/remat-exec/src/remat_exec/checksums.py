@@ -4,7 +4,7 @@ torch counts changes in place, and autograd looks at the count. Not counted is w
 through `.data`, numpy or DLPack, or by a kernel of one's own. So the bits are summed up, as words
 of 64 with a random odd factor each, modulo 2**64: a single word that changed is always seen, any
 other change unless 64 bits agree by chance. It takes about a third of the time of a ReLU.
-On the CPU nothing is taken from torch's allocator; elsewhere 32 MiB at most, and the sums stay on
+On the CPU nothing is taken from torch's allocator; elsewhere 8 MiB at most, and the sums stay on
 the device until they are compared.
 """
 
@@ -23,7 +23,7 @@ from remat_exec.errors import BackwardError, MemoryChanged
 __all__ = ["check", "checksum", "note"]
 
 _ROW = 4096  # words
-_ROWS = 1024  # that are multiplied at a time, where that takes memory
+_ROWS = 256  # that are multiplied at a time, where that takes memory
 _BLOCK = 1 << 20  # bytes that are copied at a time, of what lies in pieces
 _TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -48,7 +48,7 @@ def exposed(program: Program) -> Exposed:
     ops = {
         value: frozenset(readers.get(value, ()))
         for value in given & values
-        if _is_small(program, value, readers.get(value, ()))
+        if _makes_little(program, value, readers.get(value, []))
     }
     return Exposed(frozenset(values - ops.keys()), frozenset().union(*ops.values()))
 
@@ -63,8 +63,8 @@ def _uncounted(program: Program) -> set[str]:
     }
 
 
-def _is_small(program: Program, value: str, readers: list[str] | tuple[()]) -> bool:
-    """Whether what comes of a value is far smaller, and the same whenever it is computed."""
+def _makes_little(program: Program, value: str, readers: list[str]) -> bool:
+    """Whether what is computed from a value is far smaller, and the same each time."""
     made = 0
     for op in readers:
         call = program.calls[op]
@@ -72,8 +72,4 @@ def _is_small(program: Program, value: str, readers: list[str] | tuple[()]) -> b
         if apart or call.random is not None or call.replay is not None:
             return False
         made += sum(program.facts[name].storage_bytes for name in call.results if name is not None)
-    return bool(made) and _SMALLER * made < _bytes_of(program, value)
-
-
-def _bytes_of(program: Program, value: str) -> int:
-    return program.facts[value].storage_bytes
+    return 0 < _SMALLER * made < program.facts[value].storage_bytes
