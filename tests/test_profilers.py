@@ -191,3 +191,15 @@ def test_what_a_plan_raises_beside_a_profiler_is_raised_in_the_users_thread():
     model = remat.rematerialize(Layers(1, lambda _: None), budget=1000, limit_seconds=0.2)
     with torch.profiler.profile(), pytest.raises(remat.BudgetTooSmall):
         model(batch())
+
+
+def test_a_run_that_is_profiled_from_its_first_step_on_is_told_that_nothing_is_planned():
+    model = remat.rematerialize(Layers(2, lambda _: None), budget=0.95, limit_seconds=0.2)
+    with (
+        torch.profiler.profile(),
+        pytest.warns(remat.BudgetWarning, match="no step can be recorded") as told,
+    ):
+        steps(model, lambda _: None)
+    assert len(told) == 1
+    steps(model, lambda _: None, count=5)
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes

@@ -76,8 +76,7 @@ class CpuMemory:
         self._tag = f"{_MARK}{id(self)} "
         self._owner = threading.current_thread()
         others = [other for other in _thread.running if other.is_running]
-        is_foreign = _autograd._profiler_enabled() and not _thread.is_profiled
-        if is_foreign or not all(other._is_shared for other in others):
+        if self.is_blocked() or not all(other._is_shared for other in others):
             raise MeasurementError(
                 "a profiler is already running, and a thread has only one: memory cannot be "
                 "measured inside a profiled or measured block; measure before it, or plan with "
@@ -87,6 +86,11 @@ class CpuMemory:
             raise MeasurementError("the memory of a step cannot be recorded from its backward on")
         self.is_running = True
         _go_on_with([*others, self])
+
+    @staticmethod
+    def is_blocked() -> bool:
+        """Whether another's profiler runs in this thread."""
+        return _autograd._profiler_enabled() and not _thread.is_profiled
 
     def mark(self, label: str) -> None:
         """Note a moment."""

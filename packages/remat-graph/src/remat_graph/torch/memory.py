@@ -107,6 +107,11 @@ class AllocationRecorder:
             self.requested_bytes = self.peak_bytes
             self._cpu = None
 
+    @staticmethod
+    def is_blocked(device: torch.device) -> bool:
+        """Whether someone else's profiler runs in this thread, beside which none can record."""
+        return device.type == "cpu" and CpuMemory.is_blocked()
+
     def drop(self) -> None:
         """End the recording, and read nothing."""
         if self._cpu is not None:

@@ -7,14 +7,16 @@ gradients that regions have given are there to see. What eager code holds beside
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
+    from remat.steps.recording import StepRecording
     from remat.steps.region_calls import RegionCall
+    from remat.steps.step_planner import StepPlanner
 
 __all__ = ["HandedOut", "KnownBytes", "NewGradients"]
 
@@ -50,28 +52,57 @@ class NewGradients:
 
 
 class KnownBytes:
-    """The most that a step is known to have taken at once, as far as that is over the budget."""
+    """Tells of steps that are known to be over the budget, of which there will be no record."""
 
-    def __init__(self) -> None:
-        self.most = self.told = 0
+    def __init__(
+        self,
+        planner: StepPlanner,
+        recording: StepRecording,
+        pattern: Callable[[], tuple[int, ...]],
+    ) -> None:
+        self._planner, self._recording, self._pattern = planner, recording, pattern
+        self._most = self._told = self._steps = 0
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def see(
-        self, open_calls: Iterable[RegionCall], needed: int, budget: int, own: RegionCall | None
+        self, open_calls: Iterable[RegionCall], needed: int, own: RegionCall | None = None
     ) -> None:
-        """See so many bytes needed by one call beside what the other open calls keep."""
+        """See so many bytes needed beside what open calls keep, in the backward of its `own`."""
+        budget = self._planner.known_budget()
+        if budget is None:
+            return
         kept = [(call.option.kept_bytes, call.handed) for call in open_calls if call is not own]
         kept.append((needed, own.handed if own is not None else HandedOut(())))
         given = self._given.values()
         at_most = sum(size for size, _ in kept) + sum(size for _, size in given)
-        if at_most > max(budget, self.most):
+        if at_most > max(budget, self._most):
             known = sum(size - handed.gone_bytes for size, handed in kept)
             known += sum(size for parameter, size in given if _has(parameter(), size))
-            self.most = max(self.most, known if known > budget else 0)
+            self._most = max(self._most, known if known > budget else 0)
+        if own is not None and self._most > self._told:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._backward_ended)
 
     def give(self, gradients: NewGradients) -> None:
         """Note that the backward of a call has given out its gradients."""
         self._given.update(gradients.of)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _backward_ended(self) -> None:
+        if not self._recording.is_running:
+            self.tell(self._pattern())
+
+    def tell(self, pattern: tuple[int, ...]) -> None:
+        """Tell of the step of these calls, if it is over the budget, and more than was told."""
+        if self._most > self._told:
+            self._told = self._most
+            self._planner.tell_known(self._most, self._steps + 1, pattern)
+
+    def begin_step(self, steps: int) -> None:
+        """Begin a step after so many."""
+        self._most = self._told = 0
+        self._steps = steps
+        self._given = {}
 
 
 def _has(parameter: torch.Tensor | None, size: int) -> bool:

@@ -139,6 +139,8 @@ class StepRecording:
 
     def start(self, device: torch.device) -> None:
         """Begin, unless someone else's profiler is running."""
+        if AllocationRecorder.is_blocked(device):
+            return
         gc.collect()  # lest what was there before is let go of in the step
         recorder = AllocationRecorder(device, shared=True, gives_way=True)
         self.thread = threading.get_ident()

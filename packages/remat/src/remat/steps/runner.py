@@ -16,6 +16,7 @@ than what was: what the code between the regions holds is the code's to say.
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget
+from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
 from remat.steps.choosing import StepChooser
 from remat.steps.kind_finder import KindFinder
@@ -43,6 +45,13 @@ from remat_solvers.step import RegionOption
 __all__ = ["StepRunner"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_BLOCKED = 2  # steps that are not recorded and have no plan, before that is told
+_BLOCKED = (
+    "another profiler runs in this thread, beside which no step can be recorded: until one is, "
+    "nothing is planned, calls of regions run by the schedules that keep the least, and what runs "
+    "between them is not held against the budget. Gradients are right"
+)
 
 
 class StepRunner:
@@ -74,9 +83,10 @@ class StepRunner:
         self._awaited: list[weakref.ref[RegionCall]] = []
         self._autocast: torch.dtype | None = None
         self._steps = 0
-        self.known_bytes = KnownBytes()
+        self._blocked = 0
         given = settings.given_step
         self._planner = StepPlanner(settings, told, self._chooser, self._patterns, given)
+        self.known_bytes = KnownBytes(self._planner, self._recording, lambda: self._pattern)
         self._finder = KindFinder(settings, self._kinds, given)
 
     @property
@@ -144,20 +154,25 @@ class StepRunner:
         self._backward_began = False
         is_new, self._next_is_new = self._next_is_new, False
         self._is_provisional, self._next_is_provisional = self._next_is_provisional, False
+        pattern = self._pattern
         self.forget_calls()
         if self._is_plain and device is not None:
             self._planner.see_plain(plain, device)
         elif recorded is not None and device is not None:
             self._planner.take(recorded, before, self._steps, device)
         elif not (at_least and self._planner.see_part(at_least, self._steps)):
-            self._tell_known(self._steps)
-        self.known_bytes = KnownBytes()
+            self.known_bytes.tell(pattern)
+        self.known_bytes.begin_step(self._steps)
         self._planner.refuse()
         wanted = self._patterns.wanted or is_new
         self._is_plain = False
         if wanted and device is not None and torch.is_grad_enabled():
             self._recording.start(device)
             self._is_plain = self._planner.awaits_plain and self._recording.under_way
+            if not (self._recording.under_way or self._patterns.known):
+                self._blocked += 1
+                if self._blocked == _MOST_BLOCKED:
+                    warnings.warn(_BLOCKED, BudgetWarning, stacklevel=2)
 
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
@@ -206,7 +221,7 @@ class StepRunner:
         call.gradients = NewGradients(tensors)
         if self._patterns.off_plan:
             self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
-        self._see_known(option.forward_bytes)
+        self.known_bytes.see(self.live, option.forward_bytes)
         self.mark(f"forward {position}")
         outputs = executable(
             graph,
@@ -298,27 +313,7 @@ class StepRunner:
         """See, in a step that was not planned for, that there is room for a backward."""
         if self._patterns.off_plan:
             self._make_room(call.option.backward_bytes, "backward", call)
-        self._see_known(call.option.backward_bytes, call)
-        if self.known_bytes.most > self.known_bytes.told:
-            torch.autograd.Variable._execution_engine.queue_callback(self._tell_unrecorded)
-
-    def _see_known(self, needed: int, own: RegionCall | None = None) -> None:
-        """Note what the step is known to hold when a half of a call begins."""
-        budget = self._planner.known_budget
-        if budget is not None and not self._patterns.runs_plain:
-            self.known_bytes.see(self.live, needed, budget, own)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _tell_unrecorded(self) -> None:
-        """Tell of a step over the budget of which there will be no record."""
-        if not self._recording.is_running:
-            self._tell_known(self._steps + 1)
-
-    def _tell_known(self, step: int) -> None:
-        known = self.known_bytes
-        if known.most > known.told:
-            known.told = known.most
-            self._planner.tell_known(known.most, step)
+        self.known_bytes.see(self.live, call.option.backward_bytes, call)
 
     def _make_room(self, needed: int, half: str, own: RegionCall | None = None) -> None:
         """Let earlier calls give back what they can make again, the largest first.

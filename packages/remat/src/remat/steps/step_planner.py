@@ -9,7 +9,7 @@ for which no plan fits, the next step is refused.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,17 +165,17 @@ class StepPlanner:
             warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
         return at_least > budget
 
-    @property
-    def known_budget(self) -> int | None:
-        """The budget of whatever step; a share is of the most that one was planned with so far."""
-        if self.settings.budget.fraction is None and not self.settings.budget.is_auto:
-            return self.chooser.budget()
-        return max((known.plan.budget_bytes for known in self.patterns.known), default=None)
+    def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
+        """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""
+        unknown = self.chooser.is_unknown or (
+            self.settings.budget.is_auto and not self.patterns.known
+        )
+        return None if unknown or self.patterns.runs_plain else self.chooser.budget(pattern)
 
-    def tell_known(self, known: int, step: int) -> None:
+    def tell_known(self, known: int, step: int, pattern: Sequence[int]) -> None:
         """Tell of a step that is known to be over the budget though it was not recorded."""
-        budget = self.known_budget
-        if budget is not None:
+        budget = self.known_budget(pattern)
+        if budget is not None and known > budget:
             self._step = step
             warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
 
