@@ -255,6 +255,15 @@ SEVERAL_REGIONS = {
 }
 _DATA = r"other memory by `.data =` at .*met_in_the_wild.py:\d+, which.*\.data\.copy_"
 NOT_PLANNED = {  # and what the error says
+    "a check of an inverse": (
+        lambda: Made(
+            lambda m, x: m.leave(x) @ torch.linalg.inv(m.layer.weight),
+            layer=linear(),
+            leave=linear(),
+        ),
+        (rows(),),
+        r"_linalg_check_errors\S* at .*met_in_the_wild.py:\d+ has an effect.*inv_ex",
+    ),
     "the memory of another parameter": (
         lambda: Made(given_the_memory_of_another, layer=linear(), leave=linear()),
         (rows(),),

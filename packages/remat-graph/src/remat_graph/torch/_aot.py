@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from remat_graph.torch.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.failures import depends_on_data, not_traced
+from remat_graph.torch.failures import depends_on_data, has_effects, not_traced
 
 __all__ = [
     "Joint",
@@ -345,11 +345,13 @@ def _read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
             inputs[node] = ("input", role.idx)
         elif isinstance(role, roles.TangentAOTInput):
             tangent_of[node] = role.output
+        elif isinstance(role, roles.ForwardTokenAOTInput):
+            raise has_effects(module.graph)
         else:
             raise CaptureError(
                 f"an input of the graph has the role {type(role).__name__}, which is not "
-                f"supported: tensor subclasses, inputs that are overlapping views of one another "
-                f"and are changed in place, and effect tokens cannot be captured"
+                f"supported: tensor subclasses, and inputs that are overlapping views of one "
+                f"another and are changed in place, cannot be captured"
             )
     placeholders = list(inputs)
     returned: dict[Any, torch.fx.Node] = {}

@@ -8,12 +8,13 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from torch.fx import Node
+import torch
+from torch.fx import Graph, Node
 
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.provenance import NotedInterpreter, noted
 
-__all__ = ["depends_on_data", "not_planned", "not_traced"]
+__all__ = ["depends_on_data", "has_effects", "not_planned", "not_traced", "noted_line"]
 
 _OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
 _PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
@@ -63,11 +64,28 @@ def not_traced(error: Exception) -> CaptureError:
 
 def not_planned(node: Node, error: Exception) -> CaptureError:
     """Say that what was traced does not run on tensors without data."""
-    known = noted(node)
-    where = f" at {known.source}" if known is not None and known.source else ""
     return CaptureError(
-        f"{node.target}{where} cannot be planned: {type(error).__name__}: {error}; {_APART}"
+        f"{node.target}{noted_line(node)} cannot be planned: {type(error).__name__}: {error}; "
+        f"{_APART}"
     )
+
+
+def has_effects(graph: Graph) -> CaptureError:
+    """Say that an operator does something besides what it returns."""
+    effect = next(
+        node for node in graph.nodes if node.target is torch.ops.higher_order.with_effects
+    )
+    return CaptureError(
+        f"{effect.args[1]}{noted_line(effect)} has an effect, such as an error where a matrix is "
+        f"singular, and is in no plan; of torch.linalg take the function that returns `info`, as "
+        f"inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with on_misfit='plain'"
+    )
+
+
+def noted_line(node: Node) -> str:
+    """Give the user's line of a node, if it is known: ` at file:line`, or nothing."""
+    known = noted(node)
+    return f" at {known.source}" if known is not None and known.source else ""
 
 
 def _user_line(error: BaseException) -> str:

@@ -15,7 +15,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.provenance import NotedInterpreter, noted
+from remat_graph.torch.failures import noted_line
+from remat_graph.torch.provenance import NotedInterpreter
 
 __all__ = ["DataWriter"]
 
@@ -39,12 +40,10 @@ class DataWriter(NotedInterpreter):
         if n.target is torch.Tensor.set_ and len(n.args) == 2:
             into, new = (self.env[node] for node in n.all_input_nodes)
             if not self._can_be_written(n, into, new):
-                known = noted(n)
-                where = f" at {known.source}" if known is not None and known.source else ""
                 raise CaptureError(
-                    f"forward gives a tensor other memory by `.data =`{where}, which has another "
-                    f"shape or type, or is used besides; write into it, as by .data.copy_(new) or "
-                    f".data.mul_(0.99)"
+                    f"forward gives a tensor other memory by `.data =`{noted_line(n)}, which has "
+                    f"another shape or type, or is used besides; write into it, as by "
+                    f".data.copy_(new) or .data.mul_(0.99)"
                 )
             return into.copy_(new)
         return super().run_node(n)
