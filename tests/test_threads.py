@@ -111,3 +111,21 @@ def test_a_thread_that_runs_no_backward_and_is_gone_leaves_the_model_usable(way)
     del kept
     for seed in range(3):
         assert_right(gradients(model, seed), seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thread_that_only_evaluates_is_in_no_step(way):
+    """It has no budget to be told of, and leaves the record of another's step alone."""
+    model = WAYS[way](Broken())
+
+    def evaluated():
+        with torch.no_grad():
+            return model(torch.ones(16, 8))
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def evaluate():
+            assert torch.equal(pool.submit(evaluated).result(60), Broken()(torch.ones(16, 8)))
+
+        for _ in range(3):
+            assert_right(gradients(model, 0, evaluate), 0)

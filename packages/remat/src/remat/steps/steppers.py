@@ -39,8 +39,9 @@ class SharedRegion:
 
     def __post_init__(self) -> None:
         self.counters = Counters(self.found.graph)
-        with self.steppers().region_of(self):  # what is wrong with it is said when it is compiled
-            pass
+        if torch.is_grad_enabled():
+            with self.steppers().region_of(self):  # what is wrong is said when it is compiled
+                pass
 
     @functools.cached_property
     def _eager(self) -> torch.fx.GraphModule:
