@@ -98,7 +98,7 @@ def test_what_is_written_to_after_the_forward(handed, budget, way):
     plain = Net(HANDED[handed])
     model = planned(plain, budget, way)
     if budget == 1 and way == "rematerialize":
-        assert "check" in model.plan.source
+        assert re.search(r"compared +\d+ tensors that eager would not keep", str(model.plan))
     assert all_wrong(model, plain, OF_THE_OUTPUT | OF_OTHERS) == {}
     assert all(map(torch.equal, gradients(model), gradients(plain)))
 
@@ -123,6 +123,7 @@ def test_what_is_written_to_between_regions_in_a_later_step(handed, budget):
     plain = Net(HANDED[handed], breaks=True)
     model = planned(plain, budget, "rematerialize")
     assert model.plan.calls
+    assert budget != 1 or "compared" in str(model.plan)
     assert all_wrong(model, plain, OF_THE_OUTPUT | OF_OTHERS) == {}
     found = {}
     for name, change in OF_A_TENSOR.items():
