@@ -12,7 +12,7 @@ budget.
 | right, rounding | within 1e-5, or 1e-3, of eager's gradients, buffers, largest loss; those bits |
 | WRONG | no exception, and further from eager |
 | not bitwise | close to eager, but not the bits of storing everything |
-| as compiled | eager differs, and `torch.compile(backend="eager")` gives what remat gives |
+| as compiled | eager differs; `torch.compile` by `eager` or `aot_eager` gives what remat gives |
 | OVER | no exception, and a step took more than the budget without a word |
 | told over | it did, and a warning said so |
 | refused | an exception of remat's own |

@@ -248,9 +248,9 @@ def _planned(budget: int, solver: str = "auto") -> Any:
     )
 
 
-def _compiled(model: Any) -> Any:
-    """Run a model as TorchDynamo sees it, in eager: with the branches that it takes there."""
-    model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
+def _compiled(backend: str, model: Any) -> Any:
+    """Run a model as TorchDynamo sees it: with its branches, or with its backward graph, too."""
+    model.forward = torch.compile(model.forward, backend=backend, dynamic=False)
     return model
 
 
@@ -316,10 +316,11 @@ def _judge_variant(variant: str, build: Callable[[], Built]) -> Outcome:
         return Outcome(category, f"storing everything: {reason}", **facts)
     facts["bitwise"] = _same_bits(ours, stored)
     if error > ROUNDING:
-        compiled = _train(_built(build), _compiled, peak=False)
-        if _error(ours, compiled)[0] <= ROUNDING:
-            told = f"eager differs by {error:.1e} from what torch.compile gives, too, {where}"
-            return Outcome("as compiled", told, **facts)
+        for backend in ("eager", "aot_eager"):
+            compiled = _train(_built(build), functools.partial(_compiled, backend), peak=False)
+            if _error(ours, compiled)[0] <= ROUNDING:
+                told = f"eager differs by {error:.1e} from what torch.compile gives, too, {where}"
+                return Outcome("as compiled", told, **facts)
         return Outcome("WRONG", f"differs from eager by {error:.1e}, {where}", **facts)
     if not facts["bitwise"]:
         off, where = _error(ours, stored)
