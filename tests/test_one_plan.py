@@ -172,7 +172,7 @@ def test_a_plan_that_a_store_cannot_take_is_not_sent(monkeypatch, caplog):
 
 
 def trained_beside(monkeypatch, schedule, **options):
-    """Train four steps where another rank hands over what `schedule` makes of each graph."""
+    """Train three steps where another rank hands over what `schedule` makes of each graph."""
     asked = []
 
     def of_first_rank(text, graphs, chosen):
@@ -185,7 +185,7 @@ def trained_beside(monkeypatch, schedule, **options):
     torch.manual_seed(0)
     layers = (nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(3))
     model = remat.rematerialize(nn.Sequential(*layers), **options)
-    for _ in range(4):  # one of which runs plain, to know what a fraction is of
+    for _ in range(3):
         with remat.measure_peak() as peak:
             model(torch.randn(64, 16)).square().mean().backward()
     assert asked

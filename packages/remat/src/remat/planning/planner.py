@@ -268,7 +268,9 @@ def make_plan(
                     if within is None:
                         layouts = offered, offered.in_traced_layouts()
                         sure = missing is not None or len(offered.program.tangents) == 1
-                        raise with_certain_bound(error, *layouts, sure=sure) from None
+                        raise with_certain_bound(
+                            error, *layouts, sure=sure, measured_loss=cost is not None and not seen
+                        ) from None
                     break
                 everything = _stored(captured)
             if solution.schedule is None:

@@ -163,7 +163,7 @@ class Stepper:
         outermost = not self.together.within_forward
         if outermost and not self._alone:
             self.together.enter(None)
-        first = not self._has_run and torch.is_grad_enabled() and not self.preparing
+        first = outermost and not self._has_run and torch.is_grad_enabled() and not self.preparing
         if first:
             self.together.enter_first(_device(tuple(self._parameters())))
         self.together.within_forward = True
