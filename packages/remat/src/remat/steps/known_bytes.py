@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from remat.steps.recording import StepRecording
     from remat.steps.region_calls import RegionCall
     from remat.steps.step_planner import StepPlanner
+    from remat_graph.torch import Mark
 
 __all__ = ["HandedOut", "KnownBytes", "NewGradients"]
+
+_FIRST_BACKWARD = "differentiated"
 
 
 class HandedOut:
@@ -62,6 +65,8 @@ class KnownBytes:
     ) -> None:
         self._planner, self._recording, self._pattern = planner, recording, pattern
         self._most = self._told = self._steps = 0
+        self._recorded_from = 0
+        self._before_record: int | None = 0
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def see(
@@ -83,6 +88,30 @@ class KnownBytes:
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._backward_ended)
 
+    def record_from(self, position: int) -> None:
+        """Note that the step is recorded from this call on."""
+        self._recorded_from, self._before_record = position, None
+
+    def backward_begins(self, open_calls: Iterable[RegionCall]) -> None:
+        """See what calls from before the record keep when the first backward begins."""
+        if self._before_record is None:
+            self._recording.mark(_FIRST_BACKWARD)
+            self._before_record = sum(
+                call.option.kept_bytes - call.handed.gone_bytes
+                for call in open_calls
+                if call.position < self._recorded_from
+            )
+
+    def at_least(self, marks: Sequence[Mark]) -> int:
+        """Give what a step took at least that was recorded in part.
+
+        What calls from before keep when the first backward begins they have kept until then.
+        """
+        peaks = [mark.peak_bytes for mark in marks]
+        began = (at for at, mark in enumerate(marks) if mark.label == _FIRST_BACKWARD)
+        forward = peaks[: 1 + next(began, -1)]
+        return max([self._most, *peaks, (self._before_record or 0) + max(forward, default=0)])
+
     def give(self, gradients: NewGradients) -> None:
         """Note that the backward of a call has given out its gradients."""
         self._given.update(gradients.of)
@@ -103,6 +132,7 @@ class KnownBytes:
         self._most = self._told = 0
         self._steps = steps
         self._given = {}
+        self._before_record = 0
 
 
 def _has(parameter: torch.Tensor | None, size: int) -> bool:

@@ -137,11 +137,12 @@ class StepRecording:
         """Whether it is that device's memory that is recorded."""
         return self._recorder is not None and self._recorder.device.type == device.type
 
-    def start(self, device: torch.device) -> None:
+    def start(self, device: torch.device, *, collect: bool = True) -> None:
         """Begin, unless someone else's profiler is running."""
         if AllocationRecorder.is_blocked(device):
             return
-        gc.collect()  # lest what was there before is let go of in the step
+        if collect:
+            gc.collect()  # lest what was there before is let go of in the step
         recorder = AllocationRecorder(device, shared=True, gives_way=True)
         self.thread = threading.get_ident()
         with contextlib.suppress(MeasurementError):

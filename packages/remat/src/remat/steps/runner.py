@@ -30,12 +30,7 @@ from remat.steps.choosing import StepChooser
 from remat.steps.kind_finder import KindFinder
 from remat.steps.known_bytes import HandedOut, KnownBytes, NewGradients
 from remat.steps.known_patterns import KnownPattern, KnownPatterns
-from remat.steps.recording import (
-    Call,
-    Recorded,
-    StepRecording,
-    peak_as_if_new,
-)
+from remat.steps.recording import Call, Recorded, StepRecording, peak_as_if_new
 from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
 from remat.steps.step_planner import StepPlanner
 from remat_exec import Runnable, get_executor
@@ -143,7 +138,7 @@ class StepRunner:
             if self._is_plain:
                 plain = self._plain_peak()
             elif self._begun_late:
-                at_least = max((mark.peak_bytes for mark in self._recording.read()), default=0)
+                at_least = self.known_bytes.at_least(self._recording.read())
             else:
                 recorded = self._recorded()
         self.stop_recording()
@@ -160,7 +155,7 @@ class StepRunner:
             self._planner.see_plain(plain, device)
         elif recorded is not None and device is not None:
             self._planner.take(recorded, before, self._steps, device)
-        elif not (at_least and self._planner.see_part(at_least, self._steps)):
+        elif not (at_least and self._planner.see_part(at_least, self._steps, pattern)):
             self.known_bytes.tell(pattern)
         self.known_bytes.begin_step(self._steps)
         self._planner.refuse()
@@ -203,13 +198,13 @@ class StepRunner:
             self.stop_recording()  # of a first step, whose device was not known
         if self._is_new and not self._recording.under_way:
             self._is_new = False
-            if torch._C._current_graph_task_id() == -1:  # else a checkpoint computes again
-                self._begun_late = True
-                self._recording.start(plan.capture.program.device)
+            self._begin_late(plan.capture.program.device)
         if self._is_plain:
             return self._run_plain(plan, tensors, learn, plain)
         position = len(self._calls)
         option = self._option_for(plan)
+        if self._patterns.off_plan and not self._recording.under_way:
+            self._begin_late(plan.capture.program.device, collect=False)  # each step may be so
         self._calls.append((plan, option))
         watched = plan.changes.protect_inputs(tensors)
         if any(plan.changes.is_new(position) for position, *_ in watched):
@@ -240,6 +235,13 @@ class StepRunner:
             self._is_provisional = True
         call.watched += watched
         return outputs
+
+    def _begin_late(self, device: torch.device, *, collect: bool = True) -> None:
+        """Record the rest of a step, unless a checkpoint computes again in its backward."""
+        if torch._C._current_graph_task_id() == -1:
+            self._begun_late = True
+            self.known_bytes.record_from(len(self._calls))
+            self._recording.start(device, collect=collect)
 
     def _run_plain(
         self,
@@ -311,6 +313,7 @@ class StepRunner:
 
     def live_backward(self, call: RegionCall) -> None:
         """See, in a step that was not planned for, that there is room for a backward."""
+        self.known_bytes.backward_begins(self.live)
         if self._patterns.off_plan:
             self._make_room(call.option.backward_bytes, "backward", call)
         self.known_bytes.see(self.live, call.option.backward_bytes, call)

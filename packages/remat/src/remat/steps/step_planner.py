@@ -149,7 +149,7 @@ class StepPlanner:
             if made.fits:
                 self.told(made.plan)
 
-    def see_part(self, at_least: int, step: int) -> bool:
+    def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
         """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
 
         What it had before was not seen to be let go of, so that it took so much at least. With
@@ -159,7 +159,7 @@ class StepPlanner:
         if self.chooser.is_unknown or has_other_ranks():
             return False
         self._step = step
-        budget = self.chooser.budget()
+        budget = self.chooser.budget(pattern)
         if at_least > budget:
             text = self._over(at_least, budget, _IN_PART)
             warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
