@@ -192,14 +192,14 @@ def test_what_is_computed_on_the_host_takes_no_memory_of_the_device():
     program = host.program
     (table, _) = program.calls["sort"].results
     assert host.graph.value_by_name[table].size_bytes == 4000
-    assert _measure(program, program.calls["sort"]).workspace_bytes >= 8000
+    assert _measure(program, program.calls["sort"], torch.device("cpu")).workspace_bytes >= 8000
     facts = dict(program.facts)
     for name in program.gradients:  # the parameters are on the device
         facts[name] = replace(facts[name], device=CUDA)
     moved = replace(program, facts=facts)
     assert moved.device == CUDA
     assert moved.graph({}, {}, LossCost(0, 0)).value_by_name[table].size_bytes == 0
-    assert _measure(moved, moved.calls["sort"]).workspace_bytes == 0
+    assert _measure(moved, moved.calls["sort"], torch.device("cpu")).workspace_bytes == 0
 
 
 def test_fake_tensors_on_a_device_that_is_not_there_are_refused(monkeypatch):
