@@ -35,7 +35,7 @@ def step(model):
     with measure_peak() as peak, warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.BudgetWarning)
         returned = model(X)
-        (returned[-1].square().mean() if isinstance(returned, list) else returned).backward()
+        (returned[-1] if isinstance(returned, list) else returned).square().mean().backward()
     return peak.peak_bytes
 
 
@@ -50,12 +50,19 @@ def told_of(model, budget):
     raise AssertionError("nothing was refused")
 
 
-@pytest.mark.parametrize("kind", [Codes, Tables, Many])
+class Draws(nn.Sequential):
+    """Draws what no plan that has room makes again: then no state of a generator is saved."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(32, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("kind", [Codes, Tables, Many, Draws])
 def test_no_step_goes_below_what_is_told_to_be_proved(kind):
     torch.manual_seed(0)
     model = kind()
     least, smallest = told_of(model, 1000)
-    assert 0 < least <= step(model)  # plain, too
+    assert least <= step(model)  # plain, too
     planned = remat.rematerialize(model, budget=2 * smallest, limit_seconds=0.2)
     for _ in range(3):
         taken = step(planned)

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from remat_graph import Graph, Status
 from remat_graph.torch import Capture
+from remat_graph.torch.program import GENERATOR_STATE_BYTES
 from remat_solvers import BudgetTooSmall
 from remat_solvers.bounds.least import Least, least
 from remat_solvers.core.wiring import Wiring
 
-__all__ = ["with_certain_bound"]
+__all__ = ["with_certain_bound", "without_state"]
 
 
 def with_certain_bound(
@@ -31,16 +32,22 @@ def with_certain_bound(
         room = max(_room(each, measured_loss=measured_loss) for each in captures)
         if error.least_bytes - room > found.peak_bytes:
             found = Least(error.least_bytes - room, None if room else error.least_at)
-    proved = found.peak_bytes > error.budget_bytes
+    bound = without_state(found.peak_bytes)
+    proved = bound > error.budget_bytes
     return BudgetTooSmall(
         error.budget_bytes,
         error.smallest_bytes,
-        found.peak_bytes,
+        bound,
         found.op,
         Status.INFEASIBLE if proved else Status.LIMIT,
         error.results_bytes if sure else 0,
         error.schedule,
     )
+
+
+def without_state(least_bytes: int) -> int:
+    """Give a bound without the state of a generator, which a draw saves only to be made again."""
+    return max(0, least_bytes - GENERATOR_STATE_BYTES)
 
 
 def _room(captured: Capture, *, measured_loss: bool) -> int:

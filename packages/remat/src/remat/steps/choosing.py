@@ -14,6 +14,7 @@ from typing import Any
 
 from remat.budgets.auto import AutoBudget
 from remat.budgets.plain_step import PlainStep
+from remat.planning.certain import without_state
 from remat.planning.given_step import GivenStep
 from remat.planning.misfit import warn_of_misfit
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
@@ -106,6 +107,7 @@ class StepChooser:
             # Other steps like it need more; and so may those with other calls that did not fit.
             self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
             least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
+            least = without_state(least)
             status = Status.INFEASIBLE if least > budget else Status.LIMIT
             refused = BudgetTooSmall(budget, max(self._needed.values()), least, None, status)
             if self.breaks:
