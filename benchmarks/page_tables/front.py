@@ -37,6 +37,19 @@ def _architectures() -> list[tuple[str, str]]:
     )]  # fmt: skip
 
 
+def _wild() -> list[tuple[str, str]]:
+    cases = results("wild")["cases"]
+    counts = Counter(case["category"] for case in cases)
+    right = sum(counts[name] for name in RIGHT)
+    packages = {case["name"].partition("/")[0] for case in cases}
+    return [(
+        f"tiny models of {len(packages)} other packages, such as diffusers, MONAI and "
+        f"torch_geometric, likewise ([which](docs/wild.md))",
+        f"{right} of {len(counted(cases))} train right; {wrong_or_over(counts)} wrong or over "
+        f"budget without a word, {counts['refused']} refused",
+    )]  # fmt: skip
+
+
 def _loops() -> list[tuple[str, str]]:
     rows = results("loops")["loops"]
     same = sum(row["difference"] == 0 for row in rows)
@@ -159,6 +172,7 @@ def _gpu() -> list[tuple[str, str]]:
 
 
 PARTS: tuple[Callable[[], list[tuple[str, str]]], ...] = (
-    _architectures, _loops, _patterns, _peers, _executor, _gpu, _certified, _solvers, _large,
+    _architectures, _wild, _loops, _patterns, _peers, _executor, _gpu, _certified, _solvers,
+    _large,
 )  # fmt: skip
 TABLES: dict[str, Callable[[], str]] = {"figures": figures}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import matrix
 import peer_table
@@ -174,24 +175,24 @@ def matrix_counts() -> str:
     return markdown(heading, rows, "matrix")
 
 
-def matrix_not_right() -> str:
+def not_right(suite: str) -> str:
     """List the cases that count and are not right."""
-    return _cases(lambda category: category not in (*matrix.RIGHT, *matrix.NOT_COUNTED))
+    return _cases(suite, lambda category: category not in (*matrix.RIGHT, *matrix.NOT_COUNTED))
 
 
 def matrix_not_counted() -> str:
     """List the cases that eager cannot do itself."""
-    return _cases(lambda category: category in matrix.NOT_COUNTED)
+    return _cases("matrix", lambda category: category in matrix.NOT_COUNTED)
 
 
-def _cases(chosen: Callable[[str], bool]) -> str:
-    cases = sorted(results("matrix")["cases"], key=lambda case: (case["category"], case["name"]))
+def _cases(suite: str, chosen: Callable[[str], bool]) -> str:
+    cases = sorted(results(suite)["cases"], key=lambda case: (case["category"], case["name"]))
     rows = [
         (case["name"], case["category"], _quoted(case.get("reason", "")[:200]))
         for case in cases
         if chosen(case["category"])
     ]
-    return markdown(("case", "category", "reason"), rows)
+    return markdown(("case", "category", "reason"), rows) if rows else "None."
 
 
 def _quoted(text: str) -> str:
@@ -200,12 +201,35 @@ def _quoted(text: str) -> str:
 
 def matrix_right() -> str:
     """Name the cases that are right."""
-    return ", ".join(_names(matrix.RIGHT)) or "none"
-
-
-def _names(categories: Iterable[str]) -> list[str]:
     cases = results("matrix")["cases"]
-    return sorted(case["name"] for case in cases if case["category"] in categories)
+    names = sorted(case["name"] for case in cases if case["category"] in matrix.RIGHT)
+    return ", ".join(names) or "none"
+
+
+def wild() -> str:
+    """Count the models of other packages by category."""
+    cases = results("wild")["cases"]
+    packages = {case["name"].partition("/")[0] for case in cases}
+    heading, *_, sums = matrix.table(cases)
+    rows = [(f"models of {len(packages)} packages", *sums[1:])]
+    return markdown(heading, rows, "wild")
+
+
+def wild_right() -> str:
+    """List the models of other packages that are right."""
+    rows = [
+        (
+            *case["name"].split("/", 1),
+            f"{case['budget_bytes'] / case['plain_peak_bytes']:.2f}"
+            + " (the least)" * case["least"],
+            percent(case["peak_bytes"] / case["budget_bytes"]),
+            f"{case['error']:.0e}" if case["error"] else "bitwise",
+        )
+        for case in results("wild")["cases"]
+        if case["category"] in matrix.RIGHT
+    ]
+    heading = ("package", "model", "budget of plain", "peak of budget", "difference from eager")
+    return markdown(heading, rows)
 
 
 def peaks_of_loops() -> str:
@@ -247,7 +271,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "alternatives": alternatives,
     "exact": exact,
     "matrix": matrix_counts,
-    "matrix-not-right": matrix_not_right,
+    "matrix-not-right": functools.partial(not_right, "matrix"),
     "matrix-not-counted": matrix_not_counted,
     "matrix-right": matrix_right,
+    "wild": wild,
+    "wild-not-right": functools.partial(not_right, "wild"),
+    "wild-right": wild_right,
 }
