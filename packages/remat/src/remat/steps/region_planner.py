@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from remat.budgets.auto import AutoBudget
 from remat.planning.planner import (
     SCALAR_BYTES,
@@ -22,10 +24,9 @@ from remat.planning.planner import (
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
-from remat.plans.plan import Plan
 from remat.steps.first_steps import SeenLoss
 from remat.steps.region import Region
-from remat_exec import BudgetExceeded, get_executor
+from remat_exec import BudgetExceeded, autocast_type, get_executor
 from remat_graph import Graph, simulate
 from remat_graph.torch import Capture, Cost, Costs, LossCost
 from remat_solvers import BudgetTooSmall
@@ -46,17 +47,12 @@ class RegionPlanner:
     auto: AutoBudget
     costs: dict[str, Cost] = field(default_factory=dict)
     _known: list[Planned] = field(default_factory=list)
-    _plain_bytes: dict[frozenset[int], int] = field(default_factory=dict)
+    _plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = field(default_factory=dict)
 
     @property
     def first_costs(self) -> Costs:
         """With which a graph is captured, before it is known whether it must be measured."""
         return "estimate" if self.settings.costs == "measure" else self.settings.costs
-
-    def used(self, plan: Plan) -> None:
-        """Note the plain peak of a call: a fraction of a smaller one's does not go below it."""
-        before = self._plain_bytes.get(plan.missing, 0)
-        self._plain_bytes[plan.missing] = max(before, plan.plain_peak_bytes or 0)
 
     def plan(self, region: Region, inputs: Sequence[Any], loss: Loss | None) -> Planned:
         """Plan with room for what a loss was seen to take, or without if no plan has.
@@ -121,6 +117,7 @@ class RegionPlanner:
             settings = replace(settings, loss=loss)
         if settings.budget.is_auto:
             settings = replace(settings, budget=self.auto.fix())
+        plain_bytes = self._plain_bytes.setdefault(autocast_type(captured.program.device), {})
         made = functools.partial(
             make_plan,
             region.graph,
@@ -131,7 +128,7 @@ class RegionPlanner:
             missing=region.expected,
             let_go=region.let_go or frozenset(),
             seen=seen,
-            plain_bytes=self._plain_bytes,
+            plain_bytes=plain_bytes,
             schedules=[
                 known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
             ],
@@ -147,6 +144,9 @@ class RegionPlanner:
         if region.expected is None and settings.given is None and self._is_for_too_few(planned):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = made(planned.capture, missing=frozenset(), schedules=[])
+        plan = planned.plan
+        known_bytes = plain_bytes.get(plan.missing, 0)
+        plain_bytes[plan.missing] = max(known_bytes, plan.plain_peak_bytes or 0)
         self._known.append(planned)
         return planned
 

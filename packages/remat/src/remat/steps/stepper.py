@@ -265,9 +265,7 @@ class Stepper:
             self.times_met += 1
 
     def used(self, planned: Planned) -> None:
-        """Note the plan that a step runs by, or that one is prepared for."""
-        if not self.preparing:
-            self._planner.used(planned.plan)
+        """Note the plan that a step runs by."""
         if planned.plan is not self._last:
             self._last = planned.plan
             self._told(planned.plan)
