@@ -1,6 +1,8 @@
 """Options of a region: measured by the simulator, at the ends of what there is, bounded truly."""
 
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -263,3 +265,24 @@ def test_a_schedule_that_peaks_in_its_forward_half_is_not_charged_for_it_in_the_
     front = region_front(graph, points=2).with_([], [RegionBound(ANY_BYTES, 50, math.inf)])
     assert step_bound([front], [1], [Moment(0, (), (0, "backward"))], 40) == graph.time
     assert step_bound([front], [1], [Moment(0, (), (0, "forward"))], 40) == math.inf
+
+
+def test_the_first_region_of_a_process_does_not_pay_for_an_import():
+    """CVXPY takes about as long to import as a small region has in all."""
+    code = """
+import dataclasses
+import sys
+
+from remat_graph.testing import unit_chain
+from remat_solvers import region_front
+from remat_solvers.core.problem import Limit
+
+begin = Limit.starting_now
+loaded = []
+Limit.starting_now = lambda *args, **kw: loaded.append("cvxpy" in sys.modules) or begin(*args, **kw)
+chain = unit_chain(3)
+ops = (dataclasses.replace(op, replayable=op.name != "loss") for op in chain.ops)
+region_front(dataclasses.replace(chain, ops=tuple(ops)), limit_seconds=1.0)
+assert loaded and all(loaded), loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

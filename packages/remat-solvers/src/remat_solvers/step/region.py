@@ -110,6 +110,8 @@ def region_front(
     if most_bytes is not None:
         check_whole("most_bytes", most_bytes)
     Problem(graph, 1, hierarchy)
+    import cvxpy  # noqa: F401, PLC0415 - takes a second, which no region's limit is to pay
+
     limit = Limit.starting_now(limit_seconds)
     return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
 
