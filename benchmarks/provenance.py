@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
@@ -55,7 +56,8 @@ def write_results(
 def as_json(content: dict[str, Any]) -> str:
     """Write out what was found, with the files that it names as on any machine."""
     text = json.dumps(content, indent=1) + "\n"
-    for folder in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(ROOT)):
+    wild = str(Path(sys.prefix) / "wild")
+    for folder in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), wild, str(ROOT)):
         text = text.replace(json.dumps(f"{folder}{os.sep}")[1:-1], "")
     return text
 
