@@ -66,13 +66,23 @@ def attention_of(module, capability, length=6):
         ({"width": 6}, A100, []),
         ({"width": 6, "dtype": HALF}, A100, ["flash"]),
         ({"width": 256, "dtype": HALF}, H100, ["flash"]),
-        ({"width": 256, "dtype": HALF}, L4, ["efficient"]),
+        ({"width": 256, "dtype": HALF}, L4, ["flash"]),
+        ({"width": 200, "dtype": HALF}, L4, ["efficient"]),
+        ({"width": 256, "dropout_p": 0.1, "dtype": HALF}, L4, ["efficient"]),
         ({}, CPU, ["flash"]),
         ({"dropout_p": 0.1}, CPU, []),
     ],
 )
 def test_attention_has_the_operator_that_its_device_has_for_it(options, capability, kernel):
     assert attention_of(Attention(**options), capability) == kernel
+
+
+def test_a_mask_is_padded_as_it_is_given_not_for_each_head():
+    with torch.device("meta"):
+        captured = capture(Attention(mask=window), (torch.rand(2, 6, 16),), costs=spec(A100))
+    graph = captured.graph
+    padded = [v for op in graph.ops if op.name.startswith("constant_pad") for v in op.outputs]
+    assert [value.size_bytes for value in graph.values if value.name in padded] == [512]
 
 
 def test_kernels_that_are_switched_off_are_not_planned():
@@ -173,3 +183,23 @@ def test_autocast_of_other_threads_and_afterwards_is_as_it_was():
     capture(Asking(4, 4), (torch.rand(3, 4),), costs=spec(A100))
     assert set(zip(*[iter(devices)] * 3, strict=True)) == {("cpu", "cuda", "cpu")}
     assert torch.autocast.__init__ is before
+
+
+class Sampling(nn.Linear):
+    """Operators whose fake tensors on CUDA want a device: torch indexes them, or asks for it."""
+
+    def __init__(self):
+        super().__init__(16, 64)
+
+    def forward(self, x):
+        image = super().forward(x).view(-1, 1, 8, 8)
+        sampled = nn.functional.grid_sample(image, torch.zeros(4, 8, 8, 2), align_corners=False)
+        rounded = torch.fake_quantize_per_tensor_affine(sampled, 0.1, 0, 0, 255)
+        return nn.functional.unfold(rounded, 3).sum()
+
+
+def test_operators_whose_fake_tensors_want_a_device_are_captured():
+    graphs = [capture(Sampling(), (torch.rand(4, 16),), costs=spec(c)).graph for c in (CPU, A100)]
+    here, there = ([op.name for op in graph.ops] for graph in graphs)
+    assert there == here
+    assert any(name.startswith("grid_sampler_2d_backward") for name in there)

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _cuda: Any = torch.backends.cuda
 
 _CUDNN_FIRST = {(9, 0), (10, 0), (10, 3)}
-_FEW_REGISTERS = {(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}  # where large heads have no backward
+_FEW_REGISTERS = {(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}  # no backward of some large heads
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -91,16 +91,20 @@ def _choose(
     same_heads = len(set(heads)) == 1
     paired = same_heads or (grouped and heads[1] == heads[2] and heads[0] % heads[1] == 0)
     half = query.dtype in _HALF
-    large_heads = capability in _FEW_REGISTERS and max(widths) > 192
+    widest = max(widths)
+    lacks_backward = (
+        capability in _FEW_REGISTERS and any(tensor.requires_grad for tensor in given)
+        and widest > 192 and (dropout > 0 or widest <= 224)
+    )  # fmt: skip
     flash = (
         _cuda.flash_sdp_enabled() and mask is None and half and paired
-        and len(widths) == 1 and max(widths) <= 256 and not large_heads
+        and len(widths) == 1 and widest <= 256 and not lacks_backward
         and not (is_causal and query.shape[-2] != key.shape[-2])
     )  # fmt: skip
     cudnn = (
         _cuda.cudnn_sdp_enabled() and capability in _CUDNN_FIRST and half
         and all(one % many == 0 for one in heads[:1] for many in heads[1:])
-        and (grouped or same_heads) and max(widths) <= 128 and all(w % 8 == 0 for w in widths)
+        and (grouped or same_heads) and widest <= 128 and all(w % 8 == 0 for w in widths)
         and dropout * 16 % 1 == 0 and _is_read_by_cudnn(mask, query, key)
         and key.shape[-2] != 1 and not (dropout and query.shape[-2] == 1)
         and not torch.are_deterministic_algorithms_enabled()
@@ -131,9 +135,8 @@ def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Lay a mask out as efficient attention reads it: rows that begin at multiples of 16."""
-    mask = mask.expand(*query.shape[:2], query.shape[-2], key.shape[-2])
-    missing = -mask.shape[-1] % 16
-    if missing:
-        return functional.pad(mask, (0, missing))[..., : mask.shape[-1]]
-    return mask.contiguous() if any(step % 16 for step in mask.stride()[:3]) else mask
+    """Lay a mask out as efficient attention reads it: rows that begin at multiples of 8."""
+    if any(step % 8 for step in mask.stride()[:-1]):
+        length = mask.shape[-1]
+        mask = functional.pad(mask, (0, 8 - length % 8))[..., :length]
+    return mask.expand(*query.shape[:2], query.shape[-2], key.shape[-2])

@@ -23,6 +23,7 @@ from remat_graph.torch._aot import (
     is_traced_tensor,
     new_fake,
 )
+from remat_graph.torch.as_on_cuda import run_as_if_there
 from remat_graph.torch.draws import drawn_in_order_of_memory
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.failures import not_planned
@@ -30,7 +31,6 @@ from remat_graph.torch.strides import (
     RealStrides,
     in_memory_of_terms,
     placed_as_input,
-    view_or_copy,
 )
 
 __all__ = [
@@ -136,7 +136,7 @@ def _run(node: Node, real: RealStrides | None) -> None:
     if call == call_then and all(map(operator.is_, sources, sources_then)):
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-    made = _with_seeds_on_the_host(node, view_or_copy(node, args, kwargs))
+    made = _with_seeds_on_the_host(node, run_as_if_there(node, args, kwargs))
     if real is not None:
         made = real.correct(node, args, kwargs, made)
     made = placed_as_input(node, args, in_memory_of_terms(node, args, made))
