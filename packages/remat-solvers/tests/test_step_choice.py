@@ -326,6 +326,7 @@ def test_a_least_budget_that_a_choice_refutes_is_not_told(lying):
     with pytest.raises(StepTooLarge) as caught:
         choose(OPTIONS, [1] * 3, nested(3), 4)
     assert caught.value.least_bytes <= caught.value.smallest_bytes
+    assert caught.value.status is Status.LIMIT
 
 
 def test_a_back_end_that_fails_leaves_what_is_found_without(monkeypatch):

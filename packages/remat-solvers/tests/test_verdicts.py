@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from remat_graph import Solution, Status, simulate
+from remat_graph import Compute, Free, Graph, Op, Schedule, Solution, Status, Value, simulate
 from remat_graph.testing import unit_chain, with_mask
 from remat_solvers import (
     BackEndFailed,
@@ -35,6 +35,7 @@ from remat_solvers.refine.lowest import Lowest
 
 SOLVE = importlib.import_module("remat_solvers.solve")  # the name of the function hides it
 GRAPH = unit_chain(6)
+WIRING = Wiring.of(GRAPH)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes
 LEAST = smallest_budget(GRAPH)
 SLOW = simulate(GRAPH, LEAST.schedule)
@@ -105,6 +106,30 @@ def test_a_faster_schedule_to_start_from_is_the_answer():
         assert solve(GRAPH, PEAK - 1, solver=name, start=FAST.schedule).time <= FAST.time
 
 
+def in_pairs():
+    """Two pairs of ops, of which the graph lists the firsts first, and a schedule pair by pair."""
+    firsts = [Op(f"{name}1", (), (name,), 1.0, replayable=False) for name in "ab"]
+    seconds = [Op(f"{name}2", (name,), (f"{name}'",), 1.0) for name in "ab"]
+    values = tuple(Value(op.outputs[0], 10 if op in firsts else 1) for op in [*firsts, *seconds])
+    results = frozenset(op.outputs[0] for op in seconds)
+    graph = Graph(values, (*firsts, *seconds), frozenset(), results, None)
+    pair_by_pair = [(Compute(f"{name}1"), Compute(f"{name}2"), Free(name)) for name in "ab"]
+    return graph, Schedule(tuple(step for pair in pair_by_pair for step in pair))
+
+
+@pytest.mark.parametrize(
+    "solver", ["auto", "refine", "checkmate", Plugin(lambda _: nothing(Status.INFEASIBLE))]
+)
+def test_a_start_in_another_order_refutes_nothing_and_is_the_answer(solver):
+    graph, start = in_pairs()
+    with pytest.raises(BudgetTooSmall) as caught:
+        solve(graph, 15, solver=solver)
+    assert caught.value.status is Status.INFEASIBLE
+    found = solve(graph, 15, solver=solver, start=start)
+    assert (found.schedule, found.peak_bytes, found.status) == (start, 12, Status.FEASIBLE)
+    assert (found.doubt, trust.doubt_of("HIGHS")) == (None, None)
+
+
 def lie(monkeypatch, change):
     """Have the back end say something else."""
     read = milp._read
@@ -159,12 +184,11 @@ def test_auto_goes_on_and_tells(monkeypatch):
 
 
 def test_what_is_proved_without_a_back_end_and_is_wrong_is_an_error():
-    wiring = Wiring.of(GRAPH)
     for wrong in (Incumbent.refuse, lambda kept: kept.prove(1e9)):
-        kept = Incumbent("refine", wiring, PEAK, Limit.starting_now(None), silent)
+        kept = Incumbent("refine", WIRING, PEAK, Limit.starting_now(None), silent)
         wrong(kept)
         with pytest.raises(BrokenSolver, match="'refine' of remat-solvers is broken: it claims"):
-            kept.offer(trace(wiring, store_all_sequence(wiring)))
+            kept.offer(trace(WIRING, store_all_sequence(WIRING)))
 
 
 def test_a_back_end_that_fails_is_an_error_and_ends_not_auto(monkeypatch):
@@ -245,6 +269,15 @@ def test_a_least_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
     assert found.least_bytes <= found.peak_bytes
     assert found.least_bytes == honest.least_bytes
     assert "nothing fits" in trust.doubt_of("HIGHS")
+
+
+def test_a_least_peak_by_a_back_end_that_is_not_believed_is_not_told(monkeypatch):
+    stored = trace(WIRING, store_all_sequence(WIRING))
+    monkeypatch.setattr("remat_solvers.smallest.least_peak_trace", lambda *_, **__: stored)
+    monkeypatch.setattr("remat_solvers.smallest.lower", lambda *_: Lowest(stored, PEAK - 1))
+    assert smallest_budget(GRAPH, limit_seconds=1).least_bytes == PEAK - 1
+    trust.distrust("HIGHS", "it lied")
+    assert smallest_budget(GRAPH, limit_seconds=1).least_bytes == LEAST.least_bytes
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ from remat_solvers.bounds.regression import regress
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace
-from remat_solvers.core.trust import distrust
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine.lowest import lower
 from remat_solvers.search.smallest import CLOSE, least_peak_trace
@@ -94,6 +94,7 @@ def _lower(wiring: Wiring, found: Trace, floor: Least, deadline: float) -> tuple
     unfolded = unfold(wiring, found)
     lowest = lower(unfolded.wiring, unfolded.start, floor.peak_bytes, deadline)
     found = min(found, unfolded.fold(lowest.found), key=lambda now: now.peak_bytes)
-    if unfolded.wiring is wiring and lowest.least_bytes > floor.peak_bytes:
+    higher = lowest.least_bytes > floor.peak_bytes and doubt_of(HIGHS) is None
+    if unfolded.wiring is wiring and higher:
         floor = Least(lowest.least_bytes, None)
     return found, floor

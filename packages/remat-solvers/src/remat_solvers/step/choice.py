@@ -122,7 +122,8 @@ def choose(
     if columns is None:
         smallest = table.smallest(until)
         if smallest.peak_bytes > budget_bytes:
-            proved = smallest.least_bytes > budget_bytes or bound == math.inf
+            is_told = bound == math.inf and doubt_of(HIGHS) is None
+            proved = is_told or smallest.least_bytes > budget_bytes
             least = max(smallest.least_bytes, budget_bytes + 1) if proved else smallest.least_bytes
             status = Status.INFEASIBLE if proved else Status.LIMIT
             raise StepTooLarge(budget_bytes, smallest.peak_bytes, least, status)

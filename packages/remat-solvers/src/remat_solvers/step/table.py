@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
 from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints
@@ -30,7 +31,6 @@ _EXACT_SECONDS = 0.8
 _TOLERANCE = 1e-9  # of a bound, for tolerances
 _MOST_COMPARED = 100_000_000  # numbers, to find moments that others imply
 _ATTEMPTS = 8  # with a budget lowered for the tolerance of the back end
-_SAME = 1e-6  # of a time, within which two are the same
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Table:
         if found is not None:
             found = self._hastened(found, budget_bytes)
             taken = self.time_of(found)
-            if bound > taken * (1 + _SAME):
+            if bound > taken * (1 + TOLERANCE):
                 distrust(HIGHS, f"it gave a step the bound {bound:g}, but a choice takes {taken:g}")
             bound = min(bound, taken)
         return Chosen(found, self.least_time if doubt_of(HIGHS) else bound)
@@ -286,17 +286,22 @@ def _solve(program: Program, until: float, start: Floats | None) -> Answer:
         return Answer(Outcome.SOLVED, np.zeros(0), 0.0, 0.0)
     left = max(0.0, until - time.perf_counter())
     seconds = min(left, _EXACT_SECONDS)
-    try:
-        answer = solve_program(program, seconds=seconds, gap=_EXACT, start=start)
-    except BackEndFailed as error:
-        _log.warning("%s", error)
-        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
+    answer = _ask(program, seconds, _EXACT, start)
     near = answer.value <= answer.bound + _GAP * abs(answer.value)
     if answer.outcome is not Outcome.STOPPED or near or seconds == left:
         return answer
     left = max(0.0, until - time.perf_counter())
     start = start if answer.point is None else answer.point
-    later = solve_program(program, seconds=left, gap=_GAP, start=start)
+    later = _ask(program, left, _GAP, start)
     bound = max(answer.bound, later.bound)
     best = later if later.value <= answer.value else answer
     return Answer(later.outcome, best.point, best.value, bound)
+
+
+def _ask(program: Program, seconds: float, gap: float, start: Floats | None) -> Answer:
+    """Solve; a back end that fails has found and proved nothing."""
+    try:
+        return solve_program(program, seconds=seconds, gap=gap, start=start)
+    except BackEndFailed as error:
+        _log.warning("%s", error)
+        return Answer(Outcome.STOPPED, None, math.inf, -math.inf)
