@@ -16,7 +16,7 @@ its program holds for them. This program asks only for what every schedule satis
 
 An op computed twice in between is paid once. Guarantee: the optimum is at most the recomputation of
 any schedule in the order of the graph; if there is no point, there is no schedule.
-Size: O(ops x edges). Source: the rows of `refine` (ALGORITHMS.md) at all moments.
+Size: O(ops x edges). Source: the rows of `refine` (`refine.relaxation`) at all moments.
 """
 
 from __future__ import annotations

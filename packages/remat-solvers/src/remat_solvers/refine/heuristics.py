@@ -7,7 +7,7 @@ the least peak. A graph that is a chain of blocks is also planned as one: on lon
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
 state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
 sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
-has its time (`State.soon`). Source: ALGORITHMS.md, refine, step 6.
+has its time (`State.soon`). Source: ours.
 """
 
 from __future__ import annotations

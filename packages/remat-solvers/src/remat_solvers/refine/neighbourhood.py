@@ -6,7 +6,7 @@ Near the schedule that is almost exact, and it is far too large to be solved; so
 some random stretches of ops are free, and all others stay as the schedule has them (`embed`). What
 comes out is built, repaired, pruned, and improved for a while by local search.
 Guarantee: the result fits and is never slower; nothing is proved. Complexity: per step a program of
-about a thousand columns. Source: ALGORITHMS.md, refine, step 6; Shaw 1998, "Using constraint
+about a thousand columns. Source: Shaw 1998, "Using constraint
 programming and local search methods to solve vehicle routing problems".
 """
 

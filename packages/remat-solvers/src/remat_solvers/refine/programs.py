@@ -7,9 +7,8 @@ checkpoints are compared with those where the fastest schedule is fullest (`stro
 solved anew with reserves, for schedules that overshoot less (`reserve`). Far from the bound,
 checkpoints are also chosen by what the linear relaxation proves with them (`grow`). Linear
 relaxations raise the bound of the state; of the answer of `solve` the caller makes use. While a
-program is solved, the fastest schedule is improved. Source: ALGORITHMS.md, "Stage-refined ILP";
-decisions 0016, 0017, 0019, 0020, 0045 and 0046; Minoux 1978, "Accelerated greedy algorithms for
-maximizing submodular set functions".
+program is solved, the fastest schedule is improved. Source: decisions 0016, 0017, 0019, 0020, 0045
+and 0046; Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set functions".
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ Complexity: rounds of MILPs, stopped by the limit; large ones begin with their l
 and very large ones end there. 100,000 ops of a GPT-2 take about 20 seconds
 (`benchmarks/growth.py`).
 Limits: the order of first computations is fixed; recomputations of one op in one segment count once
-in the bound. Source: ALGORITHMS.md, "Stage-refined ILP"; Checkmate (Jain et al. 2020), section 4.
+in the bound. Source: ours (docs/certified-bounds.md), after Checkmate (Jain et
+al. 2020), section 4.
 """
 
 from __future__ import annotations

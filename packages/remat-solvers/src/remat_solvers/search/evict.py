@@ -5,7 +5,7 @@ recomputation just before its next use costs least time per byte freed. The clos
 longer alive at that use is recomputed with it; what is small beside the value, or cannot be made
 again, is held until then. Dearer: recomputations that would themselves be over budget. Cheaper:
 lives that cover more moments over budget.
-Guarantee: none; a heuristic (ALGORITHMS.md, refine, step 6). Complexity: a trace per eviction, or
+Guarantee: none; a heuristic of ours (decision 0035). Complexity: a trace per eviction, or
 per handful of them on graphs of more than 500 ops, so that the number of traces does not grow.
 """
 

@@ -9,7 +9,7 @@ Guarantee: the choice is within the budget in whole numbers; `OPTIMAL` is proved
 time, which is tried for most of a second; after that, a proof to 0.1% is enough.
 Complexity: a MILP of one column per option and one row per moment; less than a second for 100
 regions of 10 options and 200 moments, as a rule.
-Source: HiRemate (top level of H-ILP), with blocks that are regions; ALGORITHMS.md, "Regions".
+Source: HiRemate (top level of H-ILP), with blocks that are regions.
 """
 
 from __future__ import annotations
