@@ -22,6 +22,8 @@ from remat.planning import cutting, solving
 from remat_graph import load, save
 from remat_graph.schedule import Solution, Status
 from remat_partition import partition
+from remat_solvers.core import trust
+from remat_solvers.errors import format_bytes
 from remat_solvers.refine import Refine
 
 FACTORY = """
@@ -301,20 +303,39 @@ def test_solvers_side_by_side(graph, capsys, monkeypatch):
     assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
 
 
-def test_solvers_side_by_side_are_held_against_one_another(graph, monkeypatch):
+@pytest.fixture
+def refused_by(monkeypatch):
+    """Have a solver say that nothing below a byte more than the budget fits."""
     asked = curves._asked
 
-    def refusing(graph, size, solver, *rest):
-        if solver == "tw-remat":
-            return remat.BudgetTooSmall(size, size + 1, size + 1, None, Status.INFEASIBLE)
-        return asked(graph, size, solver, *rest)
+    def make(name):
+        def refusing(graph, size, solver, *rest):
+            if solver == name:
+                return remat.BudgetTooSmall(size, size + 1, size + 1, None, Status.INFEASIBLE)
+            return asked(graph, size, solver, *rest)
 
-    monkeypatch.setattr(curves, "_asked", refusing)
+        monkeypatch.setattr(curves, "_asked", refusing)
+        monkeypatch.setattr(trust, "_doubts", {})
+
+    return make
+
+
+def test_solvers_side_by_side_are_held_against_one_another(graph, refused_by):
+    refused_by("tw-remat")
     words = ("--solver", "tw-remat", "--solver", "store-all", "--budget", "100%")
     first, second = run_json("compare", graph, *words)["answers"]
     assert (first["solver"], second["solver"]) == ("store-all", "tw-remat")
     assert "it claims that nothing fits" in second["error"]
     assert "but a schedule of 'store-all' takes" in second["error"]
+
+
+def test_what_a_back_end_proved_is_not_told_once_another_solver_refutes_it(graph, refused_by):
+    refused_by("refine")
+    words = ("--solver", "refine", "--solver", "store-all", "--budget", "100%")
+    told = run_json("compare", graph, *words)
+    least = format_bytes(told["budget_bytes"] + 1)
+    assert f"can go below {least}" not in told["answers"][1]["error"]
+    assert trust.doubt_of("HIGHS")
 
 
 def test_the_largest_batch(file, capsys, monkeypatch):

@@ -18,15 +18,24 @@ import math
 from dataclasses import dataclass
 
 from remat_graph import Schedule, Solution, Status, simulate
+from remat_solvers.bounds.least import least
 from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.makers import is_in_order, least_time, store_all_sequence
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Wiring, expand, sequence_of
-from remat_solvers.errors import BrokenSolver
+from remat_solvers.errors import BrokenSolver, BudgetTooSmall
 from remat_solvers.registry import Chosen
 
-__all__ = ["Claim", "Verdicts", "claim_of", "doubt_or_raise", "least_peak_claim", "uncertified"]
+__all__ = [
+    "Claim",
+    "Verdicts",
+    "claim_of",
+    "doubt_or_raise",
+    "least_peak_claim",
+    "uncertified",
+    "unproved",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +154,19 @@ def uncertified(answer: Solution, doubt: str) -> Solution:
     status = {Status.OPTIMAL: Status.FEASIBLE, Status.INFEASIBLE: Status.LIMIT}
     return dataclasses.replace(
         answer, status=status.get(answer.status, answer.status), lower_bound=None, doubt=doubt
+    )
+
+
+def unproved(error: BudgetTooSmall, wiring: Wiring) -> BudgetTooSmall:
+    """Take from a refusal what it claims beyond what the ops need one by one."""
+    floor = least(wiring)
+    proved = floor.peak_bytes > error.budget_bytes
+    return BudgetTooSmall(
+        error.budget_bytes,
+        error.smallest_bytes,
+        floor.peak_bytes,
+        floor.op,
+        Status.INFEASIBLE if proved else Status.LIMIT,
+        error.results_bytes,
+        error.schedule,
     )

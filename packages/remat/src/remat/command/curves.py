@@ -214,9 +214,11 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
         doubt_or_raise,
         least_peak_claim,
         uncertified,
+        unproved,
     )
 
-    verdicts, names = Verdicts(Wiring.of(graph)), {}
+    wiring = Wiring.of(graph)
+    verdicts, names = Verdicts(wiring), {}
     for name, answer in answers.items():
         if isinstance(answer, Solution) and answer.schedule is not None:
             verdicts.show(name, answer.schedule, answer.time, answer.peak_bytes)
@@ -231,7 +233,10 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
         name, answer = names[id(claim)]
         try:
             doubt = doubt_or_raise(claim, cause)
-            answers[name] = uncertified(answer, doubt) if isinstance(answer, Solution) else answer
+            answers[name] = (
+                uncertified(answer, doubt) if isinstance(answer, Solution)
+                else unproved(answer, wiring)
+            )  # fmt: skip
         except SolverError as error:
             answers[name] = error
 

@@ -19,11 +19,10 @@ from remat_graph.torch import Capture
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, solve
 from remat_solvers.baselines.store_all import store_all
-from remat_solvers.bounds.least import least as least_peak
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.registry import choose
-from remat_solvers.verdicts import Verdicts, doubt_or_raise, least_peak_claim
+from remat_solvers.verdicts import Verdicts, doubt_or_raise, least_peak_claim, unproved
 
 __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
 
@@ -224,9 +223,5 @@ def _held_against(
     )
     for claim, cause in verdicts.refuted():
         doubt_or_raise(claim, cause)
-        floor = least_peak(wiring)
-        error = BudgetTooSmall(
-            error.budget_bytes, error.smallest_bytes, floor.peak_bytes, floor.op,
-            Status.LIMIT, error.results_bytes, error.schedule,
-        )  # fmt: skip
+        error = unproved(error, wiring)
     return error
