@@ -95,12 +95,14 @@ def test_a_backward_whose_values_are_too_large_for_what_the_plan_packs_to_pay():
 def test_a_backward_that_follows_a_plan_runs_the_alternatives_of_the_plan_alone():
     case = RESIDUAL.with_alternatives()
     graph, plain = case.captured.graph, case.store_all
-    assert sorted(computed(backward_from(graph, plain))) == sorted(computed(plain))
+    assert sorted(computed(backward_from(graph, plain, graph.value_by_name))) == sorted(
+        computed(plain)
+    )
     for seed in range(8):
         schedule = random_schedule(graph, random.Random(seed))
-        followed = backward_from(graph, schedule)
+        followed = backward_from(graph, schedule, graph.value_by_name)
         simulate(graph, followed)
         others = {op.name for op in graph.ops if op.alternative_of}
         assert others & set(computed(followed)) <= others & set(computed(schedule))
         owed = graph.without_alternatives()
-        simulate(owed, backward_from(owed, schedule))
+        simulate(owed, backward_from(owed, schedule, graph.value_by_name))

@@ -261,6 +261,27 @@ def test_a_backward_with_a_gradient_that_was_not_planned_for(wanted, planned):
     assert_same_gradients(model, plain)
 
 
+def test_what_only_a_backward_that_was_not_planned_for_reads_is_computed_again():
+    """The mask of a dropout is no value of a graph that lacks its gradient."""
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y.square(), nn.functional.dropout(y.tanh()) + y
+
+    case = Case("root", Root, lambda: (torch.randn(4, 5),), lambda out: out[0].sum() + out[1].sum())
+    captured = case.captured.variant(frozenset({1}))
+    model, plain = Scheduled(case.model(), captured), case.model()
+    for step in (model, plain):
+        torch.manual_seed(0)
+        case.loss(step(*case.args())).backward()
+    assert_same_gradients(model, plain)
+
+
 def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refused():
     captured = HEADS.captured.variant(frozenset({0}))
     model = Scheduled(HEADS.model(), captured)

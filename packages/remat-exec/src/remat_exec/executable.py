@@ -321,7 +321,7 @@ class Executable:
         code = generate(
             other.program,
             other.graph,
-            backward_from(other.graph, self.schedule),
+            backward_from(other.graph, self.schedule, self.capture.graph.value_by_name),
             save_all=True,
             missing=missing,
             unwanted=unwanted,

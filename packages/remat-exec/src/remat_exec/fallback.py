@@ -8,26 +8,31 @@ others the simulator tells what it takes.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from remat_exec.errors import BackwardError
 from remat_graph import Compute, Free, Graph, Op, Schedule, Step
 
 __all__ = ["backward_from"]
 
 
-def backward_from(graph: Graph, planned: Schedule) -> Schedule:
+def backward_from(graph: Graph, planned: Schedule, known: Container[str]) -> Schedule:
     """Complete the forward half of a plan, made for another backward, by a backward of `graph`.
+
+    `known` are the values of the graph that was planned; it may lack what that backward never
+    reads, such as the mask of a dropout, and its forward does not keep those.
 
     Raises:
         BackwardError: if something needed is gone and can only be computed once.
     """
     loss = planned.steps.index(Compute("loss"))
-    forward, kept = _forward_of(graph, planned.steps[:loss])
+    forward, kept = _forward_of(graph, planned.steps[:loss], known)
     order = _computations(graph, planned.steps[loss:], kept)
     return Schedule((*forward, *_with_frees(graph, kept, order)))
 
 
 def _forward_of(
-    graph: Graph, planned: tuple[Step, ...]
+    graph: Graph, planned: tuple[Step, ...], known: Container[str]
 ) -> tuple[tuple[Step, ...], dict[str, None]]:
     """Follow the planned forward; `graph` may know fewer of what it packs, and of its values."""
     alive: dict[str, None] = {}
@@ -36,12 +41,12 @@ def _forward_of(
         if isinstance(step, Compute):
             if step.op not in graph.op_index:
                 continue
-            alive.update(dict.fromkeys(graph.ops[graph.op_index[step.op]].outputs))
+            outputs = graph.ops[graph.op_index[step.op]].outputs
+            alive.update(dict.fromkeys(value for value in outputs if value in known))
+            steps += [step, *(Free(value) for value in outputs if value not in known)]
         elif step.value in alive:
             del alive[step.value]
-        else:
-            continue
-        steps.append(step)
+            steps.append(step)
     return tuple(steps), alive
 
 
