@@ -282,6 +282,25 @@ def test_what_only_a_backward_that_was_not_planned_for_reads_is_computed_again()
     assert_same_gradients(model, plain)
 
 
+def test_a_plan_that_lacks_what_another_backward_reads_does_not_take_all():
+    """A sigmoid's backward reads its result, which is the user's to let go of."""
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y.square(), y.sigmoid()
+
+    case = Case("root", Root, lambda: (torch.randn(4, 5),), lambda out: out[0].sum() + out[1].sum())
+    model = Scheduled(case.model(), case.captured.variant(frozenset({1})))
+    assert not model.executable.takes_all
+    with pytest.raises(BackwardError, match="run forward again"):
+        case.loss(model(*case.args())).backward()
+
+
 def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refused():
     captured = HEADS.captured.variant(frozenset({0}))
     model = Scheduled(HEADS.model(), captured)

@@ -203,12 +203,6 @@ class _Step:
                         f"backward; run backward before changing it"
                     )
                 kept[name] = item
-        lacking = [name for name in variant.code.saved if name not in kept]
-        if lacking:
-            raise BackwardError(
-                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
-                f"the plan does not keep; run forward again, it will be planned anew"
-            )
         return [kept[name] for name in variant.code.saved]
 
     def take(self, index: int) -> tuple[torch.Tensor | None, ...]:

@@ -95,9 +95,7 @@ class Executable:
 
     def _can_go_on_as(self, leaner: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
-        program = self.capture.program
-        inputs = {*(i.variable for i in program.inputs), *program.constants}
-        return {*leaner.code.saved} <= {*self.code.saved, *inputs}
+        return {*leaner.code.saved} <= {*self.code.saved, *_given(self.capture.program)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -327,6 +325,13 @@ class Executable:
             unwanted=unwanted,
             autocast=autocast,
         )
+        there = {*self.code.saved, *_given(other.program)}
+        lacking = [name for name in code.saved if name not in there]
+        if lacking:  # of what the user was handed nothing is kept that the plan does not read
+            raise BackwardError(
+                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
+                f"the plan does not keep; run forward again, it will be planned anew"
+            )
         return Variant(missing, code, other.program)
 
     def _check(self, peak_bytes: int, what: str, instead: str) -> None:
@@ -337,6 +342,11 @@ class Executable:
                 self.budget_bytes,
                 peak_bytes,
             )
+
+
+def _given(program: Program) -> set[str]:
+    """Collect the variables that are there before anything is computed."""
+    return {*(item.variable for item in program.inputs), *program.constants}
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:
