@@ -116,6 +116,30 @@ def test_a_larger_step_raises_it_in_proportion():
         assert step(model) <= plan.budget_bytes
 
 
+class Heads(nn.Module):
+    """Two outputs of one region, behind a graph break."""
+
+    def __init__(self):
+        super().__init__()
+        layers = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3))
+        self.trunk, self.left, self.right = layers
+
+    def forward(self, x):
+        x = self.trunk(x)
+        torch._dynamo.graph_break()
+        return self.left(x), self.right(x)
+
+
+def test_outputs_that_are_used_in_turn_do_not_raise_it():
+    """Plain autograd keeps the same, whichever gradients come."""
+    model = remat.rematerialize(Heads(), budget=0.9, limit_seconds=0.2)
+    for count in range(6):
+        model.zero_grad()
+        left, right = model(X)
+        (left.square().mean() + (right.mean() if count % 2 else 0)).backward()
+    assert model.plan.plain_basis == "measured"
+
+
 def test_where_no_plain_step_can_be_measured_it_is_predicted(monkeypatch):
     monkeypatch.setattr("remat.steps.step_planner.has_room_for_plain", lambda *_: False)
     _, model = made(0.8)

@@ -85,8 +85,9 @@ class StepChooser:
         return asked.resolve(lambda: self.plain.peak_bytes)
 
     def stored_bytes(self, pattern: Sequence[int]) -> int:
-        """Sum what calls of these kinds keep if they store everything."""
-        return sum(self.kinds[number].everything.kept_bytes for number in pattern)
+        """Sum what calls of these kinds keep if they store everything, whatever gradients come."""
+        kinds = (self.kinds[number] for number in pattern)
+        return sum(kind.plain_bytes or kind.everything.kept_bytes for kind in kinds)
 
     def stored_peak(self, record: Recorded) -> int:
         """Give the bytes that a recorded step would have taken with everything stored."""

@@ -10,7 +10,8 @@ from remat.planning.given_step import GivenStep
 from remat.planning.settings import Settings
 from remat.steps.region_calls import RegionKind
 from remat_graph.torch import Capture, Cost
-from remat_solvers.step import known_front, region_front
+from remat_solvers.baselines.store_all import store_all
+from remat_solvers.step import known_front, measure_option, region_front
 
 __all__ = ["KindFinder"]
 
@@ -70,14 +71,14 @@ class KindFinder:
         if len(alike) >= _SIZES:
             options = [option for kind in alike[:_SIZES] for option in kind.front.options]
             front = known_front(graph, dict.fromkeys(option.schedule for option in options))
-            return RegionKind(name, front, capture.missing, family)
+            return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
         limit = _SECONDS + _SECONDS_PER_OP * len(graph.ops)
         if settings.limit_seconds is not None:
             limit = min(limit, settings.limit_seconds)
         solver = "refine" if settings.solver == "auto" else settings.solver
         hierarchy = hierarchy_for(graph, solver, settings.partitioner)
         front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
-        return RegionKind(name, front, capture.missing, family)
+        return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
 
     def _of_given(
         self, name: str, capture: Capture, position: int | None
@@ -94,8 +95,18 @@ class KindFinder:
             fitted = self.given.fit(number, capture)
             if fitted is not None:
                 capture, front = fitted
-                self.kinds[number] = RegionKind(name, front, capture.missing, family=number)
+                self.kinds[number] = RegionKind(
+                    name, front, capture.missing, family=number, plain_bytes=_plain(capture)
+                )
                 return number, capture
         if position is not None:
             raise self.given.mismatch(position, name, capture)
         return None
+
+
+def _plain(capture: Capture) -> int | None:
+    """Give what a region keeps for a backward over all outputs, if some gradients are missing."""
+    if not capture.missing:
+        return None
+    graph = capture.variant(frozenset()).graph
+    return measure_option(graph, store_all(graph)).kept_bytes

@@ -93,6 +93,8 @@ class RegionKind:
     `missing` are the positions of outputs whose gradients are taken not to come. Those of the same
     operations, and of any sizes, are a `family`, named by the first. One that is not `met` yet is
     that of a plan file, in the names of the file. `room` is what a step may take, once it is known.
+    `plain_bytes` is what plain autograd keeps, whichever gradients come, where that is not what
+    storing everything does.
     """
 
     name: str
@@ -100,6 +102,7 @@ class RegionKind:
     missing: frozenset[int] = frozenset()
     family: int = 0
     met: bool = True
+    plain_bytes: int | None = None
     room: int | None = None
     _least: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
