@@ -1,6 +1,8 @@
 """Memory: given back as soon as it can be, nothing kept between steps, and measured truly."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -256,3 +258,19 @@ def test_the_log_of_torch_is_quiet_about_older_blocks_and_about_nothing_else(cap
     assert peak.peak_bytes == 0
     assert level.value == before
     assert "unknown size" not in capfd.readouterr().err
+
+
+def test_a_thread_that_ends_while_it_is_recorded_leaves_no_line_on_stderr():
+    code = """
+import threading
+import torch
+from remat_graph.torch import AllocationRecorder
+
+recorder = AllocationRecorder(torch.device("cpu"), shared=True)
+thread = threading.Thread(target=recorder.__enter__)
+thread.start()
+thread.join()
+recorder.drop()  # in a thread that it is not of
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "allback" not in out.stderr

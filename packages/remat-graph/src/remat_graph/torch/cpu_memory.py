@@ -39,13 +39,41 @@ _SETTINGS = _profiler.ProfilerConfig(
 )
 
 
+class _Profiler:
+    """The profiler of a thread, while it runs for recordings.
+
+    It ends with its thread, which lets go of this: torch would end it later, and write to stderr
+    that it does not find it any more.
+    """
+
+    def __init__(self) -> None:
+        self.runs = False
+        self._hush = Hush()
+
+    def start(self) -> None:
+        _enable(_SETTINGS)
+        self._hush.begin()
+        _autograd._enable_record_function(False)
+        self.runs = True
+
+    def stop(self) -> Any:
+        self.runs = False
+        recorded = _disable()
+        self._hush.end()
+        _autograd._enable_record_function(True)
+        return recorded
+
+    def __del__(self) -> None:
+        if self.runs:
+            self.stop()
+
+
 class _Thread(threading.local):
-    """The recordings of a thread that have not ended, and whether its profiler runs for them."""
+    """The recordings of a thread that have not ended, and its profiler."""
 
     def __init__(self) -> None:
         self.running: list[CpuMemory] = []
-        self.is_profiled = False
-        self.hush = Hush()
+        self.profiler = _Profiler()
 
 
 _thread = _Thread()
@@ -82,7 +110,7 @@ class CpuMemory:
                 "measured inside a profiled or measured block; measure before it, or plan with "
                 "costs='estimate'"
             )
-        if (shared or _thread.is_profiled) and torch._C._current_graph_task_id() != -1:
+        if (shared or _thread.profiler.runs) and torch._C._current_graph_task_id() != -1:
             raise MeasurementError("the memory of a step cannot be recorded from its backward on")
         self.is_running = True
         _go_on_with([*others, self])
@@ -90,7 +118,7 @@ class CpuMemory:
     @staticmethod
     def is_blocked() -> bool:
         """Whether another's profiler runs in this thread."""
-        return _autograd._profiler_enabled() and not _thread.is_profiled
+        return _autograd._profiler_enabled() and not _thread.profiler.runs
 
     def mark(self, label: str) -> None:
         """Note a moment."""
@@ -140,20 +168,15 @@ class CpuMemory:
 def _go_on_with(recordings: list[CpuMemory]) -> None:
     """Tell those of this thread what the profiler saw, and go on with these."""
     before, _thread.running = _thread.running, []
-    if _thread.is_profiled:
-        _thread.is_profiled = False
-        recorded: Any = _disable()
-        _thread.hush.end()
-        _autograd._enable_record_function(True)
+    if _thread.profiler.runs:
+        recorded = _thread.profiler.stop()
         for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
             for recording in before:
                 recording._see(event)
     recordings = [recording for recording in recordings if recording.is_running]
     if recordings:
-        _enable(_SETTINGS)
-        _thread.hush.begin()
-        _autograd._enable_record_function(False)
-        _thread.running, _thread.is_profiled = recordings, True
+        _thread.profiler.start()
+        _thread.running = recordings
 
 
 def _end(recordings: list[CpuMemory]) -> None:
@@ -179,7 +202,7 @@ def _giving_way(start: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(start)
     def start_after(*args: Any, **kwargs: Any) -> None:
         if all(each.gives_way for each in _thread.running if each.is_running):
-            if _thread.is_profiled and torch._C._current_graph_task_id() != -1:
+            if _thread.profiler.runs and torch._C._current_graph_task_id() != -1:
                 _end_with_backward(_StoppedWithin())
             _end(_thread.running)
         start(*args, **kwargs)
