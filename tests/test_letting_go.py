@@ -95,3 +95,26 @@ def test_a_backward_outlives_its_model():
     x.grad = None
     model(x).sum().backward()
     assert torch.equal(reached, x.grad)
+
+
+def test_a_call_that_is_let_go_of_within_the_forward_is_no_break():
+    class Routed(nn.Module):
+        """A gate of which only the choice is used, in a loop that runs as it is."""
+
+        def __init__(self):
+            super().__init__()
+            self.gate, self.body = nn.Linear(8, 2), nn.Linear(8, 8)
+
+        def forward(self, x):
+            chosen = self.gate(x).argmax(1)
+            out = torch.zeros_like(x)
+            for at in range(2):
+                rows = (chosen == at).nonzero().squeeze(1)
+                out = out.index_add(0, rows, self.body(x[rows]).tanh())
+            return out
+
+    model = remat.rematerialize(Routed(), budget="4MiB", limit_seconds=0.2)
+    for _ in range(3):
+        model(torch.ones(4, 8)).sum().backward()
+    assert model.plan.breaks
+    assert not any("StepRunner" in line for line in model.plan.breaks)

@@ -96,6 +96,7 @@ class FirstSteps:
             self._recording.mark("backward")
             self._recording.await_end()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _dropped(self, _: object) -> None:
         """Record no further where no backward can follow."""
         if self._call is None and torch._C._current_graph_task_id() == -1:

@@ -358,6 +358,7 @@ class StepRunner:
                 tensor.grad_fn.register_prehook(begins)
         self._forward_done = True
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _dropped(self, _: object) -> None:
         """Record no further where what the forward returned is gone, and no backward can follow."""
         in_use = self.within_forward or self._backward_began or any(True for _ in self.live)
