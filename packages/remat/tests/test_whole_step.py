@@ -94,7 +94,7 @@ def test_a_half_without_its_forward_or_met_twice_is_left_out():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_curve_falls_to_storing_everything_and_stays_above_its_bounds(seed):
+def test_a_curve_falls_to_storing_everything(seed):
     random = Random(seed)
     known = [region(random) for _ in range(3)]
     fronts, everything = zip(*known, strict=True)
@@ -111,6 +111,4 @@ def test_a_curve_falls_to_storing_everything_and_stays_above_its_bounds(seed):
     assert list(times) == sorted(times, reverse=True)
     assert times[-1] == pytest.approx(sum(front.graph.time for front in fronts))
     assert peak_of(moments, [front.options[0] for front in fronts]) >= budgets[0]
-    for (budget, time), (same, bound) in zip(curve.found, curve.bounds, strict=True):
-        assert budget == same
-        assert bound <= time * (1 + 1e-6)
+    assert not curve.bounds  # what a recorded step showed proves nothing

@@ -35,7 +35,9 @@ def both(monkeypatch, model, kwargs, args=()):
     """Capture with few blocks traced, and with all."""
     few = capture(model, args, kwargs, costs="estimate")
     trace = capturing.trace
-    monkeypatch.setattr(capturing, "trace", lambda *given, whole=False: trace(*given, whole=True))
+    monkeypatch.setattr(
+        capturing, "trace", lambda *given, **named: trace(*given, **(named | {"whole": True}))
+    )
     return few, capture(model, args, kwargs, costs="estimate")
 
 
