@@ -260,7 +260,7 @@ def trained(make, rematerialize, steps=6):
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     model.drop.p = 0.0
     if rematerialize:
-        budget = 0.97 if make is whole else "40KiB"  # what its regions copy is in no plain step
+        budget = 0.97 if make is whole else "48KiB"  # what its regions copy is in no plain step
         model = remat.rematerialize(model, budget=budget, limit_seconds=LIMIT_SECONDS)
     found = []
     for _ in range(steps):
