@@ -123,7 +123,6 @@ def test_what_is_written_to_between_regions_in_a_later_step(handed, budget):
     plain = Net(HANDED[handed], breaks=True)
     model = planned(plain, budget, "rematerialize")
     assert model.plan.calls
-    assert budget != 1 or "compared" in str(model.plan)
     assert all_wrong(model, plain, OF_THE_OUTPUT | OF_OTHERS) == {}
     found = {}
     for name, change in OF_A_TENSOR.items():
