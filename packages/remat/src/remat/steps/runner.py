@@ -283,9 +283,13 @@ class StepRunner:
         return self._unplanned(plan)
 
     def _room_left(self) -> int:
-        """Give what the live calls leave of what a step may take."""
+        """Give what the live calls, and the code between regions, leave of what a step may take.
+
+        That code is taken to hold the most that it held at any time of a recorded step.
+        """
         room = self._chooser.room or self._chooser.budget()
-        return room - sum(call.option.kept_bytes for call in self.live)
+        held = self._patterns.held("backward") if self._patterns.known else 0
+        return room - held - sum(call.option.kept_bytes for call in self.live)
 
     def _unplanned(self, plan: RegionPlan) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the live calls."""
