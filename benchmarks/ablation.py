@@ -38,8 +38,7 @@ import numpy as np
 from graphs import captured
 from provenance import write_results
 from remat_graph import Graph, simulate
-from remat_solvers import BudgetTooSmall, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, solve, store_all
 from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.programs import Programs

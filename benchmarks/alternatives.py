@@ -36,8 +36,7 @@ from provenance import write_results
 from remat.planning.solving import solved_in_best_layouts
 from remat_graph import Numerics, simulate
 from remat_graph.torch import capture
-from remat_solvers import BudgetTooSmall, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, solve, store_all
 from zoo import Example, vgg
 
 RESULTS = Path(__file__).parent / "results" / "alternatives.json"

@@ -23,12 +23,12 @@ import numpy as np
 
 from provenance import write_results
 from remat_graph import Graph, Op, Value
-from remat_solvers.checkmate.bound import bounding_program
-from remat_solvers.checkmate.formulation import Form, formulate
-from remat_solvers.checkmate.stages import Stages
 from remat_solvers.core.milp import Outcome, Program, solve_program
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.published.checkmate.bound import bounding_program
+from remat_solvers.published.checkmate.formulation import Form, formulate
+from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.refine.relaxation import relax
 
 MOST = 1_900  # rows or columns; Gurobi's licence from pip takes 2,000

@@ -33,8 +33,7 @@ from graphs import DEVICE, captured
 from hiremate import PLANS as PUBLISHED
 from provenance import write_results
 from remat_graph import Graph, simulate
-from remat_solvers import BudgetTooSmall, Progress, smallest_budget, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, Progress, smallest_budget, solve, store_all
 
 RESULTS = Path(__file__).parent / "results" / "certified.json"
 FIRST_SECONDS = 5.0

@@ -33,7 +33,7 @@ import remat
 from provenance import write_results
 from remat_graph import Graph, simulate
 from remat_graph.torch import Capture, capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 MEASURED = Path(__file__).parent / "results" / "gpu.json"
 SHEET = remat.DeviceSpec("data sheet of the H100", 67.0e12, 989.5e12, 3.35e12, 0.0)

@@ -22,7 +22,7 @@ import zoo
 from comparison import PLAIN, Pair, Runner, Variant, compare, print_table, write_json
 from remat_exec import Executable
 from remat_graph.torch import capture, read_call
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 from zoo import Example
 
 MOST_TIME = 1.05

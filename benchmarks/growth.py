@@ -28,8 +28,7 @@ from pathlib import Path
 from partition import growth, high_water_bytes, random_layers, transformer, u_net
 from provenance import write_results
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_solvers import BudgetTooSmall, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, solve, store_all
 
 SIZES = (100, 1_000, 10_000, 100_000)
 QUICK_SIZES = SIZES[:-1]

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from provenance import as_json, provenance
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 SCRIPT = Path(__file__)
 RESULTS = Path(__file__).parent / "results"

@@ -41,8 +41,7 @@ from isolation import Ended, run_alone
 from provenance import write_results
 from remat_graph import Graph, Numerics, Solution, simulate
 from remat_graph.torch import Capture, DeviceSpec, capture
-from remat_solvers import BudgetTooSmall, Progress, SolverError, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, Progress, SolverError, solve, store_all
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.selection import arrange, first_choices

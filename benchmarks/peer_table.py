@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from provenance import commit, provenance
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 __all__ = ["Record", "Records", "markdown", "outcome", "print_records", "shown"]
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 __all__ = ["as_json", "commit", "provenance", "write_results"]
 

@@ -61,8 +61,8 @@ from remat_solvers import (
     get_solver,
     list_solvers,
     solve,
+    store_all,
 )
-from remat_solvers.baselines.store_all import store_all
 from remat_solvers.solve import AUTO
 from solver_tables import (
     FOUND,

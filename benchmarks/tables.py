@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from page_tables import TABLES
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 __all__ = ["differing", "named_in", "pages", "renewed"]
 

@@ -28,8 +28,7 @@ from graphs import captured
 from hiremate import PLANS
 from provenance import write_results
 from remat_graph import Graph, simulate
-from remat_solvers import BudgetTooSmall, smallest_budget, solve, tradeoff
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, smallest_budget, solve, store_all, tradeoff
 
 MODELS = ("mlp-mixer", "transformer-6-6", "gpt-24", "fno-1d", "unet")
 TENTHS = tuple(i / 10 for i in range(1, 11))

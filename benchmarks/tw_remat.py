@@ -23,13 +23,13 @@ from typing import Any
 
 from provenance import write_results
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.baselines.xla_greedy import greedy_sequence
+from remat_solvers import store_all
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.decompositions.decomposition import Precedence
-from remat_solvers.decompositions.pw_remat import PathRecursion
-from remat_solvers.decompositions.recursion import Recursion, playable
-from remat_solvers.decompositions.tw_remat import TreeRecursion
+from remat_solvers.published.baselines.xla_greedy import greedy_sequence
+from remat_solvers.published.decompositions.decomposition import Precedence
+from remat_solvers.published.decompositions.pw_remat import PathRecursion
+from remat_solvers.published.decompositions.recursion import Recursion, playable
+from remat_solvers.published.decompositions.tw_remat import TreeRecursion
 
 DEPTHS = {"feed-forward": (10, 20, 30, 40, 50, 60, 70, 80, 90, 100), "residual": (8, 16, 33, 50)}
 RECURSIONS: dict[str, Callable[[Precedence], Recursion]] = {

@@ -7,8 +7,7 @@ the plan says what to make when, and what to delete, in the least time.
 import networkx as nx
 
 from remat_graph import Compute, from_networkx, simulate
-from remat_solvers import solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import solve, store_all
 
 GB = 10**9
 STEPS = {  # minutes, size, what it reads

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 import remat
 from remat_exec import Peak
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 from remat_solvers import Progress
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from remat_exec import Executable
 from remat_graph import plugins
-from remat_solvers.baselines import store_all as plugin_module
+from remat_solvers.core import store_all as plugin_module
 
 LIMIT_SECONDS = 0.5
 
@@ -203,7 +203,7 @@ def third_party(monkeypatch):
     points = [
         importlib.metadata.EntryPoint(name, f"remat_solvers.{target}", "remat.solvers")
         for name, target in (
-            ("over", "baselines.store_all:OverBudget"), ("failing", "baselines.store_all:Failing"),
+            ("over", "core.store_all:OverBudget"), ("failing", "core.store_all:Failing"),
             ("missing", "nowhere:Nothing"),
         )
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 import remat
 from remat_exec import Executable
 from remat_graph.torch import capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 CALLS = {
     "dropout": lambda x: F.dropout(x, 0.3, True, True),

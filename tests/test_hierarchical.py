@@ -11,10 +11,9 @@ from torch import nn
 from remat_graph import Status, simulate
 from remat_graph.torch import capture
 from remat_partition import partition
-from remat_solvers import Limit, Problem
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.hierarchical.h_tw_remat import HTWRemat
-from remat_solvers.hierarchical.hilp import HILP
+from remat_solvers import Limit, Problem, store_all
+from remat_solvers.published.hierarchical.h_tw_remat import HTWRemat
+from remat_solvers.published.hierarchical.hilp import HILP
 
 SOLVERS = [HILP, HTWRemat]
 SECONDS = {HILP: 3.0, HTWRemat: 3600.0}  # the second ends by itself

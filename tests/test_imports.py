@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import itertools
 import sys
 import tomllib
@@ -63,11 +64,17 @@ def cycle_of(edges):
     return None
 
 
+def folder_of(module):
+    """Name the folder of a module; each method in `published` has one."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if parts[1:2] == ["published"] else 2])
+
+
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_no_modules_import_one_another(package):
     edges = edges_of(package)
     assert cycle_of(edges) is None
-    first = {name: ".".join(name.split(".")[:2]) for name in edges}
+    first = {name: folder_of(name) for name in edges}
     folders = {folder: set() for folder in first.values()}
     for name, wanted in edges.items():
         folders[first[name]] |= {first[w] for w in wanted} - {first[name]}
@@ -80,6 +87,38 @@ def test_a_package_imports_only_those_below_it(package):
     for path in modules_of(package).values():
         tops = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
         assert not tops & others, path
+
+
+PUBLIC = {
+    "remat_graph",
+    "remat_graph.plugins",
+    "remat_graph.testing",
+    "remat_graph.torch",
+    "remat_partition",
+    "remat_solvers",
+    "remat_solvers.step",
+    "remat_solvers.toolkit",
+    "remat_solvers.verdicts",
+    "remat_exec",
+}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_meet_in_public_names(package):
+    for path in modules_of(package).values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                modules, names = [node.module], [alias.name for alias in node.names]
+            elif isinstance(node, ast.Import):
+                modules, names = [alias.name for alias in node.names], []
+            else:
+                continue
+            for module in modules:
+                if module.split(".")[0] not in MAY_IMPORT.keys() - {package}:
+                    continue
+                assert module in PUBLIC, f"{path} reaches into {module}"
+                public = importlib.import_module(module).__all__
+                assert not set(names) - set(public), f"{path} takes what {module} does not offer"
 
 
 def declared(package):

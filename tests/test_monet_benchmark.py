@@ -6,7 +6,7 @@ import torch
 import monet
 from remat_graph import Numerics, simulate
 from remat_graph.torch import capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 def row(**overheads):

@@ -14,8 +14,7 @@ import remat
 from remat.cache import Store, keep_smallest, smallest, smallest_known
 from remat_graph import Solution, Status, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import BudgetTooSmall, SmallestBudget, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, SmallestBudget, solve, store_all
 
 solve_module = importlib.import_module("remat_solvers.solve")
 

@@ -18,8 +18,7 @@ import remat
 from remat.planning import planner, ranks
 from remat.steps import choosing
 from remat_graph import Compute, Graph, Op, Schedule, Stage, Value, encode
-from remat_solvers import smallest_budget
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import smallest_budget, store_all
 from remat_solvers.toolkit import Wiring, expand
 
 

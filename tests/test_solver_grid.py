@@ -8,7 +8,7 @@ import pytest
 import solvers
 from remat_graph import Graph, Op, Stage, Value, save, simulate
 from remat_partition import partition
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from remat.cache import Store, cached_solution, keep_solution
 from remat_graph.testing import unit_chain
 from remat_partition.h_partition import HPartition
 from remat_solvers import solve
-from remat_solvers.checkmate import Checkmate
-from remat_solvers.hierarchical.hilp import HILP
-from remat_solvers.rotor import Rotor
+from remat_solvers.published.checkmate import Checkmate
+from remat_solvers.published.hierarchical.hilp import HILP
+from remat_solvers.published.rotor import Rotor
 
 LIMIT_SECONDS = 2.0
 TREE = HILP(most_options=40)

@@ -9,7 +9,7 @@ from torch import nn
 
 from remat_exec import BackwardError, BudgetExceeded, Executable
 from remat_graph.torch import capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 def gradients(model):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remat_exec import Executable, ExecutionError
 from remat_graph import Compute, Free, InvalidSchedule, Schedule, simulate
 from remat_graph.torch import GENERATOR_STATE_BYTES, capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 SLACK_BYTES = 256
 

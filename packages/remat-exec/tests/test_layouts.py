@@ -16,7 +16,7 @@ from remat_exec import Executable
 from remat_graph import Compute, Numerics
 from remat_graph.torch import capture, captures
 from remat_graph.torch.layouts import choose_layouts
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 SLACK_BYTES = 256
 

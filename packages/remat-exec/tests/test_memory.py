@@ -14,7 +14,7 @@ from torch import nn
 from remat_exec import Executable, measure, measure_peak, profile_step
 from remat_graph import simulate
 from remat_graph.torch import AllocationRecorder, cpp_log, flatten
-from remat_solvers import region_options
+from remat_solvers.step import region_options
 
 
 def live_tensors():

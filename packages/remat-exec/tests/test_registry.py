@@ -16,7 +16,7 @@ from remat_exec import (
     list_executors,
 )
 from remat_graph.torch import capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 EXECUTORS = """
 from remat_exec import Executable

@@ -13,7 +13,7 @@ from torch import nn
 from remat_exec import Executable
 from remat_exec.views import shortened
 from remat_graph.torch import capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 def made(program, name, tensors, shorter):

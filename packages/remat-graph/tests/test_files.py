@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 
 @pytest.mark.parametrize("data", ["", "grüße\n\r\n", b"\xff\x00\n"])

@@ -20,7 +20,7 @@ from remat_partition import (
     partition,
 )
 from remat_partition.h_partition import HPartition
-from remat_partition.registry import choose
+from remat_partition.registry import resolve_partitioner
 
 WORKING = """
 from remat_graph import Block, Hierarchy
@@ -109,9 +109,9 @@ def test_a_name_may_have_options():
     by_name = partition(graph, partitioner="h-partition(max_top_ops=4)")
     assert by_name == partition(graph, max_top_ops=4)
     assert by_name != partition(graph, max_top_ops=20)
-    chosen = choose("h-partition(max_top_ops=4)")
+    chosen = resolve_partitioner("h-partition(max_top_ops=4)")
     assert chosen.name == "h-partition(max_top_ops=4)"
-    assert chosen.identity == choose(HPartition(max_top_ops=4)).identity
+    assert chosen.identity == resolve_partitioner(HPartition(max_top_ops=4)).identity
     with pytest.raises(UnknownOption, match=r"'h-partition' .*'ops'"):
         get_partitioner("h-partition(ops=4)")
     with pytest.raises(InvalidOption):

@@ -9,8 +9,7 @@ from solver_cases.random_graphs import graphs, trainings
 
 from remat_graph import Block, Compute, Hierarchy, Solution, Stage, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import Limit, Problem, get_solver, list_solvers, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import Limit, Problem, get_solver, list_solvers, solve, store_all
 from remat_solvers.testing import fastest
 from remat_solvers.testing.judging import faults
 

@@ -22,9 +22,9 @@ from remat_solvers import (
     UnsuitableSolver,
     smallest_budget,
     solve,
+    store_all,
     tradeoff,
 )
-from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import least
 from remat_solvers.core.makers import Makers, is_in_order, least_time
 from remat_solvers.core.milp import Outcome, solve_program

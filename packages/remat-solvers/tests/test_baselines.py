@@ -12,12 +12,12 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, UnsuitableSolver, get_solver, list_solvers, solve
-from remat_solvers.baselines.forward import articulation_ops
-from remat_solvers.baselines.griewank import keep_snapshots
-from remat_solvers.baselines.segments import every_root, greedy_choices, keep_segments
-from remat_solvers.checkmate.stages import Stages
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.published.baselines.forward import articulation_ops
+from remat_solvers.published.baselines.griewank import keep_snapshots
+from remat_solvers.published.baselines.segments import every_root, greedy_choices, keep_segments
+from remat_solvers.published.checkmate.stages import Stages
 
 CHAINS = ("chen-sqrt", "chen-greedy", "griewank")
 GENERAL = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy", "last-node")

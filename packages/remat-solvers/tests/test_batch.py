@@ -8,8 +8,7 @@ from solver_cases.random_graphs import trainings
 
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import InvalidProblem, UnknownSolver, max_batch_size, with_batch
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import InvalidProblem, UnknownSolver, max_batch_size, store_all, with_batch
 from remat_solvers.testing.brute_force import fastest
 
 

@@ -16,17 +16,22 @@ from solver_cases.random_hierarchies import Recorder, branching, levels_of, nest
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value, simulate
 from remat_solvers.bounds.least import least
-from remat_solvers.checkmate.stages import Stages
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.hierarchical.blocks.adopt import follow
-from remat_solvers.hierarchical.blocks.closing import close
-from remat_solvers.hierarchical.blocks.compose import compose, expand_nodes, picks_of, selections
-from remat_solvers.hierarchical.blocks.level import Layer, Level
-from remat_solvers.hierarchical.blocks.options import Option, choose, read_option, shares
-from remat_solvers.hierarchical.blocks.planning import Blocks
-from remat_solvers.hierarchical.blocks.runs import again, measure_run
-from remat_solvers.hierarchical.blocks.targets import targets_of
+from remat_solvers.published.checkmate.stages import Stages
+from remat_solvers.published.hierarchical.blocks.adopt import follow
+from remat_solvers.published.hierarchical.blocks.closing import close
+from remat_solvers.published.hierarchical.blocks.compose import (
+    compose,
+    expand_nodes,
+    picks_of,
+    selections,
+)
+from remat_solvers.published.hierarchical.blocks.level import Layer, Level
+from remat_solvers.published.hierarchical.blocks.options import Option, choose, read_option, shares
+from remat_solvers.published.hierarchical.blocks.planning import Blocks
+from remat_solvers.published.hierarchical.blocks.runs import again, measure_run
+from remat_solvers.published.hierarchical.blocks.targets import targets_of
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.prune import prune
 

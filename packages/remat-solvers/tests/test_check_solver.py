@@ -8,8 +8,8 @@ import pytest
 
 from remat_graph import Compute, Schedule, Solution, Status
 from remat_solvers import UnknownSolver
-from remat_solvers.baselines.store_all import StoreAll
-from remat_solvers.baselines.xla_greedy import XLAGreedy
+from remat_solvers.core.store_all import StoreAll
+from remat_solvers.published.baselines.xla_greedy import XLAGreedy
 from remat_solvers.testing import SolverCheckFailed, check_solver, checking
 
 

@@ -13,14 +13,14 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Status, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
-from remat_solvers.checkmate import Checkmate, CheckmateRounding, Form
-from remat_solvers.checkmate.bound import bounding_program
-from remat_solvers.checkmate.formulation import count_columns, formulate
-from remat_solvers.checkmate.stages import Stages
 from remat_solvers.core.milp import BudgetedProgram, Outcome, solve_program
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.errors import InvalidProblem
+from remat_solvers.published.checkmate import Checkmate, CheckmateRounding, Form
+from remat_solvers.published.checkmate.bound import bounding_program
+from remat_solvers.published.checkmate.formulation import count_columns, formulate
+from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -5,9 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from solver_cases.alternatives import packable, trainings_with_alternatives
 
 from remat_graph import Compute, Graph, Op, Status, Value, simulate
-from remat_solvers import BudgetTooSmall, Limit, Problem, solve
-from remat_solvers.baselines.gist import Gist
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, Limit, Problem, solve, store_all
+from remat_solvers.published.baselines.gist import Gist
 
 
 def computed(solution):

@@ -17,12 +17,17 @@ from remat_solvers import InvalidProblem, Limit, Problem
 from remat_solvers.bounds.least import least
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.decompositions.decomposition import Precedence
-from remat_solvers.decompositions.recursion import sequences
-from remat_solvers.decompositions.tw_remat import TreeRecursion, TWRemat
-from remat_solvers.hierarchical.blocks.closing import close
-from remat_solvers.hierarchical.blocks.compose import compose, expand_nodes, picks_of, selections
-from remat_solvers.hierarchical.h_tw_remat import HTWRemat, sequences_within
+from remat_solvers.published.decompositions.decomposition import Precedence
+from remat_solvers.published.decompositions.recursion import sequences
+from remat_solvers.published.decompositions.tw_remat import TreeRecursion, TWRemat
+from remat_solvers.published.hierarchical.blocks.closing import close
+from remat_solvers.published.hierarchical.blocks.compose import (
+    compose,
+    expand_nodes,
+    picks_of,
+    selections,
+)
+from remat_solvers.published.hierarchical.h_tw_remat import HTWRemat, sequences_within
 
 thorough = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 hierarchies = st.one_of(branching(8), trainings(6), graphs(10, 16)).flatmap(nested)

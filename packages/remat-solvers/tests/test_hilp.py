@@ -20,18 +20,23 @@ from solver_cases.staged_brute_force import fastest_staged
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Status, Value, simulate
 from remat_solvers import InvalidProblem, Limit, Problem, WorkerDied
-from remat_solvers.checkmate import Checkmate
-from remat_solvers.checkmate.stages import Stages
 from remat_solvers.core.milp import BudgetedProgram, Outcome
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.hierarchical.blocks.compose import compose, expand_nodes, picks_of, selections
-from remat_solvers.hierarchical.blocks.level import Layer, Level
-from remat_solvers.hierarchical.blocks.planning import Blocks
-from remat_solvers.hierarchical.hilp import HILP, RKCheckmate
-from remat_solvers.hierarchical.hilp.formulation import formulate
-from remat_solvers.hierarchical.hilp.planner import LevelPlanner
-from remat_solvers.hierarchical.hilp.search import search
+from remat_solvers.published.checkmate import Checkmate
+from remat_solvers.published.checkmate.stages import Stages
+from remat_solvers.published.hierarchical.blocks.compose import (
+    compose,
+    expand_nodes,
+    picks_of,
+    selections,
+)
+from remat_solvers.published.hierarchical.blocks.level import Layer, Level
+from remat_solvers.published.hierarchical.blocks.planning import Blocks
+from remat_solvers.published.hierarchical.hilp import HILP, RKCheckmate
+from remat_solvers.published.hierarchical.hilp.formulation import formulate
+from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.published.hierarchical.hilp.search import search
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest, smallest
 

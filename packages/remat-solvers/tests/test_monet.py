@@ -17,11 +17,11 @@ from remat_solvers.core.milp import Outcome, solve_program
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.monet import Monet
-from remat_solvers.monet.columns import count_columns
-from remat_solvers.monet.formulation import TOTAL, formulate
-from remat_solvers.monet.layout import Layout
-from remat_solvers.monet.point import embed, read_point, settle
+from remat_solvers.published.monet import Monet
+from remat_solvers.published.monet.columns import count_columns
+from remat_solvers.published.monet.formulation import TOTAL, formulate
+from remat_solvers.published.monet.layout import Layout
+from remat_solvers.published.monet.point import embed, read_point, settle
 from remat_solvers.testing.brute_force import fastest, smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

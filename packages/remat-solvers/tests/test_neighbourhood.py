@@ -10,7 +10,7 @@ from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 from remat_solvers.core.milp import Outcome, restricted, solve_program
 from remat_solvers.core.trace import sequence_time
 from remat_solvers.core.wiring import Wiring, expand

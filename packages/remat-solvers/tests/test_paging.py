@@ -9,7 +9,7 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Stage, Value, simulate
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 from remat_solvers.bounds.least import least
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand

@@ -20,9 +20,9 @@ from solver_cases import tasks
 from solver_cases.synthetic import gpt2
 
 from remat_graph import simulate
-from remat_solvers import InvalidProblem, Problem, SolverError, WorkerDied, solve
-from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers import InvalidProblem, Problem, SolverError, WorkerDied, solve, store_all
 from remat_solvers.core.parallel import run_all
+from remat_solvers.core.store_all import StoreAll
 
 NUMBERS = [(f"number {n}", (n,)) for n in range(6)]
 

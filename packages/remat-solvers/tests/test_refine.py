@@ -12,14 +12,14 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import Limit, Problem, smallest_budget
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import Limit, Problem, smallest_budget, store_all
 from remat_solvers.bounds.least import least, while_running
-from remat_solvers.checkmate import Checkmate
 from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.problem import silent
 from remat_solvers.core.trace import first_runs, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order, sequence_of
+from remat_solvers.published.checkmate import Checkmate
+from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine import Refine
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
@@ -28,7 +28,6 @@ from remat_solvers.refine.moments import Refinement, fullest, nearly_full, tight
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, read_point, relax
 from remat_solvers.refine.state import State
-from remat_solvers.rotor import Rotor
 from remat_solvers.search.repair import repaired
 from remat_solvers.testing.brute_force import fastest, smallest
 

@@ -21,21 +21,22 @@ from remat_solvers import (
     get_solver,
     list_solvers,
     solve,
+    store_all,
 )
-from remat_solvers.baselines.store_all import StoreAll, store_all
-from remat_solvers.checkmate import Checkmate, Form
 from remat_solvers.core import milp
-from remat_solvers.hierarchical.h_tw_remat import HTWRemat
-from remat_solvers.hierarchical.hilp import HILP
-from remat_solvers.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.core.store_all import StoreAll
+from remat_solvers.published.checkmate import Checkmate, Form
+from remat_solvers.published.hierarchical.h_tw_remat import HTWRemat
+from remat_solvers.published.hierarchical.hilp import HILP
+from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine import Refine
-from remat_solvers.registry import choose
-from remat_solvers.rotor import Rotor
+from remat_solvers.registry import resolve_solver
 
 SOLVERS = """
 import dataclasses
 from remat_graph import Compute, Schedule, Solution, Status
-from remat_solvers.baselines.store_all import StoreAll
+from remat_solvers.core.store_all import StoreAll
 
 class Good(StoreAll):
     name = "good"
@@ -144,7 +145,7 @@ if sys._imported_once:  # as some modules written in C
     raise ImportError("cannot load module more than once per process")
 sys._imported_once = True
 signal.raise_signal(signal.SIGINT)
-from remat_solvers.baselines.store_all import StoreAll as Good
+from remat_solvers.core.store_all import StoreAll as Good
 """
 
 
@@ -267,10 +268,10 @@ def test_an_object_is_asked_with_its_settings(chain):
     ],
 )
 def test_a_name_has_the_settings_with_which_an_object_is_named(solver):
-    chosen = choose(choose(solver).name)
+    chosen = resolve_solver(resolve_solver(solver).name)
     assert chosen.solver == solver
-    assert chosen.name == choose(solver).name
-    assert chosen.identity == choose(solver).identity
+    assert chosen.name == resolve_solver(solver).name
+    assert chosen.identity == resolve_solver(solver).identity
 
 
 @pytest.mark.parametrize(
@@ -326,19 +327,20 @@ def test_what_ones_own_object_does_wrong_is_said_of_its_class(chain):
 
 def test_what_identifies_a_solver(install):
     """Answers are kept under it: the distribution, and the settings."""
-    assert choose("checkmate").identity == choose(Checkmate()).identity
-    assert choose(Checkmate(gap=0.5)).identity != choose(Checkmate()).identity
+    assert resolve_solver("checkmate").identity == resolve_solver(Checkmate()).identity
+    assert resolve_solver(Checkmate(gap=0.5)).identity != resolve_solver(Checkmate()).identity
     assert (
-        choose(HILP(planner=LevelPlanner(gap=0.5))).name == "h-ilp(planner=LevelPlanner(gap=0.5))"
+        resolve_solver(HILP(planner=LevelPlanner(gap=0.5))).name
+        == "h-ilp(planner=LevelPlanner(gap=0.5))"
     )
-    assert choose(HTWRemat(most_nodes=(1, 2))).name == "h-tw-remat(most_nodes=[1, 2])"
+    assert resolve_solver(HTWRemat(most_nodes=(1, 2))).name == "h-tw-remat(most_nodes=[1, 2])"
     install("lambda", "1.0", SOLVERS, mine="Good")
-    assert "version='1.0'" in choose("mine").identity
+    assert "version='1.0'" in resolve_solver("mine").identity
 
     class Subclass(Checkmate):
         """Of the same name, but not what is installed under it."""
 
-    assert choose(Subclass()).identity is None
+    assert resolve_solver(Subclass()).identity is None
 
 
 def test_settings_that_cannot_be_written_down_identify_nothing():
@@ -351,7 +353,7 @@ def test_settings_that_cannot_be_written_down_identify_nothing():
     assert with_settings("odd", Odd(key=len)) is None
     assert with_settings("odd", Odd(key=object())) is None
     assert with_settings("odd", Odd(key=Odd)) is None
-    assert choose(Odd(key=len)).name == "store-all"
+    assert resolve_solver(Odd(key=len)).name == "store-all"
 
 
 @pytest.mark.parametrize("alternatives", [False, True])

@@ -23,12 +23,12 @@ from remat_solvers import (
 )
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.hierarchical.rk_rotor import RKRotor
-from remat_solvers.rotor import Rotor
-from remat_solvers.rotor.chain import find_chains, merged
-from remat_solvers.rotor.costs import measure_stages
-from remat_solvers.rotor.program import fastest as fastest_sequence
-from remat_solvers.rotor.program import least_bytes
+from remat_solvers.published.hierarchical.rk_rotor import RKRotor
+from remat_solvers.published.rotor import Rotor
+from remat_solvers.published.rotor.chain import find_chains, merged
+from remat_solvers.published.rotor.costs import measure_stages
+from remat_solvers.published.rotor.program import fastest as fastest_sequence
+from remat_solvers.published.rotor.program import least_bytes
 from remat_solvers.testing.brute_force import fastest
 
 UNIT = {

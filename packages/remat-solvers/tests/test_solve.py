@@ -24,8 +24,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.testing import unit_chain
-from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve, store_all
 from remat_solvers.core.wiring import MOST_BYTES, total_bytes
 from remat_solvers.testing.brute_force import fastest, smallest
 

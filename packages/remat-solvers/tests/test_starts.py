@@ -12,12 +12,11 @@ from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 
 from remat_graph import Compute, Graph, Op, Schedule, Status, Value, simulate
-from remat_solvers import Limit, Problem, get_solver, smallest_budget, solve
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.checkmate import CheckmateRounding
+from remat_solvers import Limit, Problem, get_solver, smallest_budget, solve, store_all
 from remat_solvers.core.milp import BudgetedProgram
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand, in_order
+from remat_solvers.published.checkmate import CheckmateRounding
 from remat_solvers.search.prune import prune
 from remat_solvers.search.starts import starts
 from remat_solvers.testing.brute_force import smallest
@@ -47,7 +46,7 @@ def alone(monkeypatch):
         if schedule is not None:
             yield trace(wiring, in_order(wiring, schedule))
 
-    monkeypatch.setattr("remat_solvers.checkmate.attempt.starts", only_given)
+    monkeypatch.setattr("remat_solvers.published.checkmate.attempt.starts", only_given)
 
 
 def interrupt(_progress):
@@ -100,8 +99,10 @@ def test_the_program_is_started_from_the_given_schedule(solver, free, best, alon
         raise TimeoutError
 
     monkeypatch.setattr(BudgetedProgram, "solve", record)
-    monkeypatch.setattr("remat_solvers.hierarchical.hilp.search._start", lambda *_: None)
-    monkeypatch.setattr("remat_solvers.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None)
+    monkeypatch.setattr("remat_solvers.published.hierarchical.hilp.search._start", lambda *_: None)
+    monkeypatch.setattr(
+        "remat_solvers.published.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None
+    )
     problem = Problem(GRAPH, BUDGET, start=best.schedule)
     with pytest.raises(TimeoutError):
         get_solver(solver).solve(problem, Limit.starting_now(10.0), lambda _: None)
@@ -135,7 +136,9 @@ def test_the_rounding_as_printed_begins_with_nothing(best):
 
 
 def test_a_given_schedule_does_not_end_the_rounding_early(best, alone, monkeypatch):
-    monkeypatch.setattr("remat_solvers.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "remat_solvers.published.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None
+    )
     said = []
     for start in (None, best.schedule):
         reports = []

@@ -11,11 +11,12 @@ from solver_cases.regions import closed, regions
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Schedule, Solution, Status
-from remat_solvers import (
+from remat_solvers import BrokenSolver, BudgetTooSmall, InvalidProblem, solve, store_all
+from remat_solvers.core import milp, trust
+from remat_solvers.core.milp import Answer, Outcome
+from remat_solvers.core.store_all import StoreAll
+from remat_solvers.step import (
     ANY_BYTES,
-    BrokenSolver,
-    BudgetTooSmall,
-    InvalidProblem,
     Moment,
     RegionBound,
     RegionOption,
@@ -25,12 +26,8 @@ from remat_solvers import (
     refined_options,
     region_front,
     region_options,
-    solve,
     step_bound,
 )
-from remat_solvers.baselines.store_all import StoreAll, store_all
-from remat_solvers.core import milp, trust
-from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.step.table import Table
 
 few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

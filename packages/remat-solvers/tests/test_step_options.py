@@ -14,22 +14,19 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import (
+from remat_solvers import InvalidProblem, UnknownSolver, solve, store_all
+from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.step import (
     ANY_BYTES,
-    InvalidProblem,
     Moment,
     RegionBound,
-    UnknownSolver,
     measure_option,
     refined_options,
     region_front,
     region_options,
-    solve,
     step_bound,
 )
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.search.smallest import smallest_trace
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import front_of
 
@@ -274,7 +271,7 @@ import dataclasses
 import sys
 
 from remat_graph.testing import unit_chain
-from remat_solvers import region_front
+from remat_solvers.step import region_front
 from remat_solvers.core.problem import Limit
 
 begin = Limit.starting_now

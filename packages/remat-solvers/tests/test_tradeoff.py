@@ -23,15 +23,16 @@ from remat_solvers import (
     max_batch_size,
     smallest_budget,
     solve,
+    store_all,
     tradeoff,
     with_batch,
 )
-from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers.core.store_all import StoreAll
 from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.published.rotor import Rotor
 from remat_solvers.queries import curve
 from remat_solvers.queries import tradeoff as tradeoff_module
 from remat_solvers.registry import Chosen
-from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest, smallest
 
@@ -84,7 +85,9 @@ def fake(monkeypatch):
     def make(answer):
         made = Fake(answer)
         for module in (SOLVE, tradeoff_module, curve):
-            monkeypatch.setattr(module, "choose", lambda name: Chosen(made, name, ORIGIN, None))
+            monkeypatch.setattr(
+                module, "resolve_solver", lambda name: Chosen(made, name, ORIGIN, None)
+            )
         return made
 
     return make

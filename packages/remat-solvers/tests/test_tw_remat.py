@@ -22,9 +22,9 @@ from remat_solvers import (
     get_solver,
     solve,
 )
-from remat_solvers.baselines.xla_greedy import XLAGreedy, greedy_sequence
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.decompositions.decomposition import (
+from remat_solvers.published.baselines.xla_greedy import XLAGreedy, greedy_sequence
+from remat_solvers.published.decompositions.decomposition import (
     Precedence,
     Tree,
     balanced_bag,
@@ -33,9 +33,9 @@ from remat_solvers.decompositions.decomposition import (
     tree_of,
     without_bag,
 )
-from remat_solvers.decompositions.pw_remat import PathRecursion, PWRemat
-from remat_solvers.decompositions.recursion import playable
-from remat_solvers.decompositions.tw_remat import TreeRecursion, TWRemat
+from remat_solvers.published.decompositions.pw_remat import PathRecursion, PWRemat
+from remat_solvers.published.decompositions.recursion import playable
+from remat_solvers.published.decompositions.tw_remat import TreeRecursion, TWRemat
 
 SOLVERS = ["tw-remat", "pw-remat", "xla-greedy"]
 RECURSIONS = [TreeRecursion, PathRecursion]

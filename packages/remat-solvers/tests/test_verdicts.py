@@ -17,19 +17,20 @@ from remat_solvers import (
     WorkerDied,
     smallest_budget,
     solve,
+    store_all,
     tradeoff,
 )
-from remat_solvers.baselines.store_all import StoreAll, store_all
-from remat_solvers.checkmate.rounding import CheckmateRounding
 from remat_solvers.core import milp, trust
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.problem import Limit, silent
+from remat_solvers.core.store_all import StoreAll
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.monet import Monet
-from remat_solvers.monet import solver as monet_solver
+from remat_solvers.published.checkmate.rounding import CheckmateRounding
+from remat_solvers.published.monet import Monet
+from remat_solvers.published.monet import solver as monet_solver
 from remat_solvers.refine.construct import _InWays
 from remat_solvers.refine.lowest import Lowest
 

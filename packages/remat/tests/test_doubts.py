@@ -10,8 +10,8 @@ from remat.planning.solving import solution_for
 from remat.plans import plan as plans
 from remat_graph import Solution, Status, simulate
 from remat_graph.testing import unit_chain
-from remat_solvers import BrokenSolver, smallest_budget
-from remat_solvers.baselines.store_all import StoreAll, store_all
+from remat_solvers import BrokenSolver, smallest_budget, store_all
+from remat_solvers.core.store_all import StoreAll
 
 GRAPH = unit_chain(4)
 DOUBT = "HIGHS was wrong in this process: it lied"

@@ -24,8 +24,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.torch import capture
-from remat_solvers import solve
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import solve, store_all
 
 HERE, THERE = Provenance("h.0", "net.py:3"), Provenance("h.1", "net.py:7")
 

@@ -10,9 +10,8 @@ from remat.report.curve import curve_of_step
 from remat.report.whole_step import WholeStep
 from remat_graph import Compute, simulate
 from remat_graph.testing import random_training
-from remat_solvers import region_front
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.step import Moment, measure_option
+from remat_solvers import store_all
+from remat_solvers.step import Moment, measure_option, region_front
 
 
 def region(random):

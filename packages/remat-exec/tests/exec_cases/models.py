@@ -11,7 +11,7 @@ from torch import nn
 from remat_exec import Executable
 from remat_graph import Numerics
 from remat_graph.torch import capture, read_call
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 class Scheduled(nn.Module):

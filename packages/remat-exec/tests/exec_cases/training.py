@@ -6,7 +6,7 @@ import torch
 
 from remat_exec import Executable
 from remat_graph.torch import flatten
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 
 @dataclass

@@ -1,11 +1,12 @@
 """The protocol in which graphs are captured, cut, solved and run: types, simulator, JSON, hashing.
 
-Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a training graph.
+Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a training graph,
+`remat_graph.plugins` finds what other distributions offer.
 """
 
 from remat_graph.__about__ import __version__
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
-from remat_graph.drawing import memory_to_svg, to_dot, to_svg
+from remat_graph.drawing import memory_to_svg, printable, to_dot, to_svg
 from remat_graph.errors import (
     DocumentError,
     GraphError,
@@ -13,6 +14,7 @@ from remat_graph.errors import (
     InvalidSchedule,
     RematError,
 )
+from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Block, Hierarchy
@@ -30,8 +32,8 @@ from remat_graph.schedule import (
     freed_next,
     simulate,
 )
-from remat_graph.subgraph import Subgraph
-from remat_graph.unique_blocks import Translation, UniqueBlock
+from remat_graph.subgraph import Subgraph, cut_out
+from remat_graph.unique_blocks import Translation, UniqueBlock, block_hash
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -60,7 +62,9 @@ __all__ = [
     "UniqueBlock",
     "Value",
     "__version__",
+    "block_hash",
     "canonical_hash",
+    "cut_out",
     "decode",
     "encode",
     "equivalence_classes",
@@ -68,9 +72,11 @@ __all__ = [
     "from_networkx",
     "load",
     "memory_to_svg",
+    "printable",
     "save",
     "simulate",
     "to_dot",
     "to_networkx",
     "to_svg",
+    "write_atomically",
 ]

@@ -11,7 +11,7 @@ from remat_partition.errors import (
 )
 from remat_partition.interface import Partitioner
 from remat_partition.partitioning import partition
-from remat_partition.registry import get_partitioner, list_partitioners
+from remat_partition.registry import get_partitioner, list_partitioners, resolve_partitioner
 
 __all__ = [
     "BrokenPartitioner",
@@ -25,4 +25,5 @@ __all__ = [
     "get_partitioner",
     "list_partitioners",
     "partition",
+    "resolve_partitioner",
 ]

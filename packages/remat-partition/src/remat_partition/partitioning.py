@@ -5,7 +5,7 @@ from __future__ import annotations
 from remat_graph import Graph, Hierarchy
 from remat_partition.errors import BrokenPartitioner, PartitionError
 from remat_partition.interface import Partitioner
-from remat_partition.registry import choose
+from remat_partition.registry import resolve_partitioner
 
 __all__ = ["partition"]
 
@@ -44,7 +44,7 @@ def partition(
             f"remat_graph.from_networkx reads one from a networkx.DiGraph"
         )
     options |= {option: value for option, value in bounds.items() if value is not None}
-    chosen = choose(partitioner, options)
+    chosen = resolve_partitioner(partitioner, options)
     name, origin = chosen.name, chosen.origin
     try:
         found: object = chosen.partitioner.partition(graph)

@@ -22,7 +22,7 @@ from remat_partition.errors import (
 )
 from remat_partition.interface import Partitioner, is_partitioner
 
-__all__ = ["GROUP", "Chosen", "choose", "get_partitioner", "list_partitioners"]
+__all__ = ["GROUP", "Chosen", "get_partitioner", "list_partitioners", "resolve_partitioner"]
 
 GROUP = "remat.partitioners"
 
@@ -47,7 +47,7 @@ def get_partitioner(partitioner: str | Partitioner) -> Partitioner:
         DuplicatePartitioner: if several distributions offer it.
         BrokenPartitioner: if it cannot be imported or made, or is no partitioner.
     """
-    return choose(partitioner).partitioner
+    return resolve_partitioner(partitioner).partitioner
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Chosen:
     identity: str | None
 
 
-def choose(partitioner: str | Partitioner, options: Mapping[str, object] | None = None) -> Chosen:
+def resolve_partitioner(
+    partitioner: str | Partitioner, options: Mapping[str, object] | None = None
+) -> Chosen:
     """Make the partitioner of a name with options, or take an object, which has its own.
 
     A name may have options, too: `h-partition(max_top_ops=20)`.

@@ -12,7 +12,7 @@ from remat_graph.testing import random_dag, random_training, unit_chain
 from remat_partition.errors import BrokenPartitioner, PartitionError
 from remat_partition.interface import Partitioner
 from remat_partition.partitioning import partition
-from remat_partition.registry import choose
+from remat_partition.registry import resolve_partitioner
 
 __all__ = ["PartitionerCheck", "PartitionerCheckFailed", "check_partitioner"]
 
@@ -65,7 +65,9 @@ def check_partitioner(
             that is no hierarchy of the graph, another one the second time, or nothing cut at all.
         PartitionError: if there is no such partitioner.
     """
-    made = choose(partitioner() if isinstance(partitioner, type) else partitioner).partitioner
+    made = resolve_partitioner(
+        partitioner() if isinstance(partitioner, type) else partitioner
+    ).partitioner
     check = PartitionerCheck(made.name)
     chain = unit_chain(_LARGE_STEPS)
     for label, graph in (("a long chain", chain), *_drawn(graphs, seed)):

@@ -5,13 +5,17 @@ Solvers are found through the entry-point group `remat.solvers`.
 
 From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
 arrays, integer programs), `bounds` (what no schedule beats), `search` (schedules without a
-program); then the solvers, `decompositions`, `rotor`, `checkmate`, `refine`, `baselines` and
-`hierarchical`; then `smallest`, the least budget, `registry` and `solve`, which ask them by name,
-and on top `queries` and `step`, which ask many times.
+program), `refine`, our own solver; then `smallest`, the least budget, `registry` and `solve`, which
+ask solvers by name, and on top `queries` and `step`, which ask many times. `published` has the
+methods of papers, a folder for each: `refine` begins with one of them, and the hierarchical ones
+solve their blocks by `refine`. Public beside this module are `step` (several regions under one
+budget), `toolkit` (what a solver is built of), `verdicts` (claims held against schedules) and
+`testing` (what a solver must pass).
 """
 
 from remat_solvers.__about__ import __version__
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
+from remat_solvers.core.store_all import store_all
 from remat_solvers.errors import (
     BackEndFailed,
     BrokenSolver,
@@ -24,28 +28,12 @@ from remat_solvers.errors import (
     WorkerDied,
 )
 from remat_solvers.queries.batch import LargestBatch, max_batch_size, with_batch
-from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, tradeoff
-from remat_solvers.registry import cite, get_solver, list_solvers
+from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, check_tradeoff, tradeoff
+from remat_solvers.registry import cite, get_solver, list_solvers, resolve_solver
 from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
-from remat_solvers.step import (
-    ANY_BYTES,
-    Moment,
-    RegionBound,
-    RegionFront,
-    RegionOption,
-    StepChoice,
-    StepTooLarge,
-    choose,
-    measure_option,
-    refined_options,
-    region_front,
-    region_options,
-    step_bound,
-)
 
 __all__ = [
-    "ANY_BYTES",
     "BackEndFailed",
     "BrokenSolver",
     "BudgetTooSmall",
@@ -53,36 +41,27 @@ __all__ = [
     "InvalidProblem",
     "LargestBatch",
     "Limit",
-    "Moment",
     "Problem",
     "Progress",
-    "RegionBound",
-    "RegionFront",
-    "RegionOption",
     "Report",
     "SmallestBudget",
     "Solver",
     "SolverError",
-    "StepChoice",
-    "StepTooLarge",
     "Tradeoff",
     "TradeoffPoint",
     "UnknownSolver",
     "UnsuitableSolver",
     "WorkerDied",
     "__version__",
-    "choose",
+    "check_tradeoff",
     "cite",
     "get_solver",
     "list_solvers",
     "max_batch_size",
-    "measure_option",
-    "refined_options",
-    "region_front",
-    "region_options",
+    "resolve_solver",
     "smallest_budget",
     "solve",
-    "step_bound",
+    "store_all",
     "tradeoff",
     "with_batch",
 ]

@@ -17,7 +17,7 @@ from remat_graph.plugins import Plugin, find_plugins, offering, read_settings, w
 from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 
-__all__ = ["GROUP", "Chosen", "choose", "cite", "get_solver", "list_solvers"]
+__all__ = ["GROUP", "Chosen", "cite", "get_solver", "list_solvers", "resolve_solver"]
 
 GROUP = "remat.solvers"
 
@@ -42,7 +42,7 @@ def get_solver(solver: str | Solver) -> Solver:
         DuplicateSolver: if two distributions offer it.
         BrokenSolver: if it cannot be imported or made, or is no solver.
     """
-    return choose(solver).solver
+    return resolve_solver(solver).solver
 
 
 def cite(solver: str | Solver) -> str:
@@ -51,7 +51,7 @@ def cite(solver: str | Solver) -> str:
     Raises:
         InvalidProblem, UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
     """
-    chosen = choose(solver)
+    chosen = resolve_solver(solver)
     citation = getattr(chosen.solver, "citation", None)
     if isinstance(citation, str) and citation.strip():
         return citation
@@ -75,7 +75,7 @@ class Chosen:
     identity: str | None
 
 
-def choose(solver: str | Solver) -> Chosen:
+def resolve_solver(solver: str | Solver) -> Chosen:
     """Find what a name stands for, or take an object with its settings; errors as `get_solver`."""
     if isinstance(solver, str):
         try:

@@ -35,7 +35,7 @@ from remat_solvers.errors import (
     SolverError,
     UnsuitableSolver,
 )
-from remat_solvers.registry import Chosen, choose
+from remat_solvers.registry import Chosen, resolve_solver
 from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.verdicts import (
     Verdicts,
@@ -179,12 +179,12 @@ def _search(
 ) -> Solution:
     """Ask the solver, or those of `auto` in turn until one proves its schedule; the last answer."""
     if solver != AUTO:
-        return _ask(choose(solver), problem, limit, relay, verdicts)
+        return _ask(resolve_solver(solver), problem, limit, relay, verdicts)
     trials: list[Trial] = []
     for name in _PORTFOLIO:
         began = limit.elapsed
         try:
-            answer = _ask(choose(name), problem, limit, relay, verdicts)
+            answer = _ask(resolve_solver(name), problem, limit, relay, verdicts)
         except BackEndFailed as error:
             best = _best_so_far(problem, limit, relay, verdicts)
             answer = uncertified(_nothing(name, limit) if best is None else best, str(error))

@@ -9,17 +9,21 @@
   the `Solution`.
 - `evict` and `page` bring a sequence within a budget, `prune` takes out what it does not need,
   `local_search` improves one that fits, `smallest_trace` looks for the least peak.
-- `least` and `bottleneck` prove what no schedule goes below.
-- `Program` and `solve_program` are integer programs, `run_all` runs tasks on an executor.
+- `least` (a `Least`) and `bottleneck` prove what no schedule goes below in bytes, `least_time` in
+  time.
+- `Program` and `solve_program` are integer programs, `HIGHS` is the back end that is always there,
+  and `doubt_of` says why one is not believed; `run_all` runs tasks on an executor.
 """
 
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.least import Least, least
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.milp import Program, solve_program
+from remat_solvers.core.makers import least_time
+from remat_solvers.core.milp import HIGHS, Program, solve_program
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.trust import doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, sequence_of
 from remat_solvers.search.evict import evict
 from remat_solvers.search.local_search import local_search
@@ -28,9 +32,11 @@ from remat_solvers.search.prune import prune
 from remat_solvers.search.smallest import smallest_trace
 
 __all__ = [
+    "HIGHS",
     "Floats",
     "Incumbent",
     "Ints",
+    "Least",
     "Limit",
     "Problem",
     "Program",
@@ -40,9 +46,11 @@ __all__ = [
     "Trace",
     "Wiring",
     "bottleneck",
+    "doubt_of",
     "evict",
     "expand",
     "least",
+    "least_time",
     "local_search",
     "page",
     "prune",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat_graph import Graph, Solution, Status, simulate
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 from remat_solvers.testing.brute_force import fastest
 from solver_cases.staged_brute_force import fastest_staged
 

@@ -21,11 +21,9 @@ import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
-from remat_graph import Graph, encode
-from remat_graph.files import write_atomically
+from remat_graph import Graph, encode, write_atomically
 from remat_partition import Partitioner
-from remat_solvers import Progress, Solver, Tradeoff, TradeoffPoint
-from remat_solvers.queries.tradeoff import check_arguments
+from remat_solvers import Progress, Solver, Tradeoff, TradeoffPoint, check_tradeoff
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +80,7 @@ def tradeoff(
         RematError: if the model is neither a module nor a graph, `kwargs` no mapping, or a graph is
             given together with a call, costs or a loss; as `plan` else.
     """
-    check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     check_method(solver, partitioner)
     wanted = read_budgets(budgets)
     if kwargs is not None and not isinstance(kwargs, Mapping):

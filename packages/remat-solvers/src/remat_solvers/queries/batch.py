@@ -22,9 +22,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from remat_graph import Graph, Solution, Stage, Status, simulate
-from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.bounds.least import least
 from remat_solvers.core.problem import Limit, Problem, Solver, check_graph, check_whole
+from remat_solvers.core.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import MOST_BYTES, Wiring, total_bytes
 from remat_solvers.errors import BudgetTooSmall, InvalidProblem
 from remat_solvers.registry import get_solver

@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass
 
 from remat_graph import Graph, Schedule, Solution, Status, simulate
-from remat_solvers.baselines.store_all import StoreAll, store_all
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Solver
+from remat_solvers.core.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BrokenSolver, SolverError
-from remat_solvers.registry import Chosen, choose
+from remat_solvers.registry import Chosen, resolve_solver
 from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO
 from remat_solvers.verdicts import Verdicts, claim_of, doubt_or_raise, least_peak_claim
@@ -168,4 +168,4 @@ class Knowledge:
 
 
 def _chosen(solver: str | Solver) -> Chosen | None:
-    return None if solver == AUTO else choose(solver)
+    return None if solver == AUTO else resolve_solver(solver)

@@ -37,10 +37,10 @@ from remat_solvers.core.problem import (
 )
 from remat_solvers.errors import InvalidProblem, SolverError, WorkerDied, format_bytes
 from remat_solvers.queries.curve import Knowledge, TradeoffPoint
-from remat_solvers.registry import choose
+from remat_solvers.registry import resolve_solver
 from remat_solvers.solve import AUTO, search
 
-__all__ = ["Tradeoff", "TradeoffPoint", "check_arguments", "tradeoff"]
+__all__ = ["Tradeoff", "TradeoffPoint", "check_tradeoff", "tradeoff"]
 
 _SMALLEST_SECONDS, _SMALLEST_SECONDS_ASIDE = 5.0, 2.0  # the second: where no budget hangs on it
 _SECONDS = 15.0  # for one budget at most; alone, `auto` takes up to twice as long
@@ -100,7 +100,7 @@ def tradeoff(
         SolverError: as `solve`, if all budgets that were asked failed; of one that did beside
             others the point has the `error`. Where nothing fits, or is found, it has no solution.
     """
-    told = check_arguments(points, budgets, solver, limit_seconds, executor, progress)
+    told = check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     Problem(graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
     known = Knowledge(graph)
@@ -129,7 +129,7 @@ def tradeoff(
     )
 
 
-def check_arguments(
+def check_tradeoff(
     points: object,
     budgets: object,
     solver: str | Solver,
@@ -157,7 +157,7 @@ def check_arguments(
         check_executor(executor)
     if progress is not None and not callable(progress):
         raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
-    return AUTO if solver == AUTO else choose(solver).name
+    return AUTO if solver == AUTO else resolve_solver(solver).name
 
 
 def _in_bytes(budgets: Sequence[int | float], store_all_bytes: int) -> list[int]:

@@ -20,11 +20,11 @@ from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, in_order
+from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
 from remat_solvers.refine.state import FAR, State
-from remat_solvers.rotor import Rotor
 from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search, restarted_search
 from remat_solvers.search.paging import PagingPerturbation, page

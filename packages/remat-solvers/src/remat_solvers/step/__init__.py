@@ -10,6 +10,7 @@ from remat_solvers.step.options import (
     RegionBound,
     RegionFront,
     RegionOption,
+    made_elsewhere,
     measure_option,
 )
 from remat_solvers.step.region import known_front, refined_options, region_front, region_options
@@ -24,6 +25,7 @@ __all__ = [
     "StepTooLarge",
     "choose",
     "known_front",
+    "made_elsewhere",
     "measure_option",
     "refined_options",
     "region_front",

@@ -22,15 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
-from remat_solvers.baselines.store_all import store_all
 from remat_solvers.bounds.least import while_running
 from remat_solvers.core.makers import is_in_order
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, Problem, Solver, check_whole
+from remat_solvers.core.store_all import store_all
 from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Wiring, expand, sequence_of
 from remat_solvers.errors import BackEndFailed
-from remat_solvers.registry import choose
+from remat_solvers.registry import resolve_solver
 from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO, search
 from remat_solvers.step.keeping import Keeping
@@ -250,7 +250,7 @@ class _Search:
                 if bound.peak_bytes == ANY_BYTES:  # as `keep` proves
                     distrust(HIGHS, f"it {cause}")
                 else:
-                    by = None if self.solver == AUTO else choose(self.solver)
+                    by = None if self.solver == AUTO else resolve_solver(self.solver)
                     doubt_or_raise(Claim(by, bound.peak_bytes, bound.time, ""), cause)
                 return True
         return False

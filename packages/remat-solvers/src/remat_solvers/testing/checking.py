@@ -21,8 +21,8 @@ from remat_graph.testing import (
     unit_chain,
     with_mask,
 )
-from remat_solvers.baselines.store_all import store_all
 from remat_solvers.core.problem import Limit, Problem, Progress, Solver, silent
+from remat_solvers.core.store_all import store_all
 from remat_solvers.registry import get_solver
 from remat_solvers.testing.brute_force import fastest
 from remat_solvers.testing.judging import faults

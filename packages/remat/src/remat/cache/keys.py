@@ -15,10 +15,8 @@ import remat_partition
 import remat_solvers
 from remat.__about__ import __version__
 from remat_graph import Graph, canonical_hash
-from remat_partition import Partitioner
-from remat_partition.registry import choose as choose_partitioner
-from remat_solvers import Solver
-from remat_solvers.registry import choose as choose_solver
+from remat_partition import Partitioner, resolve_partitioner
+from remat_solvers import Solver, resolve_solver
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +55,8 @@ def solution_key(
     `None` if that is not known: of a solver or a partitioner that no installed distribution offers,
     or with settings that cannot be written down.
     """
-    method = "auto" if solver == "auto" else choose_solver(solver).identity
-    cut = "default" if partitioner is None else choose_partitioner(partitioner).identity
+    method = "auto" if solver == "auto" else resolve_solver(solver).identity
+    cut = "default" if partitioner is None else resolve_partitioner(partitioner).identity
     if method is None or cut is None:
         return None
     return {

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import platformdirs
 
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 __all__ = ["DAMAGE", "Entry", "Store"]
 

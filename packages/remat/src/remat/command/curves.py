@@ -68,9 +68,9 @@ def tradeoff(
     for each in budget or ():
         refuse_auto(each)
     check_output(save, plot)
-    from remat_solvers.queries.tradeoff import check_arguments
+    from remat_solvers import check_tradeoff
 
-    check_arguments(points, budget or None, solver, limit_seconds, None, None)
+    check_tradeoff(points, budget or None, solver, limit_seconds, None, None)
     source = _source(model, options)
     from remat.tradeoffs import check_picture, plot_tradeoff, save_tradeoff, tradeoff_document
     from remat.tradeoffs import tradeoff as find_tradeoff
@@ -170,7 +170,7 @@ def _graph_or_call(source: Graph | Target, options: ModelOptions) -> dict[str, A
 def _graph(source: Graph | Target, options: ModelOptions) -> tuple[Graph, int, int]:
     """Give a graph, the peak of storing everything, and what of it is set aside for a loss."""
     if isinstance(source, Graph):
-        from remat_solvers.baselines.store_all import store_all
+        from remat_solvers import store_all
 
         return source, simulate(source, store_all(source)).peak_bytes, 0
     from remat.planning.planner import SCALAR_BYTES
@@ -205,9 +205,8 @@ def _asked(
 
 def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematError]) -> None:
     """Hold what each solver claims against what the others found, and tell of it as its answer."""
-    from remat_solvers import BudgetTooSmall, SolverError
-    from remat_solvers.core.wiring import Wiring
-    from remat_solvers.registry import choose
+    from remat_solvers import BudgetTooSmall, SolverError, resolve_solver
+    from remat_solvers.toolkit import Wiring
     from remat_solvers.verdicts import (
         Verdicts,
         claim_of,
@@ -222,9 +221,9 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
     for name, answer in answers.items():
         if isinstance(answer, Solution) and answer.schedule is not None:
             verdicts.show(name, answer.schedule, answer.time, answer.peak_bytes)
-            claim = claim_of(choose(name), size, answer)
+            claim = claim_of(resolve_solver(name), size, answer)
         elif isinstance(answer, BudgetTooSmall):
-            claim = least_peak_claim(answer.least_bytes, choose(name))
+            claim = least_peak_claim(answer.least_bytes, resolve_solver(name))
         else:
             continue
         verdicts.claim(claim)

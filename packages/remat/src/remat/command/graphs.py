@@ -52,7 +52,7 @@ def solve(
     from remat.planning.cutting import hierarchy_for
     from remat.plans.plan import Plan
     from remat_solvers import solve as find_schedule
-    from remat_solvers.baselines.store_all import store_all
+    from remat_solvers import store_all
 
     check_solver(solver)
     everything = simulate(loaded, store_all(loaded)).peak_bytes

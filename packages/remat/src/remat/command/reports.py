@@ -24,7 +24,7 @@ from remat.command.terminal import (
 )
 from remat.errors import RematError
 from remat.report.words import mib
-from remat_graph.drawing.picture import printable
+from remat_graph import printable
 
 if TYPE_CHECKING:
     from remat.plans.plan import Plan

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from remat_graph import Graph, Status
-from remat_graph.torch import Capture
-from remat_graph.torch.program import GENERATOR_STATE_BYTES
+from remat_graph.torch import GENERATOR_STATE_BYTES, Capture
 from remat_solvers import BudgetTooSmall
-from remat_solvers.bounds.least import Least, least
-from remat_solvers.core.wiring import Wiring
+from remat_solvers.toolkit import Least, Wiring, least
 
 __all__ = ["with_certain_bound", "without_state"]
 

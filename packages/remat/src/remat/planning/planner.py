@@ -53,8 +53,7 @@ from remat_graph.torch import (
     read_call,
 )
 from remat_partition import Partitioner
-from remat_solvers import BudgetTooSmall, Progress, Solver
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import BudgetTooSmall, Progress, Solver, store_all
 
 __all__ = [
     "SCALAR_BYTES",

@@ -17,11 +17,8 @@ from remat.planning.cutting import hierarchy_for
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_graph.torch import Capture
 from remat_partition import Partitioner
-from remat_solvers import BudgetTooSmall, Progress, Solver, solve
-from remat_solvers.baselines.store_all import store_all
-from remat_solvers.core.makers import least_time
-from remat_solvers.core.wiring import Wiring
-from remat_solvers.registry import choose
+from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solve, store_all
+from remat_solvers.toolkit import Wiring, least_time
 from remat_solvers.verdicts import Verdicts, doubt_or_raise, least_peak_claim, unproved
 
 __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
@@ -219,7 +216,9 @@ def _held_against(
     verdicts = Verdicts(wiring)
     verdicts.show("an earlier plan", known, timeline.time, timeline.peak_bytes)
     verdicts.claim(
-        least_peak_claim(error.least_bytes, choose(solver) if fits and solver != "auto" else None)
+        least_peak_claim(
+            error.least_bytes, resolve_solver(solver) if fits and solver != "auto" else None
+        )
     )
     for claim, cause in verdicts.refuted():
         doubt_or_raise(claim, cause)

@@ -26,7 +26,7 @@ from remat_graph import (
     encode,
     simulate,
 )
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 if TYPE_CHECKING:
     from remat.plans.plan import Plan

@@ -27,10 +27,9 @@ from remat_graph import (
     Stage,
     Status,
     simulate,
+    write_atomically,
 )
-from remat_graph.files import write_atomically
-from remat_solvers import Tradeoff, tradeoff
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import Tradeoff, store_all, tradeoff
 
 __all__ = ["Plan", "compared_row", "recomputed"]
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
 
-from remat_graph.files import write_atomically
+from remat_graph import write_atomically
 
 __all__ = ["SavedPlan"]
 

@@ -20,10 +20,8 @@ from remat.report.page import Chapter, check_plotly, report_page
 from remat.report.traces import save_trace
 from remat.report.whole_step import WholeStep
 from remat.report.words import mib, mib_or_dash
-from remat_graph import Graph, Schedule
-from remat_graph.drawing.picture import printable
-from remat_graph.files import write_atomically
-from remat_solvers.baselines.store_all import store_all
+from remat_graph import Graph, Schedule, printable, write_atomically
+from remat_solvers import store_all
 from remat_solvers.step import Moment, RegionFront, RegionOption, measure_option
 
 __all__ = ["RegionOfStep", "StepPlan", "peak_of"]

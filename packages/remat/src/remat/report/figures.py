@@ -15,8 +15,7 @@ from remat.report.curve import Curve
 from remat.report.explaining import Part
 from remat.report.lifetimes import compute_steps
 from remat.report.words import mib, ms
-from remat_graph import Graph, Provenance, Schedule, simulate
-from remat_graph.drawing.picture import printable
+from remat_graph import Graph, Provenance, Schedule, printable, simulate
 
 __all__ = ["curve_figure", "memory_figure", "treemap_figure"]
 

@@ -17,9 +17,8 @@ from remat.errors import RematError
 from remat.report.curve import Curve
 from remat.report.explaining import Explanation, Part, explain
 from remat.report.figures import curve_figure, memory_figure, treemap_figure
-from remat_graph import Graph, Schedule
-from remat_graph.drawing.picture import printable
-from remat_solvers.baselines.store_all import store_all
+from remat_graph import Graph, Schedule, printable
+from remat_solvers import store_all
 
 __all__ = ["Chapter", "check_plotly", "report_page"]
 

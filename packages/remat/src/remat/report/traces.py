@@ -20,8 +20,7 @@ from typing import Any
 from remat.errors import RematError
 from remat.report.lifetimes import Life, compute_steps, lifetimes
 from remat.report.measured import Curve, measured_events, measured_memory
-from remat_graph import Compute, Graph, Op, Provenance, Schedule, simulate
-from remat_graph.files import write_atomically
+from remat_graph import Compute, Graph, Op, Provenance, Schedule, simulate, write_atomically
 
 __all__ = ["check_ending", "chrome_trace", "memory_snapshot", "save_trace"]
 

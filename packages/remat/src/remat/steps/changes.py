@@ -13,7 +13,7 @@ import torch
 from remat.plans.reads import read_by_backward
 from remat_exec import checksum
 from remat_graph.torch import Capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 
 __all__ = ["Changes", "Watched"]
 

@@ -27,8 +27,6 @@ from remat.steps.region_calls import RegionKind
 from remat_exec import BudgetExceeded
 from remat_graph import Status
 from remat_solvers import BudgetTooSmall
-from remat_solvers.core.milp import HIGHS
-from remat_solvers.core.trust import doubt_of
 from remat_solvers.step import (
     Moment,
     RegionFront,
@@ -39,6 +37,7 @@ from remat_solvers.step import (
     refined_options,
     step_bound,
 )
+from remat_solvers.toolkit import HIGHS, doubt_of
 
 __all__ = ["StepChooser"]
 

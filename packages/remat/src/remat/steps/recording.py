@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
-from remat_solvers.step import Moment, RegionOption
-from remat_solvers.step.options import made_elsewhere
+from remat_solvers.step import Moment, RegionOption, made_elsewhere
 
 __all__ = [
     "Call",

@@ -17,7 +17,7 @@ from remat.steps.recording import Call, gradients_present
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Graph
 from remat_graph.torch import Capture
-from remat_solvers.baselines.store_all import store_all
+from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 
 if TYPE_CHECKING:

@@ -1,9 +1,0 @@
-"""MONeT: one integer program for what is kept, what is computed again, and by which makers.
-
-`layout` reads a graph as MONeT sees it, `formulation` writes the program, `memory` its rows of
-bytes, `point` goes between points and schedules, `solver` solves it.
-"""
-
-from remat_solvers.monet.solver import Monet
-
-__all__ = ["Monet"]

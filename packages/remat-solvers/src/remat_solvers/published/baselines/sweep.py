@@ -1,0 +1,32 @@
+"""Schedule one proposal after another and keep the fastest that fits.
+
+Guarantee: the schedule is within the budget; `lower_bound` is the time of computing every op once;
+`INFEASIBLE` only where one op alone needs more than the budget (`least`).
+Complexity: one `Stages.least_run` and one trace per proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remat_graph import Solution
+from remat_solvers.bounds.least import least
+from remat_solvers.core.problem import Limit
+from remat_solvers.published.checkmate.attempt import Attempt
+from remat_solvers.published.checkmate.stages import Bits
+
+__all__ = ["cheapest"]
+
+_DEFAULT_SECONDS = 60.0
+
+
+def cheapest(attempt: Attempt, limit: Limit, proposals: Iterable[tuple[str, Bits]]) -> Solution:
+    """Try all proposals (what they are, what they keep), at least one whatever the limit."""
+    for label, kept in proposals:
+        fits = attempt.offer_kept(kept)
+        attempt.say(f"{label}: {'fits' if fits else 'over budget'}")
+        if limit.left(_DEFAULT_SECONDS) <= 0:
+            break
+    if least(attempt.wiring).peak_bytes > attempt.budget_bytes:
+        attempt.refuse()
+    return attempt.solution()

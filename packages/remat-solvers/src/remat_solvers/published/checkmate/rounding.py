@@ -1,0 +1,153 @@
+"""`checkmate-rounding`: the linear relaxation of Checkmate, rounded in two phases.
+
+The relaxation is solved for a budget of (1 - epsilon) M, to leave room for what rounding adds.
+Phase one rounds S at a threshold, or, where draws are asked for, to 1 with the probability S; phase
+two completes it with the least R for which the schedule is legal (`Stages.least_run`). Of all
+epsilons, thresholds and draws tried, the fastest schedule within the budget M is kept. Epsilon
+rises through a grid until the relaxation has no point, or the last few schedules that fit were no
+faster. The paper's threshold is 0.5 (`thresholds=(0.5,)`); others cost little beside the linear
+program and find schedules at budgets where 0.5 finds none. Nor does the paper take out afterwards
+what the budget allows to keep (`prune`), which rounding S stage by stage leaves in, or begin with
+schedules that are found without a program (`starts`); with `pruned=False` neither is done.
+
+Guarantee: none on the time (1.06x of the optimum is what the paper saw); `lower_bound` is that of
+the relaxation of `bound` and holds for all schedules in the order of the graph, and `INFEASIBLE` is
+proved by it. Complexity: one linear program per epsilon, of O(ops x edges) columns.
+Limits: refused above `most_columns` columns. Randomised rounding depends on `seed` alone.
+Source: Jain et al. 2020, section 5, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from remat_graph import Solution
+from remat_solvers.core.milp import HIGHS, BudgetedProgram, relaxed
+from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.wiring import Floats
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.published.checkmate.attempt import Attempt, why_not
+from remat_solvers.published.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.search.prune import prune
+
+__all__ = ["CheckmateRounding"]
+
+_MOST_COLUMNS = 200_000
+_DEFAULT_SECONDS = 60.0
+_BOUND_SHARE = 0.3
+_EPSILONS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+_PATIENCE = 3
+_THRESHOLDS = (0.5, *(k / 20 for k in range(1, 20) if k != 10))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckmateRounding:
+    """Deterministic two-phase rounding; with `draws`, that many random ones per epsilon as well.
+
+    Raises:
+        InvalidProblem: if `draws`, `seed` or `most_columns` is no whole number of 0 or more, there
+            are draws without a `seed`, thresholds are no shares, or there is nothing to round by.
+    """
+
+    name: ClassVar[str] = "checkmate-rounding"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
+        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020, "
+        "section 5."
+    )
+
+    thresholds: tuple[float, ...] = _THRESHOLDS
+    draws: int = 0
+    seed: int | None = None
+    pruned: bool = True
+    back_end: str = HIGHS
+    form: Form = Form.TIGHT
+    most_columns: int = _MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_whole("draws", self.draws, 0)
+        check_whole("most_columns", self.most_columns, 0)
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0)
+        if not _are_shares(self.thresholds):
+            raise InvalidProblem(
+                f"thresholds={self.thresholds!r}; give numbers from 0 to 1, such as (0.5,)"
+            )
+        if self.draws and self.seed is None:
+            raise InvalidProblem(f"draws={self.draws} needs a seed, such as seed=0")
+        if not self.draws and not self.thresholds:
+            raise InvalidProblem("thresholds=() and draws=0; give one of them, such as (0.5,)")
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse programs that are too large, and back ends that are not installed."""
+        return why_not(problem, self.back_end, self.most_columns)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Search for the epsilon, until the limit is reached (60 s if none is set)."""
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once():
+            return attempt.solution()
+        if self.pruned:
+            attempt.begin(problem.start, deadline)
+        if attempt.closed():
+            return attempt.solution()
+        attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end, whole=False)
+        attempt.say("bounded all schedules")
+        if not attempt.infeasible and _left(deadline) > 0:
+            self._search(attempt, deadline)
+        return attempt.solution()
+
+    def _search(self, attempt: Attempt, deadline: float) -> None:
+        formulation = formulate(attempt.stages, self.form)
+        program = BudgetedProgram(relaxed(formulation.program), formulation.per_byte, self.back_end)
+        rng = np.random.default_rng(self.seed)
+
+        idle, fastest = 0, math.inf
+        for epsilon in _EPSILONS:
+            if attempt.closed() or _left(deadline) <= 0 or idle >= _PATIENCE:
+                return
+            answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=_left(deadline))
+            if answer.point is None:
+                return
+            taken = self._round(attempt, formulation, answer.point, rng)
+            idle = idle + 1 if fastest <= taken < math.inf else 0
+            fastest = min(fastest, taken)
+            fits = "fits" if taken < math.inf else "over budget"
+            attempt.say(f"rounded at epsilon {epsilon:.4g}: {fits}")
+
+    def _round(
+        self, attempt: Attempt, formulation: Formulation, point: Floats, rng: np.random.Generator
+    ) -> float:
+        """Round S in every way asked for, complete it, offer it; the least time of what fits."""
+        share = formulation.read(point)[1]
+        choices = [share > threshold for threshold in self.thresholds]
+        choices += [rng.random(share.shape) < share for _ in range(self.draws)]
+        fastest = math.inf
+        for kept in choices:
+            found = trace(attempt.wiring, attempt.stages.sequence(attempt.stages.least_run(kept)))
+            if attempt.offer(found):
+                if self.pruned:
+                    found = prune(attempt.wiring, found, attempt.budget_bytes)
+                    attempt.offer(found)
+                fastest = min(fastest, sequence_time(attempt.wiring, found.sequence))
+        return fastest
+
+
+def _are_shares(given: object) -> bool:
+    if not isinstance(given, Sequence):
+        return False
+    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in given)
+
+
+def _left(deadline: float) -> float:
+    return deadline - time.perf_counter()

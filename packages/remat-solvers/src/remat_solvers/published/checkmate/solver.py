@@ -1,0 +1,130 @@
+"""`checkmate`: the complete integer program, from the optimum of which a schedule is read.
+
+It begins with what is found without a program (`starts`): the given schedule, and storing
+everything brought within the budget. Then the program of `bound` is solved, for at most a share of
+the time, and that of `formulation`, warm-started from the fastest of these that fits in Checkmate's
+stages.
+
+Guarantee: given enough time, no schedule in Checkmate's stages (between two first computations each
+op at most once, in the order of the graph) is faster than the one returned, which may be one to
+begin with, of other stages. `lower_bound`,
+`OPTIMAL` and `INFEASIBLE` are claims about all schedules in the order of the graph, and are proved
+by `bound`; where only Checkmate's stages are exhausted, the status is `FEASIBLE` or `LIMIT`.
+Complexity: a MILP of O(ops x edges) columns; tens of ops take seconds, hundreds do not finish.
+Limits: refused above `most_columns` columns; the order of first computations is fixed.
+Source: Jain et al. 2020, "Checkmate: Breaking the Memory Wall with Optimal Tensor
+Rematerialization", section 4, equations 1 to 9.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_graph import Solution
+from remat_solvers.core.milp import HIGHS, BudgetedProgram, Outcome
+from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.wiring import Floats
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.published.checkmate.attempt import Attempt, why_not
+from remat_solvers.published.checkmate.formulation import Form, Formulation, formulate
+
+__all__ = ["MOST_COLUMNS", "Checkmate"]
+
+MOST_COLUMNS = 200_000
+_DEFAULT_SECONDS = 60.0
+_BOUND_SHARE = 0.3
+_LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkmate:
+    """The integer program of Checkmate, by any MILP solver that CVXPY has installed.
+
+    `gap` is the relative gap of the program's objective, the time of recomputation, at which the
+    back end may stop.
+
+    Raises:
+        InvalidProblem: if `gap` is no number of 0 or more, `form` no `Form`, or `most_columns` no
+            whole number of 0 or more.
+    """
+
+    name: ClassVar[str] = "checkmate"
+    exact: ClassVar[bool] = True
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
+        "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
+    )
+
+    back_end: str = HIGHS
+    gap: float = 0.0
+    form: Form = Form.TIGHT
+    most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_gap(self.gap)
+        check_whole("most_columns", self.most_columns, 0)
+        if not isinstance(self.form, Form):
+            raise InvalidProblem(f"form={self.form!r}; give one of {', '.join(map(str, Form))}")
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse programs that are too large, and back ends that are not installed."""
+        return why_not(problem, self.back_end, self.most_columns)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once():
+            return attempt.solution()
+        begun = attempt.begin(problem.start, deadline)
+        if attempt.closed():
+            return attempt.solution()
+        bounded = attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end)
+        attempt.say("bounded all schedules")
+        if not attempt.infeasible and not attempt.closed() and _left(deadline) > 0:
+            self._search(attempt, begun, deadline)
+            open_still = bounded is Outcome.STOPPED and not attempt.closed()
+            if open_still and _left(deadline) > 0:
+                attempt.bound_all(_left(deadline), self.back_end)
+                attempt.say("bounded all schedules again")
+        return attempt.solution()
+
+    def _search(self, attempt: Attempt, begun: list[Trace], deadline: float) -> None:
+        """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
+        formulation = formulate(attempt.stages, self.form)
+        program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
+        start = _start(attempt, begun, formulation)
+        for share in _LESS:
+            answer = program.solve(
+                attempt.budget_bytes * share,
+                seconds=_left(deadline),
+                gap=self.gap,
+                start=start,
+            )
+            if answer.point is None:
+                ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
+                return attempt.say(f"Checkmate's program {ended}")
+            kept = formulation.read(answer.point)[1] > 0.5
+            if attempt.offer_kept(kept):
+                solved = answer.outcome is Outcome.SOLVED
+                return attempt.say(f"Checkmate's program {'solved' if solved else 'stopped'}")
+        return attempt.say("Checkmate's program has only points within its tolerances")
+
+
+def _left(deadline: float) -> float:
+    return deadline - time.perf_counter()
+
+
+def _start(attempt: Attempt, begun: list[Trace], formulation: Formulation) -> Floats | None:
+    """Write as a point the first of the schedules that in Checkmate's stages still fits."""
+    for found in begun:
+        kept = attempt.stages.read_off(found)
+        run = attempt.stages.least_run(kept)
+        staged = trace(attempt.wiring, attempt.stages.sequence(run))
+        if staged.peak_bytes <= attempt.budget_bytes:
+            return formulation.embed(run, kept)
+    return None

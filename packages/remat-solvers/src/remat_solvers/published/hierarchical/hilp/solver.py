@@ -1,0 +1,187 @@
+"""`h-ilp` and `rk-checkmate`: the hierarchical integer program of HiRemate, and it without blocks.
+
+Blocks are planned from the lowest level up, each kind once and at several budgets (`blocks`); what
+comes out are its options. The top level is solved with the options of its blocks, with corrections
+for what is freed inside them. Every answer is a sequence of ops whose memory has been traced, so
+none is over budget, whatever the program believed. Both begin with the given schedule and with what
+is found without a program (`starts`), from which the programs are warm-started. For `h-ilp`, what
+those schedules do in a block is an option of it, too (`blocks.adopt`); where these options together
+need more than the budget, others are tried. A given schedule that fits is kept, in whatever order.
+
+Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does; the bound
+of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` only where a single op
+needs more than the budget.
+Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
+budget, whose size depends on the partition alone; the number of kinds grows with the graph.
+Limits: the order of first computations is that of the hierarchy or that of the graph; the programs
+count what an op could overwrite as if it stayed.
+Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2023, "Rockmate".
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat_graph import Solution, simulate
+from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end
+from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.wiring import Ints, sequence_of
+from remat_solvers.errors import InvalidProblem
+from remat_solvers.published.checkmate.attempt import Attempt, why_not
+from remat_solvers.published.checkmate.solver import MOST_COLUMNS
+from remat_solvers.published.hierarchical.blocks.level import Level
+from remat_solvers.published.hierarchical.blocks.planning import Blocks
+from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
+from remat_solvers.published.hierarchical.hilp.search import search
+
+__all__ = ["HILP", "RKCheckmate"]
+
+_DEFAULT_SECONDS = 60.0
+_BLOCKS_SHARE = 0.5
+_BOUND_SHARE = 0.3
+_PLANNER = LevelPlanner()
+
+
+@dataclass(frozen=True, slots=True)
+class HILP:
+    """H-ILP over the hierarchy of the problem.
+
+    `most_options` (N_o) is shared out among the blocks of a level. The smallest blocks at the top
+    are dissolved while that leaves at most `most_nodes` nodes there. `gap` is the relative gap of
+    the time at which the back end may stop.
+
+    Raises:
+        InvalidProblem: if `most_options` or `most_nodes` is no whole number of 1 or more, or `gap`
+            is no number of 0 or more.
+    """
+
+    name: ClassVar[str] = "h-ilp"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = True
+    citation: ClassVar[str] = (
+        "J. Gusak, X. Zhao, T. Le Hellard, Z. Li, L. Eyraud-Dubois, O. Beaumont: HiRemate: "
+        "Hierarchical Approach for Efficient Re-materialization of Neural Networks. 2024."
+    )
+
+    most_options: int = 80
+    most_nodes: int = 28
+    gap: float = 0.003
+    back_end: str = HIGHS
+    planner: LevelPlanner = _PLANNER
+
+    def __post_init__(self) -> None:
+        check_whole("most_options", self.most_options)
+        check_whole("most_nodes", self.most_nodes)
+        check_gap(self.gap)
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse graphs without ops, and back ends that are not installed."""
+        if not problem.graph.ops:
+            return "the graph has no ops"
+        return missing_back_end(self.back_end)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
+        if problem.hierarchy is None:
+            raise InvalidProblem(f"{self.name} needs a hierarchy")
+        started = time.perf_counter()
+        seconds = limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once(any_order=True):
+            return attempt.solution()
+        begun = _given(attempt, problem)
+        begun += [found.sequence for found in attempt.begin(problem.start, started + seconds)]
+        if attempt.closed():
+            return attempt.solution()
+        blocks = Blocks(problem.hierarchy, self.most_options)
+        until = started + _BLOCKS_SHARE * seconds
+        blocks.plan(self.planner, problem.executor, until, attempt.say)
+        found = search(
+            blocks.top(self.most_nodes, begun),
+            problem.budget_bytes,
+            deadline=started + seconds,
+            gap=self.gap,
+            corrected=True,
+            back_end=self.back_end,
+            tell=attempt.take,
+            begun=begun,
+        )
+        attempt.say(f"the program of the top level is {found.outcome.value}")
+        return attempt.solution()
+
+
+def _given(attempt: Attempt, problem: Problem) -> list[Ints]:
+    """Keep the given schedule if it fits, whatever its order; list it as a sequence.
+
+    Raises:
+        InvalidSchedule: if it is not legal.
+    """
+    if problem.start is None:
+        return []
+    simulate(problem.graph, problem.start)
+    sequence = sequence_of(attempt.wiring, problem.start)
+    attempt.take(sequence)
+    return [sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class RKCheckmate:
+    """H-ILP's program over single ops: Rockmate's extension of Checkmate.
+
+    Raises:
+        InvalidProblem: if `gap` is no number of 0 or more, or `most_columns` no whole number of 0
+            or more.
+    """
+
+    name: ClassVar[str] = "rk-checkmate"
+    exact: ClassVar[bool] = True
+    needs_hierarchy: ClassVar[bool] = False
+    citation: ClassVar[str] = (
+        "X. Zhao, T. Le Hellard, L. Eyraud-Dubois, J. Gusak, O. Beaumont: Rockmate: an Efficient, "
+        "Fast, Automatic and Generic Tool for Re-materialization in PyTorch. ICML 2023."
+    )
+
+    gap: float = 0.0
+    back_end: str = HIGHS
+    most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_gap(self.gap)
+        check_whole("most_columns", self.most_columns, 0)
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse programs that are too large, and back ends that are not installed."""
+        return why_not(problem, self.back_end, self.most_columns)
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        attempt = Attempt(self.name, problem, limit, report)
+        if attempt.settled_at_once():
+            return attempt.solution()
+        begun = attempt.begin(problem.start, deadline)
+        if attempt.closed():
+            return attempt.solution()
+        left = deadline - time.perf_counter()
+        bounded = attempt.bound_all(_BOUND_SHARE * left, self.back_end)
+        attempt.say("bounded all schedules")
+        if attempt.infeasible or attempt.closed():
+            return attempt.solution()
+        found = search(
+            Level.of(attempt.wiring),
+            problem.budget_bytes,
+            deadline=deadline,
+            gap=self.gap,
+            corrected=True,
+            back_end=self.back_end,
+            tell=attempt.take,
+            begun=[found.sequence for found in begun],
+        )
+        attempt.say(f"the program is {found.outcome.value}")
+        left = deadline - time.perf_counter()
+        if bounded is Outcome.STOPPED and not attempt.closed() and left > 0:
+            attempt.bound_all(left, self.back_end)
+            attempt.say("bounded all schedules again")
+        return attempt.solution()

@@ -1,0 +1,202 @@
+"""`monet`: checkpoints and the implementation of every op, jointly, by the program of MONeT.
+
+Over a graph with alternatives (`Graph.with_numerics` says how exact) it is MONeT, over
+`Graph.without_alternatives()` MONeT's checkpointing alone. It begins with what is found without a
+program: storing everything in the fastest ways, the given schedule, and, where there is a choice,
+storing everything under Gist's choice of makers and some others, brought within the budget. Then
+the program is solved, warm-started from the fastest of these that it admits.
+
+Guarantee: given enough time, no schedule of MONeT's form that its program admits is faster than the
+one returned, which may be one to begin with, of another form: the forward pass is run once, before
+each op of the backward half ops of the forward half are computed again once at most and in order,
+gradients are never computed again, and while something is computed again, what later ops may read
+counts. The optimum of this program bounds no other schedules, so there is no `lower_bound` but the
+time of the cheapest ways, told where it is reached, and no `INFEASIBLE` but where one op needs too
+much. Progress tells the optimum or the bound of the program.
+Complexity: a MILP of O(segments x values) columns; see `most_columns`.
+Limits: for graphs with a forward and a backward half; refused above `most_columns` columns.
+Source: Shah et al. 2021, "Memory Optimization for Deep Networks", section 4, appendices B and C.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from remat_graph import Solution, simulate
+from remat_solvers.bounds.least import least
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.makers import store_all_sequence
+from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end, solve_program
+from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
+from remat_solvers.published.baselines.forward import why_unsuitable
+from remat_solvers.published.monet.columns import count_columns
+from remat_solvers.published.monet.formulation import TOTAL, Formulation, formulate
+from remat_solvers.published.monet.layout import Layout
+from remat_solvers.published.monet.point import embed, read_point, settle
+from remat_solvers.search.repair import tidy
+from remat_solvers.search.selection import arrange, first_choices
+from remat_solvers.search.starts import starts
+from remat_solvers.search.unfolding import unfold
+
+__all__ = ["MOST_COLUMNS", "Monet"]
+
+MOST_COLUMNS = 200_000
+_MOST_OPS = 4000
+_DEFAULT_SECONDS = 60.0
+_LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Monet:
+    """The integer program of MONeT, by any MILP solver that CVXPY has installed.
+
+    `gap` is the relative gap of the whole time of a step, at which the back end may stop.
+
+    Raises:
+        InvalidProblem: if `gap` is no number of 0 or more, or `most_columns` no whole number of 0
+            or more.
+    """
+
+    name: ClassVar[str] = "monet"
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = True
+    citation: ClassVar[str] = (
+        "A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "
+        "Memory Optimization for Deep Networks. ICLR 2021."
+    )
+
+    back_end: str = HIGHS
+    gap: float = 0.0
+    most_columns: int = MOST_COLUMNS
+
+    def __post_init__(self) -> None:
+        check_gap(self.gap)
+        check_whole("most_columns", self.most_columns, 0)
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Refuse graphs without two halves, programs that are too large, and missing back ends."""
+        reason = why_unsuitable(problem.graph, _MOST_OPS) or missing_back_end(self.back_end)
+        if reason is not None:
+            return reason
+        columns = count_columns(Layout.of(problem.wiring))
+        if columns > self.most_columns:
+            return (
+                f"its program would have {columns:,} columns, more than {self.most_columns:,}; "
+                f"use 'refine', which has stages only where memory binds"
+            )
+        return None
+
+    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
+        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
+        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        course = _Course(self.name, problem, limit, report)
+        if not course.begin(problem, deadline):
+            course.search(self.back_end, self.gap, deadline)
+        return course.kept.solution()
+
+
+class _Course:
+    """One solve: what it begins with, and the program."""
+
+    def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
+        wiring, budget = problem.wiring, problem.budget_bytes
+        self.kept = Incumbent(solver, wiring, budget, limit, report, bounded=False)
+        self._layout = Layout.of(wiring)
+        self._begun: list[Trace] = []
+
+    def begin(self, problem: Problem, deadline: float) -> bool:
+        """Offer schedules that are found without a program; say whether there is nothing to gain.
+
+        Takes a small share of the time until `deadline`.
+        """
+        kept, wiring = self.kept, self._layout.wiring
+        self._offer(store_all_sequence(wiring))
+        if kept.closed():
+            kept.say("storing everything fits")
+            return True
+        if kept.best is None and least(wiring).peak_bytes > kept.budget_bytes:
+            kept.refuse()
+            kept.say("one op alone needs more than the budget")
+            return True
+        if problem.start is not None:
+            self._offer(sequence_of(wiring, problem.start))
+        if not problem.graph.has_alternatives:
+            for found in starts(wiring, kept.budget_bytes, None, deadline):
+                self._offer(found.sequence)
+        else:
+            self._begin_with_choices(deadline)
+        kept.say("began without a program")
+        return kept.closed()
+
+    def _begin_with_choices(self, deadline: float) -> None:
+        """Offer what is found under each of the first choices of makers."""
+        layout, budget = self._layout, self.kept.budget_bytes
+        wiring, makers = layout.wiring, layout.makers
+        for choice in first_choices(wiring, makers):
+            arranged = arrange(wiring, makers, choice)
+            if arranged is not None:
+                unfolded = unfold(wiring, arranged)
+                for found in starts(unfolded.wiring, budget, None, deadline):
+                    self._offer(unfolded.fold(found).sequence)
+
+    def search(self, back_end: str, gap: float, deadline: float) -> None:
+        """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
+        kept = self.kept
+        for share in _LESS:
+            if deadline <= time.perf_counter():
+                return kept.say("out of time before MONeT's program")
+            formulation = formulate(self._layout, kept.budget_bytes * share)
+            answer = solve_program(
+                formulation.program,
+                seconds=deadline - time.perf_counter(),
+                gap=gap,
+                start=self._start(formulation),
+                back_end=back_end,
+            )
+            if answer.point is None:
+                ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
+                return kept.say(f"MONeT's program {ended}")
+            decision = read_point(formulation.columns, answer.point)
+            sequence = decision.sequence(self._layout)
+            if self._offer(tidy(self._layout.wiring, sequence)):
+                ended = "solved" if answer.outcome is Outcome.SOLVED else "stopped"
+                took, least_ = answer.value / TOTAL, answer.bound / TOTAL
+                return kept.say(f"MONeT's program {ended}: {took:.4f}, its bound {least_:.4f}")
+        return kept.say("MONeT's program has only points within its tolerances")
+
+    def _start(self, formulation: Formulation) -> Floats | None:
+        """Write as a point the fastest schedule that the program admits."""
+        program = formulation.program
+        best: Floats | None = None
+        for found in self._begun:
+            decision = settle(formulation.columns, found)
+            if decision is None:
+                continue
+            point = embed(formulation.columns, decision, len(program.cost))
+            fits = bool(np.all(program.matrix @ point <= program.right + 1e-6))
+            if fits and (best is None or program.cost @ point < program.cost @ best):
+                best = point
+        return best
+
+    def _offer(self, sequence: Ints) -> bool:
+        """Offer a sequence; say whether it fits.
+
+        Raises:
+            InvalidSchedule: if it is not legal, which is a defect of what made it.
+        """
+        wiring = self._layout.wiring
+        simulate(wiring.graph, expand(wiring, sequence))
+        found = trace(wiring, sequence)
+        before = self.kept.best_time
+        fits = self.kept.offer(found)
+        self._begun.append(found)
+        if self.kept.best_time < before:
+            self.kept.say(f"a schedule of {sequence_time(wiring, sequence):.6g} was found")
+        return fits

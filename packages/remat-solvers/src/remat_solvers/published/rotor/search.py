@@ -1,0 +1,66 @@
+"""The search for the fastest schedule of the chains of a graph, over chains and numbers of slots.
+
+Rounding costs up to a slot per stored input or record, so 4 and 16 times as many slots are tried
+too, where the tables stay small. What the programme recomputes in vain is left out afterwards;
+every schedule is simulated, and only one within the budget counts.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.problem import Limit, Report
+from remat_solvers.core.trace import trace
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.published.rotor.costs import StageCosts
+from remat_solvers.published.rotor.program import fastest, least_bytes
+from remat_solvers.search.prune import drop_unused
+
+__all__ = ["DEFAULT_SECONDS", "Search"]
+
+DEFAULT_SECONDS = 30.0
+_FINER = 4
+_ROUNDS = 3
+# Entries of a table of 16 bytes and more; the larger where nothing was found before.
+_MOST_ENTRIES, _MOST_ENTRIES_AT_NEED = 6_000_000, 20_000_000
+
+
+class Search(Incumbent):
+    """The best schedule of the chains of a graph so far; says what all chains need at least."""
+
+    def __init__(
+        self, solver: str, wiring: Wiring, budget_bytes: int, limit: Limit, report: Report
+    ) -> None:
+        super().__init__(solver, wiring, budget_bytes, limit, report, bounded=False)
+        self._deadline = time.perf_counter() + limit.left(DEFAULT_SECONDS)
+
+    def run(self, costs: tuple[StageCosts, ...], slots: int) -> None:
+        """Fill a table for a chain, and finer ones while they stay small."""
+        if self.closed():
+            return
+        budget, least = self.budget_bytes, least_bytes(costs)
+        self.least_peak_bytes = min(self.least_peak_bytes, least)
+        if least > budget:
+            return
+        for _ in range(_ROUNDS):
+            sequence = fastest(costs, budget, slots, self._deadline)
+            if sequence is not None:
+                self._offer_used(sequence)
+            self.say(f"{len(costs)} stages, {min(slots, budget)} slots")
+            entries = len(costs) ** 2 // 2 * slots * _FINER
+            if (
+                self.closed()
+                or slots >= budget
+                or time.perf_counter() > self._deadline
+                or entries > (_MOST_ENTRIES_AT_NEED if sequence is None else _MOST_ENTRIES)
+            ):
+                return
+            slots *= _FINER
+
+    def _offer_used(self, sequence: list[int]) -> None:
+        """Offer a schedule without what it recomputes in vain."""
+        now = trace(self.wiring, np.array(sequence, dtype=np.int64))
+        self.offer(drop_unused(self.wiring, now))
