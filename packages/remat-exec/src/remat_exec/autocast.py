@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch import Call, Program, TensorFacts, Variable
+from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
 __all__ = ["autocast_type", "lowered_bytes", "run_lowered"]
 
 aten = torch.ops.aten
-_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 _CAST = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -35,7 +34,7 @@ def lowered_bytes(program: Program, dtype: torch.dtype) -> dict[str, int]:
         op: _cast_bytes(program, call, dtype)
         for op, call in program.calls.items()
         if op in program.backward_ops
-        and call.target in _PRODUCTS
+        and operator_of(call.target).is_product
         and _cast_bytes(program, call, dtype)
     }
 

@@ -22,7 +22,7 @@ from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_exec.wanted import for_wanted
 from remat_graph import Compute, Graph, Step, freed_next
-from remat_graph.torch import IN_PLACE, PARTS, RUN_AS, Call, Program, TensorFacts, Variable
+from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
 __all__ = ["Group", "Writer", "zero_values"]
 
@@ -207,13 +207,13 @@ class Writer:
             self._require(name)
         rest = ", ".join(self._argument(item) for item in call.args[1:])
         rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
-        own = IN_PLACE.get(call.target)
+        own = operator_of(call.target).in_place
         if own is not None:
             bound = self._bind_target(own)
             self.lines.append(f"{bound}({target}, {rest})")
         else:
             source, _, where = rest.partition(", ")
-            part = self._bind_target(PARTS[call.target])
+            part = self._bind_target(operator_of(call.target).part)
             self.lines.append(f"{part}({target}, {where}).copy_({source})")
         self.lines.append(f"{result} = {target}")
         self._define(result)
@@ -288,7 +288,7 @@ class Writer:
         return f"{start}{', '.join(arguments)})"
 
     def _bind_target(self, target: Any) -> str:
-        run = RUN_AS.get(target, target)
+        run = operator_of(target).runs_as or target
         return self._bind(_symbol(target), getattr(run, "_op", run))
 
     def _bind(self, name: str, item: Any) -> str:

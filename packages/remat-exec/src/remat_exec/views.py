@@ -10,27 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from remat_graph.torch import Call, Program, TensorFacts, Variable
+from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
 __all__ = ["shortened"]
 
 aten = torch.ops.aten
-
-# Views of one tensor that differ in shape, strides and offset alone.
-_PLAIN = {
-    aten.alias.default,
-    aten.detach.default,
-    aten.expand.default,
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-    aten.view.default,
-}
 
 
 def shortened(program: Program) -> dict[str, Call | str]:
@@ -58,7 +42,7 @@ def shortened(program: Program) -> dict[str, Call | str]:
 def _above(program: Program, call: Call | None) -> list[str]:
     """List what a view is made of by plain views alone, furthest first."""
     above: list[str] = []
-    while call is not None and call.target in _PLAIN:
+    while call is not None and operator_of(call.target).plain_view:
         above.append(call.reads[0])
         call = program.views.get(above[-1])
     return above[::-1]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from remat_graph.torch import capture, packing
-from remat_graph.torch.in_place import IN_PLACE
 from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.operators import OPERATORS
 
 aten = torch.ops.aten
 STRANGE = [0.0, -0.0, 1e-45, -1e-45, 0.5, -0.5, 6.0, 3.0, float("inf"), -float("inf")]
@@ -60,7 +60,7 @@ def test_a_function_over_its_input_gives_the_same_bits(operator, dtype):
         others = [*others, (torch.randn(4099).to(dtype),), (torch.randn(1).to(dtype),)]
     for rest in others:
         expected = operator(x, *rest)
-        found = IN_PLACE[operator](x.clone(), *rest)
+        found = OPERATORS[operator].in_place(x.clone(), *rest)
         assert same(found, expected), rest
 
 
@@ -72,7 +72,7 @@ def test_a_pointwise_backward_over_its_gradient_gives_the_same_bits(operator, la
     arguments = ARGUMENTS[operator](read)
     expected = operator(grad, *arguments)
     with AllocationRecorder(grad.device) as recorder:
-        IN_PLACE[operator](grad, *arguments)
+        OPERATORS[operator].in_place(grad, *arguments)
     assert recorder.requested_bytes == 0
     assert same(grad, expected)
 
@@ -84,15 +84,19 @@ def test_a_packed_backward_over_its_gradient_gives_the_same_bits(planned):
     arguments = (packed, read.shape, read.stride())
     expected = packing.backward_of_kept(grad, *arguments)
     for given in (grad.clone(), grad.to(memory_format=planned)):
-        IN_PLACE[packing.backward_of_kept](given, *arguments)
+        OPERATORS[packing.backward_of_kept].in_place(given, *arguments)
         assert torch.equal(given, expected)
     with AllocationRecorder(grad.device) as recorder:
-        IN_PLACE[packing.backward_of_kept](expected, *arguments)
+        OPERATORS[packing.backward_of_kept].in_place(expected, *arguments)
     assert recorder.requested_bytes <= packing.mask_workspace(packed.nbytes)
 
 
 def test_all_that_may_overwrite_is_tried_here():
-    assert {*IN_PLACE} == {*OTHERS, *ARGUMENTS, packing.backward_of_kept}
+    assert {target for target, operator in OPERATORS.items() if operator.in_place} == {
+        *OTHERS,
+        *ARGUMENTS,
+        packing.backward_of_kept,
+    }
 
 
 def test_a_gradient_is_written_over_unless_it_came_from_outside():

@@ -1,6 +1,5 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.batch_norm import RUN_AS
 from remat_graph.torch.captures import Capture, Costs
 from remat_graph.torch.capturing import capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
@@ -13,8 +12,8 @@ from remat_graph.torch.errors import (
     NoBackward,
     UnknownCapture,
 )
-from remat_graph.torch.in_place import IN_PLACE, PARTS
 from remat_graph.torch.memory import AllocationRecorder, Mark
+from remat_graph.torch.operators import Operator, operator_of
 from remat_graph.torch.process import (
     beside_profilers,
     collector_at_rest,
@@ -46,9 +45,6 @@ from remat_graph.torch.tracing import original_forward, original_forwards
 __all__ = [
     "DEVICES",
     "GENERATOR_STATE_BYTES",
-    "IN_PLACE",
-    "PARTS",
-    "RUN_AS",
     "AllocationRecorder",
     "Alternative",
     "BrokenCapture",
@@ -66,6 +62,7 @@ __all__ = [
     "Mark",
     "MeasurementError",
     "NoBackward",
+    "Operator",
     "Output",
     "Program",
     "RealStrides",
@@ -86,6 +83,7 @@ __all__ = [
     "left_as_it_was",
     "list_captures",
     "note",
+    "operator_of",
     "original_forward",
     "original_forwards",
     "own_thread",

@@ -9,34 +9,15 @@ from typing import Any
 import torch
 
 from remat_graph.graph import Numerics
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Alternative, Call, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import may_run_again
 
-__all__ = ["MAX_POOLS", "POOLS", "Addition", "ProgramReader", "is_dense", "vector"]
+__all__ = ["Addition", "ProgramReader", "is_dense", "vector"]
 
 aten = torch.ops.aten
 
 _WORTH = 1e-3  # of all that the backward reads of the forward
-
-# What reads no more than the sizes of its second argument. Of those in `MAX_POOLS`, what writes
-# into a given buffer.
-MAX_POOLS = {
-    aten.max_pool2d_with_indices_backward.default: (
-        aten.max_pool2d_with_indices_backward.grad_input
-    ),
-    aten.max_pool3d_with_indices_backward.default: (
-        aten.max_pool3d_with_indices_backward.grad_input
-    ),
-}
-POOLS = frozenset(
-    {
-        *MAX_POOLS,
-        aten.avg_pool2d_backward.default,
-        aten.avg_pool3d_backward.default,
-        aten._adaptive_avg_pool2d_backward.default,
-        aten._adaptive_avg_pool3d_backward.default,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ class ProgramReader:
             for made in call.results:
                 if made is not None:
                     self._maker[program.storage[made]] = op
-            sized = call.args[1].name if call.target in POOLS else None
+            sized = call.args[1].name if operator_of(call.target).sizes_alone else None
             for name in call.reads:
                 if name in program.storage and name != sized:
                     self._readers.setdefault(program.storage[name], []).append(op)

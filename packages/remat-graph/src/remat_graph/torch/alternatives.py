@@ -21,24 +21,21 @@ import torch
 
 from remat_graph.graph import Numerics
 from remat_graph.torch.additions import (
-    MAX_POOLS,
-    POOLS,
     Addition,
     ProgramReader,
     is_dense,
     vector,
 )
 from remat_graph.torch.lowering import equivalence_of
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.packing import (
     backward_of_kept,
     backward_of_pool,
     mask_workspace,
     offset_type,
     offsets_workspace,
-    pack_above,
     pack_mask,
     pack_offsets,
-    pack_within,
     packed_bytes,
     unpack_mask,
 )
@@ -126,7 +123,7 @@ def _halves_of_convolution(reader: ProgramReader, op: str, call: Call) -> Iterat
 
 def _pool_by_sizes(reader: ProgramReader, op: str, call: Call) -> Iterator[Addition]:
     """Run the backward of a pooling without what was pooled."""
-    if call.target not in POOLS or not reader.is_kept(call.args[1]):
+    if not operator_of(call.target).sizes_alone or not reader.is_kept(call.args[1]):
         return
     grad, x, *rest = call.args
     stand_in = reader.stand_in(op, grad, x)
@@ -137,7 +134,8 @@ def _pool_by_sizes(reader: ProgramReader, op: str, call: Call) -> Iterator[Addit
 
 def _pool_by_offsets(reader: ProgramReader, op: str, call: Call) -> Iterator[Addition]:
     """Keep where the maxima of a pooling lie in 8 or 16 bits each, in place of 64."""
-    if call.target not in MAX_POOLS or not reader.is_kept(call.args[-1]):
+    into = operator_of(call.target).into
+    if into is None or not reader.is_kept(call.args[-1]):
         return
     grad, _, kernel, stride, padding, dilation, ceil_mode, indices = call.args
     (result,) = call.results
@@ -157,7 +155,7 @@ def _pool_by_offsets(reader: ProgramReader, op: str, call: Call) -> Iterator[Add
     flat = vector(math.prod(known.shape), dtype, known.device)
     yield reader.packing(pack, indices.name, flat)
     layout = (list(known.shape), list(made.shape), list(made.stride))
-    args = (MAX_POOLS[call.target], grad, Variable(packed), *layout, window, ceil_mode)
+    args = (into, grad, Variable(packed), *layout, window, ceil_mode)
     by_offsets = Call(backward_of_pool, args, {}, (result,), False, workspace_bytes=workspace)
     yield Addition(f"{op}__by_offsets", by_offsets, op, _exact(op))
 
@@ -177,7 +175,7 @@ def _by_other_end(reader: ProgramReader, op: str, call: Call) -> Iterator[Additi
 
 def _other_end(reader: ProgramReader, call: Call) -> str | None:
     """Find the other end of an activation whose signs, or limits, are those of the one read."""
-    if call.target not in _ACTIVATIONS or not reader.is_kept(call.args[1]):
+    if not operator_of(call.target).by_signs or not reader.is_kept(call.args[1]):
         return None
     read = call.args[1].name
     if call.target is aten.hardtanh_backward.default:
@@ -193,19 +191,12 @@ def _other_end(reader: ProgramReader, call: Call) -> str | None:
     return source if reader.facts[source] == reader.facts[read] else None
 
 
-_ACTIVATIONS = {
-    aten.threshold_backward.default: pack_above,
-    aten.hardtanh_backward.default: pack_within,
-    aten.leaky_relu_backward.default: None,
-}
-
-
 def _by_signs(reader: ProgramReader, op: str, call: Call) -> Iterator[Addition]:
     """Keep one bit of each element of what a ReLU, or one with two limits, reads in the backward.
 
     That is worth it where nothing else in the backward reads either end of it.
     """
-    pack = _ACTIVATIONS.get(call.target)
+    pack = operator_of(call.target).packs
     if pack is None or not reader.is_kept(call.args[1]):
         return
     (result,) = call.results

@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from remat_graph.errors import RematError
-from remat_graph.torch.batch_norm import RUN_AS
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
@@ -184,7 +184,7 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program, call, _made_up)
-    run = RUN_AS.get(call.target, call.target)
+    run = operator_of(call.target).runs_as or call.target
     run(*args, **kwargs)
     workspace = 0
     if device.type == program.device.type:

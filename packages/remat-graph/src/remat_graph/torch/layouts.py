@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from remat_graph.provenance import Provenance
 from remat_graph.torch.lowering import equivalence_of
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import LOSS, Call, Program, TensorFacts, Variable
 
 __all__ = ["choose_layouts", "lay_out"]
@@ -34,40 +35,6 @@ aten = torch.ops.aten
 Times = Callable[[Program], Mapping[str, float]]
 
 _SUFFIX = "__channels_last"
-_WEIGHT = {  # which argument is no image
-    aten.convolution.default: 1,
-    aten.convolution_backward.default: 2,
-}
-_ABLE = frozenset(
-    {
-        *_WEIGHT,
-        aten._native_batch_norm_legit_functional.default,
-        aten.native_batch_norm.default,
-        aten.native_batch_norm_backward.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool2d_with_indices_backward.default,
-        aten.avg_pool2d.default,
-        aten.avg_pool2d_backward.default,
-        aten.upsample_nearest2d.default,
-        aten.upsample_bilinear2d.default,
-        aten.relu.default,
-        aten.threshold_backward.default,
-        aten.hardtanh.default,
-        aten.hardtanh_backward.default,
-        aten.leaky_relu.default,
-        aten.leaky_relu_backward.default,
-        aten.silu.default,
-        aten.silu_backward.default,
-        aten.gelu.default,
-        aten.gelu_backward.default,
-        aten.sigmoid.default,
-        aten.add.Tensor,
-        aten.sub.Tensor,
-        aten.mul.Tensor,
-        aten.cat.default,
-    }
-)
-_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.slice.Tensor})
 
 
 def choose_layouts(program: Program, times_of: Times) -> frozenset[str]:
@@ -104,12 +71,12 @@ class _Laid:
 
 def _laid(program: Program, op: str) -> _Laid | None:
     call = program.calls[op]
-    if call.target not in _ABLE or call.random is not None:
+    operator = operator_of(call.target)
+    if not operator.channels_last or call.random is not None:
         return None
     if call.target is aten.cat.default and (*call.args, 0)[1] not in (1, -3):
         return None
-    weight = _WEIGHT.get(call.target)
-    args = [arg for i, arg in enumerate(call.args) if i != weight]
+    args = [arg for i, arg in enumerate(call.args) if i != operator.weight]
     names = {leaf.name for leaf in pytree.tree_leaves(args) if isinstance(leaf, Variable)}
     facts = {name: _laid_facts(program, name) for name in names if _has_axes(program, name)}
     laid = {name: known for name, known in facts.items() if known is not None}
@@ -131,7 +98,7 @@ def _laid_facts(program: Program, name: str) -> TensorFacts | None:
     if view is None:
         is_whole = program.storage.get(name) == name and _is_image(program, name)
         return _in_channels_last(program.facts[name]) if is_whole else None
-    base = _laid_facts(program, view.reads[0]) if view.target in _VIEWS else None
+    base = _laid_facts(program, view.reads[0]) if operator_of(view.target).channels_last else None
     if base is None:
         return None
     like = torch.empty_strided(base.shape, base.stride, device="meta")
@@ -323,7 +290,7 @@ def _renamed(call: Call, reads: Mapping[str, str], makes: Mapping[str, str]) -> 
         known = isinstance(item, Variable) and item.name in reads
         return Variable(reads[item.name]) if known else item
 
-    weight = _WEIGHT.get(call.target)
+    weight = operator_of(call.target).weight
     args = tuple(
         arg
         if i == weight

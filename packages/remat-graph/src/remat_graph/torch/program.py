@@ -17,7 +17,7 @@ import torch
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.provenance import Provenance
 from remat_graph.torch.calls import Call, TensorFacts, Variable
-from remat_graph.torch.in_place import may_overwrite
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
@@ -152,7 +152,7 @@ class Program:
         found = {}
         given = self.resident | {self.storage[name] for name in self.tangents}
         for op, call in self.calls.items():
-            if not may_overwrite(call.target) or not isinstance(call.args[0], Variable):
+            if not operator_of(call.target).may_overwrite or not isinstance(call.args[0], Variable):
                 continue
             (result,) = call.results
             target = call.args[0].name

@@ -15,21 +15,12 @@ from typing import Any
 import torch
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.operators import operator_of
 
 __all__ = ["allow_recompute", "is_collective", "may_run_again"]
 
 _OF_TORCH = frozenset({"aten", "prims", "prim"})
 _COLLECTIVE = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
-_DECIDING = frozenset(
-    {
-        "aten::_unique2", "aten::argmax", "aten::argmin", "aten::argsort", "aten::bincount",
-        "aten::bucketize", "aten::cummax", "aten::cummin", "aten::histc", "aten::kthvalue",
-        "aten::max.dim", "aten::median.dim",
-        "aten::min.dim", "aten::mode", "aten::msort", "aten::multinomial", "aten::nanmedian.dim",
-        "aten::nonzero", "aten::nonzero_static", "aten::searchsorted", "aten::sort", "aten::topk",
-        "aten::unique_consecutive", "aten::unique_dim",
-    }
-)  # fmt: skip
 _allowed: set[str] = set()
 
 
@@ -76,7 +67,7 @@ def is_collective(target: Any) -> bool:
 
 @functools.lru_cache(4096)  # not without end: some are made for one graph
 def _decides_nothing(target: Any) -> bool:
-    return _namespace(target) in _OF_TORCH and not _names(target) & _DECIDING
+    return _namespace(target) in _OF_TORCH and not operator_of(target).decides
 
 
 def _namespace(target: Any) -> str:

@@ -27,6 +27,7 @@ from remat_graph.torch.as_on_cuda import run_as_if_there
 from remat_graph.torch.draws import drawn_in_order_of_memory
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.failures import not_planned
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.strides import (
     RealStrides,
     in_memory_of_terms,
@@ -166,19 +167,12 @@ def _tensors_of(items: Sequence[Any]) -> list[torch.Tensor]:
     return [part for part in flat if isinstance(part, torch.Tensor)]
 
 
-# Where these have their weight, in whose type the CPU keeps mean and deviation.
-_NORMS = {
-    aten._native_batch_norm_legit_functional.default: 1,
-    aten.native_layer_norm.default: 2,
-    aten.native_group_norm.default: 1,
-}
-
-
 def _with_types_of_statistics(node: Node, args: tuple[Any, ...], made: Any) -> Any:
     """Correct torch's fake tensors: on the CPU they give 16-bit input 16-bit statistics always."""
-    if node.target not in _NORMS or made[0].device.type != "cpu":
+    at = operator_of(node.target).statistics_like
+    if at is None or made[0].device.type != "cpu":
         return made
-    weight = args[_NORMS[node.target]]
+    weight = args[at]
     if not isinstance(weight, torch.Tensor) or weight.dtype == made[1].dtype:
         return made
     return (made[0], made[1].to(weight.dtype), made[2].to(weight.dtype), *made[3:])

@@ -13,21 +13,13 @@ import torch
 from torch.fx import Node
 
 from remat_graph.torch._aot import Joint
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
 from remat_graph.torch.rewrite import is_backward, is_random, storage_key, view_closure
 
 __all__ = ["drop_copies", "merge_equal"]
 
 aten = torch.ops.aten
-
-# Assignments to a part of a tensor, as functionalisation writes them: (target, source, where...).
-_ASSIGNMENTS = {
-    aten.slice_scatter.default,
-    aten.select_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
-    aten.copy.default,
-}
 
 
 def drop_copies(joint: Joint) -> bool:
@@ -75,7 +67,9 @@ def _only_assigned(copy: Node, source: Node) -> bool:
         return False
     closure = view_closure(copy)
     readers = {user for view in closure for user in view.users} - closure
-    if not all(user.target in _ASSIGNMENTS for user in readers):
+    if not all(
+        operator_of(user.target).assigns or user.target is aten.copy.default for user in readers
+    ):
         return False
     never_target = len(closure) == 1 and all(user.args[0] is not copy for user in readers)
     return never_target or a.stride() == b.stride()

@@ -18,26 +18,13 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from remat_graph.torch.calls import TensorFacts
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored
 from remat_graph.torch.recomputing import is_collective
 
 __all__ = ["RealStrides", "in_memory_of_terms", "placed_as_input", "view_or_copy"]
 
 aten = torch.ops.aten
-
-_SCATTERS = (
-    aten.as_strided_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-)  # which copy their input as it lies
-
-_SUMMED_WHERE_THEY_LIE = (
-    aten.binary_cross_entropy.default,
-    aten.mse_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.soft_margin_loss.default,
-)  # ATen/native/Loss.cpp: the tensor that held the terms is resized to hold their sum
 
 
 def _lying_so(fake: torch.Tensor, facts: TensorFacts) -> torch.Tensor:
@@ -114,7 +101,7 @@ def placed_as_input(node: Node, args: tuple[Any, ...], made: Any) -> Any:
     Torch keeps what operators make of fake tensors, and loses that room: the same graph would take
     fewer bytes when it is captured again.
     """
-    if node.target not in _SCATTERS or made.stride() != args[0].stride() or 0 in made.shape:
+    if not operator_of(node.target).assigns or made.stride() != args[0].stride() or 0 in made.shape:
         return made
     offset = args[0].storage_offset()
     reach = sum((size - 1) * step for size, step in zip(made.shape, made.stride(), strict=True))
@@ -124,7 +111,7 @@ def placed_as_input(node: Node, args: tuple[Any, ...], made: Any) -> Any:
 
 def in_memory_of_terms(node: Node, args: tuple[Any, ...], made: Any) -> Any:
     """Give what a loss makes in the memory that it takes: that of all terms, even of their sum."""
-    if node.target not in _SUMMED_WHERE_THEY_LIE or made.dim():
+    if not operator_of(node.target).sum_in_terms or made.dim():
         return made
     shape: torch.Size = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
     return made.new_empty(max(1, shape.numel())).as_strided((), ())

@@ -1,0 +1,238 @@
+"""What is known of operators beyond their schemas: one record for each that has any.
+
+A rule that asks about an operator reads it here; to teach the project an operator, fill in its
+record. `operator_of(target)` gives an empty one for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from remat_graph.torch import batch_norm
+from remat_graph.torch.packing import (
+    backward_of_kept,
+    keep_in_place,
+    pack_above,
+    pack_within,
+)
+
+__all__ = ["OPERATORS", "Operator", "operator_of"]
+
+aten = torch.ops.aten
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What is known of one overload, or of a function that a program calls.
+
+    - `in_place` makes the same bits in the buffer of its first argument, and takes nothing beside.
+    - `part`: it assigns to a part of a tensor, and this view gives that part. `assigns` also holds
+      for assignments that no view writes.
+    - `runs_as` is what runs in its place, which asks torch what eager would take.
+    - `decides`: it draws a decision from numbers, which must stay decided: it runs once.
+    - `channels_last`: its result is the same function of images in either layout. All its arguments
+      of four dimensions are images but the one at `weight`.
+    - `plain_view`: a view that differs from what it is of in shape, strides and offset alone.
+    - `is_product`: a matrix product, which autocast runs in 16 bits.
+    - `sizes_alone`: it reads no more than the sizes of its second argument; `into` then writes its
+      result into a given buffer, where it is the backward of a max-pooling.
+    - `by_signs`: the backward of an activation, which looks at the signs of its second argument, or
+      at which of its elements lie within limits, alone. `packs` packs these; `None` if nothing may.
+    - `statistics_like`: where its weight is, in whose type the CPU keeps mean and deviation.
+    - `sum_in_terms`: a loss whose result, though one number, takes the memory of all its terms.
+    """
+
+    in_place: Function | None = None
+    part: Function | None = None
+    assigns: bool = False
+    runs_as: Function | None = None
+    decides: bool = False
+    channels_last: bool = False
+    weight: int | None = None
+    plain_view: bool = False
+    is_product: bool = False
+    sizes_alone: bool = False
+    into: Function | None = None
+    by_signs: bool = False
+    packs: Function | None = None
+    statistics_like: int | None = None
+    sum_in_terms: bool = False
+
+    @property
+    def may_overwrite(self) -> bool:
+        """Whether it can write its result over what it reads."""
+        return self.in_place is not None or self.part is not None
+
+
+def operator_of(target: Any) -> Operator:
+    """Give what is known of what a call runs."""
+    return OPERATORS.get(target, _NOTHING)
+
+
+_NOTHING = Operator()
+
+
+def _over_gradient(operator: Any) -> Function:
+    """Let the backward of a pointwise function write over the gradient that it reads.
+
+    It is for operators whose kernel writes into `grad_input` itself, and so needs nothing beside.
+    """
+
+    def over_gradient(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = operator.grad_input(grad, *args, **kwargs, grad_input=grad)
+        return made
+
+    over_gradient.__name__ = f"{operator.__name__}_"
+    return over_gradient
+
+
+_DECISIONS = (
+    aten._unique2, aten.argmax, aten.argmin, aten.argsort, aten.bincount, aten.bucketize,
+    aten.cummax, aten.cummin, aten.histc, aten.kthvalue, aten.max.dim, aten.median.dim,
+    aten.min.dim, aten.mode, aten.msort, aten.multinomial, aten.nanmedian.dim, aten.nonzero,
+    aten.nonzero_static, aten.searchsorted, aten.sort, aten.topk, aten.unique_consecutive,
+    aten.unique_dim,
+)  # fmt: skip
+
+
+def _overloads(operators: tuple[Any, ...]) -> list[Any]:
+    """List overloads, and all of operators that are named as a whole."""
+    return [
+        overload
+        for each in operators
+        for overload in (
+            [each]
+            if isinstance(each, torch._ops.OpOverload)
+            else [getattr(each, name) for name in each.overloads()]
+        )
+    ]
+
+
+OPERATORS: dict[Any, Operator] = {
+    # pointwise
+    aten.relu.default: Operator(in_place=aten.relu_.default, channels_last=True),
+    aten.hardtanh.default: Operator(in_place=aten.hardtanh_.default, channels_last=True),
+    aten.leaky_relu.default: Operator(in_place=aten.leaky_relu_.default, channels_last=True),
+    aten.sigmoid.default: Operator(in_place=aten.sigmoid_.default, channels_last=True),
+    aten.tanh.default: Operator(in_place=aten.tanh_.default),
+    aten.silu.default: Operator(channels_last=True),
+    aten.gelu.default: Operator(channels_last=True),
+    aten.neg.default: Operator(in_place=aten.neg_.default),
+    aten.add.Tensor: Operator(in_place=aten.add_.Tensor, channels_last=True),
+    aten.sub.Tensor: Operator(in_place=aten.sub_.Tensor, channels_last=True),
+    aten.mul.Tensor: Operator(in_place=aten.mul_.Tensor, channels_last=True),
+    aten.div.Tensor: Operator(in_place=aten.div_.Tensor),
+    # `mul_.Scalar` rounds the number to 16 bits
+    aten.mul.Scalar: Operator(in_place=aten.mul_.Tensor),
+    aten.div.Scalar: Operator(in_place=aten.div_.Scalar),
+    # backwards of pointwise functions
+    **{
+        operator.default: Operator(in_place=_over_gradient(operator))
+        for operator in (
+            aten.elu_backward,
+            aten.hardshrink_backward,
+            aten.hardsigmoid_backward,
+            aten.sigmoid_backward,
+            aten.softplus_backward,
+            aten.softshrink_backward,
+            aten.tanh_backward,
+        )
+    },
+    **{
+        operator.default: Operator(in_place=_over_gradient(operator), channels_last=True)
+        for operator in (aten.gelu_backward, aten.silu_backward)
+    },
+    **{
+        operator.default: Operator(
+            in_place=_over_gradient(operator), channels_last=True, by_signs=True, packs=packs
+        )
+        for operator, packs in (
+            (aten.threshold_backward, pack_above),
+            (aten.hardtanh_backward, pack_within),
+            (aten.leaky_relu_backward, None),
+        )
+    },
+    backward_of_kept: Operator(in_place=keep_in_place),
+    # products and convolutions
+    **dict.fromkeys(
+        (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
+        Operator(is_product=True),
+    ),
+    aten.convolution.default: Operator(channels_last=True, weight=1),
+    aten.convolution_backward.default: Operator(channels_last=True, weight=2),
+    # norms
+    aten._native_batch_norm_legit_functional.default: Operator(
+        runs_as=batch_norm.batch_norm, channels_last=True, statistics_like=1
+    ),
+    aten._native_batch_norm_legit.no_stats: Operator(runs_as=batch_norm.batch_norm_again),
+    aten.native_batch_norm.default: Operator(channels_last=True),
+    aten.native_batch_norm_backward.default: Operator(
+        runs_as=batch_norm.batch_norm_backward, channels_last=True
+    ),
+    aten.native_layer_norm.default: Operator(statistics_like=2),
+    aten.native_group_norm.default: Operator(statistics_like=1),
+    # pooling and images
+    aten.max_pool2d_with_indices.default: Operator(channels_last=True),
+    aten.max_pool2d_with_indices_backward.default: Operator(
+        channels_last=True,
+        sizes_alone=True,
+        into=aten.max_pool2d_with_indices_backward.grad_input,
+    ),
+    aten.max_pool3d_with_indices_backward.default: Operator(
+        sizes_alone=True, into=aten.max_pool3d_with_indices_backward.grad_input
+    ),
+    aten.avg_pool2d.default: Operator(channels_last=True),
+    aten.avg_pool2d_backward.default: Operator(channels_last=True, sizes_alone=True),
+    **dict.fromkeys(
+        (
+            aten.avg_pool3d_backward.default,
+            aten._adaptive_avg_pool2d_backward.default,
+            aten._adaptive_avg_pool3d_backward.default,
+        ),
+        Operator(sizes_alone=True),
+    ),
+    aten.upsample_nearest2d.default: Operator(channels_last=True),
+    aten.upsample_bilinear2d.default: Operator(channels_last=True),
+    aten.cat.default: Operator(channels_last=True),
+    # views, and assignments to parts of tensors as functionalisation writes them
+    **dict.fromkeys(
+        (
+            aten.expand.default,
+            aten.permute.default,
+            aten.select.int,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+            aten.t.default,
+            aten.transpose.int,
+            aten.unsqueeze.default,
+            aten.view.default,
+        ),
+        Operator(plain_view=True),
+    ),
+    **dict.fromkeys(
+        (aten.alias.default, aten.detach.default, aten.slice.Tensor),
+        Operator(plain_view=True, channels_last=True),
+    ),
+    aten.slice_scatter.default: Operator(part=aten.slice.Tensor, assigns=True),
+    aten.select_scatter.default: Operator(part=aten.select.int, assigns=True),
+    aten.diagonal_scatter.default: Operator(part=aten.diagonal.default, assigns=True),
+    aten.as_strided_scatter.default: Operator(assigns=True),
+    # losses that resize the tensor of their terms to hold the sum (ATen/native/Loss.cpp)
+    **dict.fromkeys(
+        (
+            aten.binary_cross_entropy.default,
+            aten.mse_loss.default,
+            aten.smooth_l1_loss.default,
+            aten.soft_margin_loss.default,
+        ),
+        Operator(sum_in_terms=True),
+    ),
+}
+for _decision in _overloads(_DECISIONS):
+    OPERATORS[_decision] = replace(operator_of(_decision), decides=True)
