@@ -111,7 +111,7 @@ def dry(name: str) -> Capture:
     model = example.model.train()
     captured = capture(model, example.args, example.kwargs, costs=remat.DEVICES["h100"])
     returned = frozenset(range(len(captured.program.returned)))
-    return captured.letting_go(returned.difference(captured.program.tangents.values()))
+    return captured.with_released_outputs(returned.difference(captured.program.tangents.values()))
 
 
 def stored_peak(graph: Graph) -> int:

@@ -21,11 +21,11 @@ class Tables(nn.Module):
 
     def forward(self, x):
         x = self.enter(x)
-        self.look()
+        self.feasibility_rounds()
         return self.leave(x).square().mean()
 
     @torch.compiler.disable
-    def look(self):
+    def feasibility_rounds(self):
         if self.table is None:
             self.table = torch.zeros(256, 256)
 

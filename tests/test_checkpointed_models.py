@@ -87,7 +87,7 @@ def test_a_checkpointed_model_is_planned_as_one_without(how, caplog):
 @pytest.mark.parametrize("how", ["without", "reentrant", "nested", "selective"])
 def test_a_call_that_runs_as_it_is_keeps_its_checkpoints(how, way):
     """What is computed again draws the same numbers: dropout drops the same."""
-    options = {"budget": 1000, "on_misfit": "plain", "limit_seconds": 0.2}
+    options = {"budget": 1000, "on_infeasible": "plain", "limit_seconds": 0.2}
     if way == "rematerialize":
         model = remat.rematerialize(Net(how), **options)
     else:

@@ -124,7 +124,7 @@ def test_is_refused_by_name_or_runs_as_it_is(name, door):
     with pytest.raises(remat.CaptureError, match=message):
         door(make().train(), args, "1MiB")(*args)
     with pytest.warns(remat.BudgetWarning, match="runs without a plan, and may take more") as told:
-        record, model = trained(make, args, door, on_misfit="plain")
+        record, model = trained(make, args, door, on_infeasible="plain")
     assert len(told) == 1
     assert_bitwise_equal(record, trained(make, args)[0])
     if door is not by_backend:
@@ -134,7 +134,7 @@ def test_is_refused_by_name_or_runs_as_it_is(name, door):
 def test_a_model_without_a_graph_runs_as_it_is_if_asked_to():
     scores = torch.randn(12, 2, 5).log_softmax(2).requires_grad_()
     given = scores, torch.randint(1, 5, (2, 3)), torch.full((2,), 12), torch.full((2,), 3)
-    model = remat.rematerialize(nn.CTCLoss(), budget=10**6, on_misfit="plain")
+    model = remat.rematerialize(nn.CTCLoss(), budget=10**6, on_infeasible="plain")
     with pytest.warns(remat.BudgetWarning, match="the model runs without a plan") as told:
         losses = [model(*given) for _ in range(2)]
     assert len(told) == 1

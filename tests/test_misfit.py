@@ -67,7 +67,7 @@ def test_a_misfit_is_refused_unless_told_otherwise(broken):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_misfit_runs_plain_and_is_warned_of_once(broken):
-    model, plain = made(broken, on_misfit="plain")
+    model, plain = made(broken, on_infeasible="plain")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(6):
@@ -88,7 +88,7 @@ def test_a_misfit_runs_plain_and_is_warned_of_once(broken):
 
 
 def test_the_back_end_of_torch_compile_takes_it_too():
-    options = {"budget": "100kB", "on_misfit": "plain"}
+    options = {"budget": "100kB", "on_infeasible": "plain"}
     model = torch.compile(Tanh(), backend="remat", options=options)
     with pytest.warns(remat.BudgetWarning, match="runs without a plan"):
         step(model, 512)
@@ -96,4 +96,4 @@ def test_the_back_end_of_torch_compile_takes_it_too():
 
 def test_what_is_no_way_to_deal_with_misfits_is_refused():
     with pytest.raises(remat.RematError, match="give 'raise' or 'plain'"):
-        made(False, on_misfit="split")
+        made(False, on_infeasible="split")

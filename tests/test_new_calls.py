@@ -102,7 +102,7 @@ class Factored(nn.Module):
 def test_floats_that_torch_compile_leaves_open_are_read(budget, checkpointed):
     torch.compiler.reset()
     original, plain = Factored(checkpointed), Factored(checkpointed)
-    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS, "on_misfit": "plain"}
+    options = {"budget": budget, "limit_seconds": LIMIT_SECONDS, "on_infeasible": "plain"}
     model = torch.compile(original, backend="remat", options=options)
 
     def call(m, step):
@@ -168,7 +168,7 @@ def test_what_an_output_let_go_of_leaves_free_is_planned_for():
         plans.append(model.plan)
     first, second, third, other_size = plans
     assert first.recomputations > second.recomputations
-    assert second.let_go
+    assert second.released_outputs
     assert second.solution.solver != "known schedule"
     assert third is second
     assert other_size.solution.solver == "known schedule"

@@ -207,8 +207,8 @@ FORMS = {
     },
     "the same bits, made another way": {"numerics": "bitwise"},
     "capture and executor": {"capture": "aot", "executor": "generated"},
-    "a misfit that raises": {"on_misfit": "raise"},
-    "a misfit that runs as it is": {"budget": 2000, "on_misfit": "plain"},
+    "a misfit that raises": {"on_infeasible": "raise"},
+    "a misfit that runs as it is": {"budget": 2000, "on_infeasible": "plain"},
 }
 DEFAULTS = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
 

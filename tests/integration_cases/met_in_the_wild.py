@@ -277,7 +277,7 @@ NOT_PLANNED = {  # and what the error says
     "a nested tensor given": (
         lambda: Made(of_nested, layer=linear(), leave=linear()),
         (with_values([3, 5]),),
-        r"nested tensor of torch.nested, whose.*padded one.*on_misfit",
+        r"nested tensor of torch.nested, whose.*padded one.*on_infeasible",
     ),
     "a nested tensor inside": (
         lambda: Made(nested, layer=linear(), leave=linear()),

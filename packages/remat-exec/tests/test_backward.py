@@ -184,7 +184,7 @@ def test_a_backward_tells_when_it_starts_and_ends():
     outputs = model.executable(
         model.module,
         list(HEADS.args()),
-        lambda missing, let_go: told.append((missing, let_go)),
+        lambda missing, released_outputs: told.append((missing, released_outputs)),
         lambda: told.append("end"),
     )
     loss = outputs.pop(0).sum()  # nobody holds this output now
@@ -219,7 +219,9 @@ def test_what_the_backward_keeps_of_outputs_is_not_held_by_the_user(keep, gone):
     case = Case("tanhs", Tanhs, lambda: (torch.randn(4, 5),), lambda out: out[2])
     model, told = case.remat(), []
     outputs = model.executable(
-        model.module, list(case.args()), lambda missing, let_go: told.append(let_go)
+        model.module,
+        list(case.args()),
+        lambda missing, released_outputs: told.append(released_outputs),
     )
     held, loss = keep(outputs), outputs[2]
     del outputs
@@ -561,7 +563,7 @@ def test_a_parameter_may_be_stepped_as_soon_as_its_gradient_is_there():
 def test_an_output_that_is_let_go_of_is_not_counted_after_the_loss(save_all):
     missing = frozenset({1}) if save_all else frozenset()
     whole = HEADS.captured.variant(missing) if save_all else HEADS.captured
-    captured = whole.letting_go(frozenset({0, 1}))
+    captured = whole.with_released_outputs(frozenset({0, 1}))
     schedule = store_all(captured.graph)
     assert captured.graph.results < whole.graph.results
     before = Executable(whole, store_all(whole.graph))
@@ -581,7 +583,7 @@ def test_an_output_that_is_let_go_of_is_not_counted_after_the_loss(save_all):
 
 
 def test_an_output_that_is_held_against_the_plan_is_refused_if_there_is_no_room():
-    captured = HEADS.captured.letting_go(frozenset({0, 1}))
+    captured = HEADS.captured.with_released_outputs(frozenset({0, 1}))
     executable = Executable(captured, store_all(captured.graph), budget_bytes=1)
     model = HEADS.model()
     outputs = executable(model, list(HEADS.args()), lambda *told: None)

@@ -150,9 +150,9 @@ def test_what_backward_does_not_read_is_not_saved():
 
 def test_plans_that_take_gradients_to_be_missing_keep_all_that_another_backward_may_read():
     captured = HEADS.captured.variant(frozenset({0}))
-    assert Executable(captured, store_all(captured.graph)).may_vary
-    assert not Executable(HEADS.captured, HEADS.store_all).may_vary
-    assert not Executable(MLP.captured, MLP.store_all).may_vary
+    assert Executable(captured, store_all(captured.graph)).keeps_values_for_other_backwards
+    assert not Executable(HEADS.captured, HEADS.store_all).keeps_values_for_other_backwards
+    assert not Executable(MLP.captured, MLP.store_all).keeps_values_for_other_backwards
 
 
 def test_rehearsing_changes_nothing():

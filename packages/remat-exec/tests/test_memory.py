@@ -183,9 +183,9 @@ def test_profile_step_warms_up_times_and_measures():
 
 def test_what_is_given_back_before_the_backward_is_made_again():
     case = NORMED
-    leaner = Executable(case.captured, region_options(case.captured.graph)[0].schedule)
-    executable = Executable(case.captured, case.store_all, leaner=leaner)
-    assert executable.leaner is leaner
+    low_memory_plan = Executable(case.captured, region_options(case.captured.graph)[0].schedule)
+    executable = Executable(case.captured, case.store_all, low_memory_plan=low_memory_plan)
+    assert executable.low_memory_plan is low_memory_plan
     model, plain, drops, held = case.model(), case.model(), [], []
     for dropping in (False, True):
         model.zero_grad()

@@ -24,10 +24,10 @@ from remat_exec import Executable
 class Good(Executable):
     pass
 
-def function(capture, schedule, *, budget_bytes=None, leaner=None):
-    return Executable(capture, schedule, budget_bytes, leaner)
+def function(capture, schedule, *, budget_bytes=None, low_memory_plan=None):
+    return Executable(capture, schedule, budget_bytes, low_memory_plan)
 
-def without_leaner(capture, schedule, budget_bytes=None):
+def without_low_memory_plan(capture, schedule, budget_bytes=None):
     return Executable(capture, schedule, budget_bytes)
 
 no_class = 42
@@ -78,7 +78,8 @@ def test_one_of_a_third_party_runs_a_schedule(install, target):
     assert torch.equal(output, layer(x))
     offered = {name for name in vars(Runnable) if not name.startswith("_")}
     assert offered == {
-        "capture", "leaner", "peak_bytes", "source", "differentiable", "takes_all", "rehearse",
+        "capture", "low_memory_plan", "peak_bytes", "source", "differentiable", "takes_all",
+        "rehearse",
     }  # fmt: skip
     assert all(hasattr(made, name) for name in offered)
     assert made.peak_bytes == made.code.peak_bytes > 0
@@ -101,7 +102,7 @@ def test_what_is_no_name_is_refused(name):
     [
         ("Absent", "AttributeError"),
         ("no_class", "a int cannot be called"),
-        ("without_leaner", "unexpected keyword argument 'leaner'"),
+        ("without_low_memory_plan", "unexpected keyword argument 'low_memory_plan'"),
     ],
 )
 def test_what_is_no_executor_is_reported_when_asked_for(install, target, cause):

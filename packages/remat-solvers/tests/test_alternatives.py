@@ -35,7 +35,7 @@ from remat_solvers.refine.construct import construct
 from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.relaxation import COST_OF_ONCE, read_point, relax
-from remat_solvers.search.repair import repaired, spared
+from remat_solvers.search.repair import prune_multi, repaired
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
 from remat_solvers.search.ways import other_ways
@@ -137,7 +137,7 @@ def test_changes_of_makers_keep_a_schedule_legal_and_in_order(graph, share, data
     now = trace(wiring, sequence)
     budget = max(1, int(share * now.peak_bytes))
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
-    kept = spared(wiring, now, now.peak_bytes)
+    kept = prune_multi(wiring, now, now.peak_bytes)
     assert kept.peak_bytes <= now.peak_bytes
     assert sequence_time(wiring, kept.sequence) <= sequence_time(wiring, sequence) * (1 + 1e-9)
     for found in (
@@ -258,7 +258,7 @@ def test_a_given_schedule_over_alternatives_is_where_it_begins():
 
 def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it():
     graph, budget, told = packable(), 330, []
-    with mock.patch("remat_solvers.refine.rounds.Rounds.glance"):
+    with mock.patch("remat_solvers.refine.rounds.Rounds.quick_start"):
         found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
     alone = graph.without_alternatives()
     first = next(progress for progress in told if progress.incumbent is not None)
@@ -273,7 +273,7 @@ def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it
 def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
     graph, budget, told = packable(), 330, []
     found = Refine().solve(Problem(graph, budget), Limit.starting_now(30.0), told.append)
-    assert [progress.message for progress in told[:2]] == ["first schedules", "at a glance"]
+    assert [progress.message for progress in told[:2]] == ["first schedules", "quick start"]
     assert simulate(graph, told[0].incumbent()).time == told[0].incumbent_time
     assert told[0].lower_bound is None
     times = [progress.incumbent_time for progress in told]

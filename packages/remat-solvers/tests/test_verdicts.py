@@ -206,7 +206,7 @@ def test_a_back_end_that_fails_is_an_error_and_ends_not_auto(monkeypatch):
 
 
 def test_an_illegal_sequence_is_an_error(monkeypatch):
-    monkeypatch.setattr(monet_solver, "tidy", lambda _, sequence: sequence[1:])
+    monkeypatch.setattr(monet_solver, "without_dead_runs", lambda _, sequence: sequence[1:])
     with pytest.raises(BrokenSolver, match=r"'monet' of .* raised InvalidSchedule"):
         solve(unit_chain(8), 6, solver=Monet())
     run = _InWays.run

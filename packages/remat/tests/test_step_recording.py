@@ -46,13 +46,13 @@ def chooser(budget, options):
     )
 
 
-def recorded(**let_go):
+def recorded(**released_outputs):
     moments = [
         Moment(HELD, (), (0, "forward")),
         Moment(HELD, ((0, 1),), None),
         Moment(HELD, (), (0, "backward")),
     ]
-    return Recorded((0,), tuple(moments), 0, 0, (let_go,), provisional=False)
+    return Recorded((0,), tuple(moments), 0, 0, (released_outputs,), provisional=False)
 
 
 def test_a_call_holds_what_its_backward_reads_and_what_it_reads_if_it_goes_lean():
@@ -63,11 +63,11 @@ def test_a_call_holds_what_its_backward_reads_and_what_it_reads_if_it_goes_lean(
 
 
 @pytest.mark.parametrize("options", [(STORED,), (AGAIN,), (AGAIN, STORED)])
-@pytest.mark.parametrize("let_go", [{}, {"x": X}])
-def test_inputs_that_were_let_go_of_are_counted_where_they_are_held(options, let_go):
+@pytest.mark.parametrize("released_outputs", [{}, {"x": X}])
+def test_inputs_that_were_let_go_of_are_counted_where_they_are_held(options, released_outputs):
     planner = chooser("10kB", options)
-    made = planner.plan(recorded(**let_go), Origin.here(None)).plan
-    anew = X if let_go and AGAIN in options else 0
+    made = planner.plan(recorded(**released_outputs), Origin.here(None)).plan
+    anew = X if released_outputs and AGAIN in options else 0
     assert [moment.fixed_bytes - HELD for moment in made.moments] == [0, anew, anew]
     taken = made.options[0]
     assert made.predicted_peak_bytes == HELD + max(

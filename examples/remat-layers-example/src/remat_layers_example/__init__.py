@@ -44,10 +44,10 @@ class Logged(Executable):
         *others: Any,
         **told: Any,
     ) -> list[torch.Tensor]:
-        def on_start(missing: frozenset[int], let_go: frozenset[int]) -> None:
+        def on_start(missing: frozenset[int], released_outputs: frozenset[int]) -> None:
             logger.info("backward, with %d bytes kept", self.kept_bytes)
             if started is not None:
-                started(missing, let_go)
+                started(missing, released_outputs)
 
         logger.info("forward")
         return super().__call__(module, tensors, on_start, *others, **told)

@@ -105,7 +105,7 @@ class _Step:
         if self.on_start is not None:
             self._handed = [_weak(tensor.untyped_storage()) for tensor in handed]
 
-    def _let_go(self, saved: list[Any]) -> frozenset[int]:
+    def _released_outputs(self, saved: list[Any]) -> frozenset[int]:
         """Find the positions of what nobody holds any more, or only the backward itself.
 
         What autograd saved of outputs is there twice: as it was saved, and as it is given back.
@@ -121,36 +121,36 @@ class _Step:
 
     def run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         returned, saved = self.executable.code.forward(list(self._bound), self.states)
-        if self.executable.may_vary:
+        if self.executable.keeps_values_for_other_backwards:
             self._versions = [getattr(item, "_version", None) for item in self._bound]
-        elif self.executable.leaner is None:
+        elif self.executable.low_memory_plan is None:
             self._bound = []
         return returned, self._with_droppable(saved)
 
     def _with_droppable(self, saved: list[Any]) -> list[Any]:
         """Keep apart what a leaner backward can do without; give what autograd is to save."""
-        leaner, names = self.executable.leaner, self.executable.code.saved
-        if leaner is None:
+        low_memory_plan, names = self.executable.low_memory_plan, self.executable.code.saved
+        if low_memory_plan is None:
             self._names = names
             return saved
         program = self.executable.capture.program
         inputs = (*(i.variable for i in program.inputs), *program.constants)
         given = dict(zip(inputs, self._bound, strict=True))
         known = dict(zip(names, saved, strict=True))
-        known.update({name: given[name] for name in leaner.code.saved if name in given})
+        known.update({name: given[name] for name in low_memory_plan.code.saved if name in given})
         outside = {*inputs, *program.handed}
         self._droppable = {name: item for name, item in known.items() if name not in outside}
         self._names = tuple(name for name in known if name in outside)
-        if not self.executable.may_vary:
+        if not self.executable.keeps_values_for_other_backwards:
             self._bound = []
         return [known[name] for name in self._names]
 
     def drop(self) -> None:
         """Give memory back before the backward, which then is that of the leaner plan."""
-        if self.executable.leaner is None or self.started or self._is_lean:
+        if self.executable.low_memory_plan is None or self.started or self._is_lean:
             return
         self._is_lean = True
-        needed = self.executable.leaner.code.saved
+        needed = self.executable.low_memory_plan.code.saved
         self._droppable = {n: item for n, item in self._droppable.items() if n in needed}
 
     def start(self, node: Any, saved: list[Any], gradients: list[torch.Tensor | None]) -> None:
@@ -161,17 +161,17 @@ class _Step:
         self.started = True
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
-        let_go = executable.capture.let_go
+        released_outputs = executable.capture.released_outputs
         if self.on_start is not None:
-            let_go = self._let_go(saved)
+            released_outputs = self._released_outputs(saved)
             self._handed = []
-            self.on_start(missing, let_go)
-        if self._is_lean and executable.leaner is not None:
-            executable = executable.leaner
+            self.on_start(missing, released_outputs)
+        if self._is_lean and executable.low_memory_plan is not None:
+            executable = executable.low_memory_plan
         unwanted = _unwanted(node, self.executable.groups)
         variant = executable.variant(missing, autocast_type(executable.device), unwanted)
         try:
-            executable.check_room(variant, let_go)
+            executable.check_room(variant, released_outputs)
         except BudgetExceeded as error:
             if self.on_excess is None:
                 raise

@@ -53,8 +53,9 @@ class Executable:
     given out together, in order; the last are those that only an unplanned backward has gradients
     for.
 
-    `leaner` is another plan of the same capture, whose backward can take over after the forward of
-    this one, if memory runs short; it is `None` where it would read what this one does not keep.
+    `low_memory_plan` is another plan of the same capture, whose backward can take over after the
+    forward of this one, if memory runs short; it is `None` where it would read what this one does
+    not keep.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -63,7 +64,7 @@ class Executable:
     capture: Capture
     schedule: Schedule
     budget_bytes: int | None = None
-    leaner: Executable | None = None
+    low_memory_plan: Executable | None = None
     _variants: dict[_Asked, Variant] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -72,11 +73,11 @@ class Executable:
             self.capture.program,
             self.capture.graph,
             self.schedule,
-            save_all=bool(missing) or self.leaner is not None,
+            save_all=bool(missing) or self.low_memory_plan is not None,
         )
-        self.may_vary = bool(missing)
-        if self.leaner is not None and not self._can_go_on_as(self.leaner):
-            self.leaner = None
+        self.keeps_values_for_other_backwards = bool(missing)
+        if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
+            self.low_memory_plan = None
         # Made now, not when an unplanned backward comes: nothing is captured within a backward.
         may_come = bool(missing) and not self.capture.dry
         self._whole = self.capture.variant(frozenset()) if may_come else self.capture
@@ -93,9 +94,9 @@ class Executable:
         self.groups += (unplanned,) if unplanned else ()
         self._variants[missing, None, _NONE] = Variant(missing, self.code, self.capture.program)
 
-    def _can_go_on_as(self, leaner: Executable) -> bool:
+    def _can_go_on_as(self, low_memory_plan: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
-        return {*leaner.code.saved} <= {*self.code.saved, *_given(self.capture.program)}
+        return {*low_memory_plan.code.saved} <= {*self.code.saved, *_given(self.capture.program)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -186,8 +187,10 @@ class Executable:
         with plain:
             handed, saved = self.code.forward(list(bound), states)
         _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
-        let_go = self.capture.let_go
-        _held_by_the_user = [t for position, t in enumerate(handed) if position not in let_go]
+        released_outputs = self.capture.released_outputs
+        _held_by_the_user = [
+            t for position, t in enumerate(handed) if position not in released_outputs
+        ]
         del handed
         _held_by_autograd = tuple(gradients)
         with plain:
@@ -252,7 +255,7 @@ class Executable:
                 del self._variants[in_part[0]]
         return variant
 
-    def check_room(self, variant: Variant, let_go: frozenset[int]) -> None:
+    def check_room(self, variant: Variant, released_outputs: frozenset[int]) -> None:
         """See that there is room for a backward over these outputs, while those let go of are gone.
 
         Raises:
@@ -265,7 +268,10 @@ class Executable:
                 "run forward again, it will be planned anew",
             )
         program = self.capture.program
-        held = {program.storage[program.handed[p]] for p in self.capture.let_go - let_go}
+        held = {
+            program.storage[program.handed[p]]
+            for p in self.capture.released_outputs - released_outputs
+        }
         sizes = self.capture.graph.value_by_name
         if held:
             self._check(
@@ -278,7 +284,7 @@ class Executable:
     def takes_all(self) -> bool:
         """Whether a backward with every gradient can follow, within the budget."""
         try:
-            self.check_room(self.variant(frozenset()), self.capture.let_go)
+            self.check_room(self.variant(frozenset()), self.capture.released_outputs)
         except (BackwardError, BudgetExceeded):
             return False
         return True
@@ -293,7 +299,7 @@ class Executable:
             self.capture.program,
             self.capture.graph,
             self.schedule,
-            save_all=self.may_vary,
+            save_all=self.keeps_values_for_other_backwards,
             missing=missing,
             unwanted=unwanted,
             autocast=autocast,

@@ -25,7 +25,7 @@ class Runnable(Protocol):
         ...
 
     @property
-    def leaner(self) -> Runnable | None:
+    def low_memory_plan(self) -> Runnable | None:
         """The plan whose backward can take over after this forward, if one can."""
         ...
 
@@ -85,7 +85,7 @@ class Runnable(Protocol):
 class Executor(Protocol):
     """Makes of a capture and a legal schedule of its graph what can be run.
 
-    `leaner` is a plan of the same capture that the same executor made; see `Executable`.
+    `low_memory_plan` is a plan of the same capture that the same executor made; see `Executable`.
     """
 
     def __call__(
@@ -95,7 +95,7 @@ class Executor(Protocol):
         /,
         *,
         budget_bytes: int | None = None,
-        leaner: Any = None,
+        low_memory_plan: Any = None,
     ) -> Runnable:
         """Make what runs a schedule.
 

@@ -36,4 +36,4 @@ def get_executor(name: str) -> Executor:
         DuplicateExecutor: if two distributions offer it.
         BrokenExecutor: if it cannot be imported, or does not take the arguments of an `Executor`.
     """
-    return cast(Executor, _REGISTRY.load(name, None, None, budget_bytes=None, leaner=None))
+    return cast(Executor, _REGISTRY.load(name, None, None, budget_bytes=None, low_memory_plan=None))

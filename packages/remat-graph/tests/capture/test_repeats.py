@@ -274,7 +274,7 @@ def test_a_variant_is_made_once_and_is_that_of_tracing_every_block(monkeypatch):
     few, whole = both(monkeypatch, Two(), {}, (torch.ones(2, 4),))
     variant = few.variant(frozenset({0}))
     assert few._repeats
-    assert few.letting_go(frozenset({1})).variant(frozenset({0})) is variant
+    assert few.with_released_outputs(frozenset({1})).variant(frozenset({0})) is variant
     assert_same(variant, whole.variant(frozenset({0})))
 
 

@@ -1,7 +1,7 @@
 """The other way in: `torch.compile(model, backend="remat", options={"budget": "8GiB"})`.
 
 The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
-`optimizer`, `on_misfit`, `plan`, `numerics` and `partitioner`, as of `rematerialize`; without a
+`optimizer`, `on_infeasible`, `plan`, `numerics` and `partitioner`, as of `rematerialize`; without a
 budget it is `"auto"`. `on_plan` is a function that is called with each plan that a step begins to
 run by, such as `lambda plan: plan.save("plan.json")`. All that one `torch.compile` compiles is of
 one step, under one budget. Steps of several with equal options are joined where calls of both wait
@@ -49,7 +49,7 @@ _DEFAULTS = {
     "capture": "aot",
     "executor": "generated",
     "optimizer": None,
-    "on_misfit": "raise",
+    "on_infeasible": "raise",
     "plan": None,
     "numerics": None,
     "partitioner": None,

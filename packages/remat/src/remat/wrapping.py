@@ -71,7 +71,7 @@ def rematerialize(
     capture: str = "aot",
     executor: str = "generated",
     optimizer: OptimizerLike | None = None,
-    on_misfit: Misfit = "raise",
+    on_infeasible: Misfit = "raise",
     plan: PlanLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
@@ -114,7 +114,7 @@ def rematerialize(
     `capture` and `executor` are names from `list_captures()` and `list_executors()`: what makes the
     training graph of a region, and what runs its schedule.
 
-    `on_misfit` says what happens in training where no plan is within the budget, or none can be
+    `on_infeasible` says what happens in training where no plan is within the budget, or none can be
     made: `"raise"`, or `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs
     it as it is.
 
@@ -169,7 +169,7 @@ def rematerialize(
     refuse_scripted(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_misfit, plan, numerics, partitioner,
+        on_infeasible, plan, numerics, partitioner,
     )  # fmt: skip
     if regions is not None and settings.given is not None:
         raise RematError(

@@ -58,14 +58,14 @@ class Capture:
     """One training graph of a module, for one call of it.
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
-    what the forward returns, whose gradients the graph takes to be absent; `let_go` those that it
-    takes the user to hold no more when the backward starts. `loss` is what a loss outside the
-    module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture is of
-    tensors without data: its program can be read but not run. Nothing says whether another call
-    would give the same graph. `numerics` says how exact its alternatives are, `None` that it has
-    none. `_finished` are graphs for other gradients, as traced, which captures of one trace share;
-    `_trace_whole` traces all of what was traced in part; `_merged` says whether what eager computes
-    several times is computed once.
+    what the forward returns, whose gradients the graph takes to be absent; `released_outputs` those
+    that it takes the user to hold no more when the backward starts. `loss` is what a loss outside
+    the module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture
+    is of tensors without data: its program can be read but not run. Nothing says whether another
+    call would give the same graph. `numerics` says how exact its alternatives are, `None` that it
+    has none. `_finished` are graphs for other gradients, as traced, which captures of one trace
+    share; `_trace_whole` traces all of what was traced in part; `_merged` says whether what eager
+    computes several times is computed once.
     """
 
     graph: Graph
@@ -80,7 +80,7 @@ class Capture:
     _real: RealStrides | None = field(repr=False)
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     _merged: bool = field(default=False, repr=False)
-    let_go: frozenset[int] = frozenset()
+    released_outputs: frozenset[int] = frozenset()
     numerics: Numerics | None = None
     _in_channels_last: frozenset[str] = frozenset()
     _plain: Capture | None = field(default=None, repr=False)
@@ -152,9 +152,14 @@ class Capture:
         with own_modes():
             graph = _costed(self.program, costs, known, self.loss)
         made = replace(
-            self, graph=graph, _costs=costs, _known=known, let_go=frozenset(), _variants={}
+            self,
+            graph=graph,
+            _costs=costs,
+            _known=known,
+            released_outputs=frozenset(),
+            _variants={},
         )
-        return made.letting_go(self.let_go)
+        return made.with_released_outputs(self.released_outputs)
 
     @property
     def laid_out(self) -> tuple[int, ...]:
@@ -170,7 +175,7 @@ class Capture:
         plain = self._plain
         if self._costs != plain._costs:
             plain = plain.costed(self._costs, self._known)
-        return plain.with_loss(self.loss).letting_go(self.let_go)
+        return plain.with_loss(self.loss).with_released_outputs(self.released_outputs)
 
     def in_traced_layouts(self) -> Capture:
         """Give the same graph with its alternatives, but every op in the layout that was traced."""
@@ -230,13 +235,16 @@ class Capture:
         )
         return replace(self, graph=replace(self.graph, values=values, ops=ops), loss=loss)
 
-    def letting_go(self, positions: frozenset[int]) -> Capture:
+    def with_released_outputs(self, positions: frozenset[int]) -> Capture:
         """Plan for outputs that the user holds no more when the backward starts.
 
         They are positions of what the forward returns. Such a value is there until the loss has
         run, and after it only if the backward reads it.
         """
-        graph, gone = self.graph, self.values_let_go(positions) - self.values_let_go(self.let_go)
+        graph, gone = (
+            self.graph,
+            self.values_let_go(positions) - self.values_let_go(self.released_outputs),
+        )
         ops = tuple(
             replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
             if op.name == LOSS
@@ -244,7 +252,7 @@ class Capture:
             for op in graph.ops
         )
         freed = replace(graph, ops=ops, results=graph.results - gone)
-        return replace(self, graph=freed, let_go=positions)
+        return replace(self, graph=freed, released_outputs=positions)
 
     def as_autograd(self) -> Graph:
         """Give the graph that plain autograd runs, of a capture without alternatives.
@@ -259,13 +267,13 @@ class Capture:
                 self._joint, self.missing, self._costs, self._known, self.output_structure,
                 self._real, self.dry, self._repeats, merging=False,
             )  # fmt: skip
-            return made.with_loss(self.loss).letting_go(self.let_go).graph
+            return made.with_loss(self.loss).with_released_outputs(self.released_outputs).graph
         return self.graph
 
-    def with_other_results(self, positions: frozenset[int]) -> bool:
+    def release_changes_plan(self, positions: frozenset[int]) -> bool:
         """Whether it makes a difference to let go of outputs at these positions."""
         size = self.graph.value_by_name
-        gone = self.values_let_go(positions) ^ self.values_let_go(self.let_go)
+        gone = self.values_let_go(positions) ^ self.values_let_go(self.released_outputs)
         return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
             1, sum(value.size_bytes for value in self.graph.values)
         )

@@ -34,7 +34,7 @@ _KNOWN = {
     "shape_env must not be None": (
         "forward has a nested tensor of torch.nested{line}, whose sizes are data",
         f"give it a padded one with a mask (to_padded_tensor); {_APART}, and all does with "
-        "on_misfit='plain'",
+        "on_infeasible='plain'",
     ),
 }
 
@@ -78,7 +78,7 @@ def has_effects(graph: Graph) -> CaptureError:
     return CaptureError(
         f"{effect.args[1]}{noted_line(effect)} has an effect, such as an error where a matrix is "
         f"singular, and is in no plan; of torch.linalg take the function that returns `info`, as "
-        f"inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with on_misfit='plain'"
+        f"inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with on_infeasible='plain'"
     )
 
 

@@ -30,8 +30,8 @@ __all__ = [
     "Key",
     "Notes",
     "Read",
+    "RepeatsUnclear",
     "Run",
-    "Untold",
     "forwards_replaced",
     "note_forward",
 ]
@@ -44,7 +44,7 @@ Run: TypeAlias = "Callable[[Mapping[str, torch.Tensor], TorchDispatchMode], list
 Read: TypeAlias = "tuple[Any, ...]"  # ("given", key), ("made", call, output) or ("found", count)
 
 
-class Untold(RematError):
+class RepeatsUnclear(RematError):
     """Notes do not say which blocks do the same, and why; all of them are traced then."""
 
 
@@ -87,7 +87,7 @@ def note_forward(
     After each call of a block `watch` sees the notes so far, and may raise to end it.
 
     Raises:
-        Untold: if a tensor has a hook, which would run in the backward.
+        RepeatsUnclear: if a tensor has a hook, which would run in the backward.
     """
     recorder = _Recorder(watch)
     for key, tensor in given.values():
@@ -177,7 +177,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finish(self, returned: Sequence[torch.Tensor]) -> Notes:
         """Give the notes of a forward that returned these."""
         if any(tensor._backward_hooks for tensor in self._held):
-            raise Untold("a tensor has a hook")
+            raise RepeatsUnclear("a tensor has a hook")
         notes = self.notes
         return Notes(notes.operators, notes.reads, notes.blocks, self.reads_of(returned))
 

@@ -33,8 +33,8 @@ from remat_graph.torch.noting import (
     Key,
     Notes,
     Read,
+    RepeatsUnclear,
     Run,
-    Untold,
     forwards_replaced,
     note_forward,
 )
@@ -183,7 +183,7 @@ class _Hope:
                 del self._judged_at[container]
         self._seen[container] += 1
         if not self._judged_at:
-            raise Untold("no blocks do the same")
+            raise RepeatsUnclear("no blocks do the same")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from remat_solvers.bounds.common_core import common_core
 from remat_solvers.bounds.least import Least, least, while_running
-from remat_solvers.bounds.surest import surest
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["bottleneck"]
@@ -57,7 +57,7 @@ def bottleneck(wiring: Wiring, deadline: float = math.inf) -> Least:
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned.
     """
     best = least(wiring)
-    wiring = surest(wiring)
+    wiring = common_core(wiring)
     if not len(wiring.results):
         return best
     network = _Network(wiring, deadline)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.bounds.surest import at_places, surest
+from remat_solvers.bounds.common_core import at_places, common_core
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Least", "least", "while_running"]
@@ -36,7 +36,7 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
     if wiring.graph.has_alternatives:
         needs = at_places(wiring, while_running(wiring))
         at = int(needs.argmax())
-        floor = least(surest(wiring), any_order=any_order)
+        floor = least(common_core(wiring), any_order=any_order)
         mine = Least(int(needs[at]), wiring.graph.ops[at].name)
         return max(floor, mine, key=lambda found: found.peak_bytes)
     need = while_running(wiring)

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from remat_solvers.bounds.common_core import common_core
 from remat_solvers.bounds.least import Least
-from remat_solvers.bounds.surest import surest
 from remat_solvers.core.wiring import Wiring
 
 __all__ = ["regress"]
@@ -53,7 +53,7 @@ def regress(
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned. The op of
     the answer is the one that cannot run with less; `None` if it is the end that was looked at.
     """
-    wiring = surest(wiring)
+    wiring = common_core(wiring)
     best, limits = floor, _Limits(deadline, enough_bytes)
     if not 0 < best.peak_bytes <= enough_bytes:
         return best

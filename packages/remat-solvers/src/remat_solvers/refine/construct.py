@@ -18,7 +18,7 @@ from remat_solvers.core.makers import Makers, keeps_order
 from remat_solvers.core.wiring import Ints, Wiring, expand
 from remat_solvers.refine.relaxation import Stagewise
 from remat_solvers.refine.splits import Half
-from remat_solvers.search.repair import tidy
+from remat_solvers.search.repair import without_dead_runs
 
 __all__ = ["construct"]
 
@@ -120,7 +120,7 @@ class _InWays:
             self._run_all()
         except _DeadEnd:
             return None
-        return tidy(self._wiring, np.array(self._sequence, dtype=np.int64))
+        return without_dead_runs(self._wiring, np.array(self._sequence, dtype=np.int64))
 
     def _run_all(self) -> None:
         wiring, point = self._wiring, self._stagewise

@@ -29,7 +29,7 @@ from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search, restarted_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
-from remat_solvers.search.repair import repaired, spared
+from remat_solvers.search.repair import prune_multi, repaired
 from remat_solvers.search.smallest import descend_to, least_peak_trace
 from remat_solvers.search.starts import EVICTION_PERTURBATIONS, PAGING_PERTURBATIONS
 from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
@@ -256,7 +256,7 @@ class Heuristics:
     def _offer_folded(self, unfolded: Unfolded, found: Trace) -> None:
         state = self._state
         folded = unfolded.fold(found)
-        state.offer(spared(state.wiring, folded, state.budget_bytes, deadline=state.deadline))
+        state.offer(prune_multi(state.wiring, folded, state.budget_bytes, deadline=state.deadline))
 
     def _offer_pruned(self, found: Trace) -> None:
         """Prune a schedule and offer it."""

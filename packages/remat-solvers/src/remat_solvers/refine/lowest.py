@@ -55,7 +55,7 @@ def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lo
         target = max(1, int(least_bytes + share * (found.peak_bytes - least_bytes)))
         asked = _Peak(wiring, target, found, seconds)
         try:
-            Rounds(asked).look()
+            Rounds(asked).feasibility_rounds()
         except BackEndFailed as error:
             _log.warning("%s", error)
             break

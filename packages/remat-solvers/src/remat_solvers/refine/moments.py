@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_solvers.bounds.common_core import at_places
 from remat_solvers.bounds.least import while_running
-from remat_solvers.bounds.surest import at_places
 from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring

@@ -22,7 +22,7 @@ from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, places
 from remat_solvers.refine.programs import Programs
 from remat_solvers.refine.state import FAR, State
-from remat_solvers.search.repair import spared
+from remat_solvers.search.repair import prune_multi
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
 
@@ -91,14 +91,14 @@ class Rounds:
             self._polish(state.left(), thorough=True)
         return None
 
-    def look(self) -> None:
+    def feasibility_rounds(self) -> None:
         """Solve programs without first schedules, from where storing everything holds most."""
         self._refine(_at_peak(self._state.wiring, self.everything[0]))
 
-    def glance(self) -> None:
+    def quick_start(self) -> None:
         """Find what is found without looking far: no program of this graph, and no proof."""
         if self._start() is not None:
-            self._state.say("at a glance")
+            self._state.say("quick start")
 
     def _start(self) -> list[Trace] | None:
         """Find first schedules around those that store everything; return these, unless done."""
@@ -142,7 +142,7 @@ class Rounds:
             tried |= Refinement(self._begun, frozenset())
         else:
             tried = self._programs.sketch(tried)
-        self._keep_pace()
+        self._balance_search_time()
         pending: list[Refinement] = []
         again, begun, first, exactly = 0, None, not self._begun, False
         grown = self._programs.grow() if self._programs.sketch_is_large else None
@@ -168,10 +168,10 @@ class Rounds:
             much = risen > _MUCH_OF_GAP * (state.best_time - state.bound)
             state.learn(answer.bound)
             built = self._heuristics.build(relaxation, answer)
-            self._keep_pace()
+            self._balance_search_time()
             if state.round == 1:
                 self._programs.reserve(now)
-                self._keep_pace()
+                self._balance_search_time()
             elif state.round == 2 and not state.closed(_WIDE_GAP):
                 self._heuristics.plan_chain()
             beside = self._heuristics.polish_seconds - polished
@@ -238,9 +238,11 @@ class Rounds:
         Rounds(inner, [unfolded.start.sequence]).run()
         if inner.best is not None:
             found = unfolded.fold(inner.best)
-            state.offer(spared(state.wiring, found, state.budget_bytes, deadline=state.deadline))
+            state.offer(
+                prune_multi(state.wiring, found, state.budget_bytes, deadline=state.deadline)
+            )
 
-    def _keep_pace(self) -> None:
+    def _balance_search_time(self) -> None:
         """Far from the bound, look for schedules for as long as was spent on other things.
 
         Not before a program has told how far it is, nor again around one where that found none.

@@ -94,7 +94,7 @@ class Refine:
         if narrower:
             some = Limit.starting_now(_GLANCE_SHARE * seconds)
             state, rounds = self._rounds(problem.wiring, problem.budget_bytes, begin, some, told)
-            rounds.glance()
+            rounds.quick_start()
             begin, known = _Begin((*begin.starts, *_found(state))), state.best_time
             everything = rounds.everything
         for position, graph in enumerate(narrower):

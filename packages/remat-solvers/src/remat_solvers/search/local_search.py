@@ -19,7 +19,7 @@ from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import EvictionPerturbation
-from remat_solvers.search.repair import made_again, repaired, without_waste
+from remat_solvers.search.repair import drop_dead_runs, made_again, repaired
 from remat_solvers.search.ways import other_ways
 
 __all__ = ["local_search", "restarted_search"]
@@ -60,7 +60,7 @@ def local_search(
         if not makers.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
             freed = other_ways(wiring, makers, best, rng)
         elif len(positions):
-            freed = without_waste(wiring, _thin(best, positions, rng))
+            freed = drop_dead_runs(wiring, _thin(best, positions, rng))
         else:
             break
         found = repaired(
@@ -104,7 +104,7 @@ def restarted_search(
         count = max(1, int(float(rng.choice(_FREED_AGAIN)) * len(positions)))
         start = repaired(
             wiring,
-            without_waste(wiring, _without(best, positions, count, rng)),
+            drop_dead_runs(wiring, _without(best, positions, count, rng)),
             budget_bytes,
             perturbation=_prices(rng),
             most_time=once + _MOST_AGAIN * (best_time - once),

@@ -1,8 +1,8 @@
 """Bring a schedule within a budget, and rid it of what the budget does not need: with any makers.
 
-Where each value has one maker that is `evict` and `prune`, else `evict_makers` and `spared`.
-Guarantee: nothing gets slower or larger by `spared`; the rest is heuristic. Complexity: a trace for
-each change.
+Where each value has one maker that is `evict` and `prune`, else `evict_makers` and `prune_multi`.
+Guarantee: nothing gets slower or larger by `prune_multi`; the rest is heuristic. Complexity: a
+trace for each change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat_solvers.search.evict_makers import evict_makers
 from remat_solvers.search.prune import drop_unused, prune, repeats
 from remat_solvers.search.replay import replay
 
-__all__ = ["made_again", "repaired", "spared", "tidy", "without_waste"]
+__all__ = ["drop_dead_runs", "made_again", "prune_multi", "repaired", "without_dead_runs"]
 
 _NEARLY = 1.1  # of the budget
 _PATIENCE = 12  # evictions without a gain: small steps are better then
@@ -68,7 +68,7 @@ def repaired(
         most_time=most_time,
         deadline=soon,
     )
-    return spared(wiring, found, budget_bytes, deadline=deadline)
+    return prune_multi(wiring, found, budget_bytes, deadline=deadline)
 
 
 def made_again(wiring: Wiring, now: Trace) -> Ints:
@@ -86,16 +86,18 @@ def made_again(wiring: Wiring, now: Trace) -> Ints:
     return np.flatnonzero(~first)
 
 
-def spared(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf) -> Trace:
+def prune_multi(
+    wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf
+) -> Trace:
     """Make nothing once more, by whatever maker, that can be kept instead, dearest first."""
     if not wiring.graph.has_alternatives:
         return now
-    now = without_waste(wiring, now.sequence)
+    now = drop_dead_runs(wiring, now.sequence)
     if now.peak_bytes > budget_bytes:
         return now
     while time.perf_counter() < deadline:
         for at in _spare(wiring, now, budget_bytes):
-            left = without_waste(wiring, np.delete(now.sequence, at))
+            left = drop_dead_runs(wiring, np.delete(now.sequence, at))
             if left.peak_bytes <= budget_bytes:
                 now = left
                 break
@@ -130,14 +132,14 @@ def _spare(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
     return sorted(found, key=lambda at: -wiring.time_list[int(now.sequence[at])])
 
 
-def without_waste(wiring: Wiring, sequence: Ints) -> Trace:
+def drop_dead_runs(wiring: Wiring, sequence: Ints) -> Trace:
     """Leave out what nothing needs."""
     if not wiring.graph.has_alternatives:
         return drop_unused(wiring, trace(wiring, sequence))
-    return trace(wiring, tidy(wiring, sequence))
+    return trace(wiring, without_dead_runs(wiring, sequence))
 
 
-def tidy(wiring: Wiring, sequence: Ints) -> Ints:
+def without_dead_runs(wiring: Wiring, sequence: Ints) -> Ints:
     """Leave out computations that make nothing that is read, nor anything owed a first time."""
     order: list[int] = sequence.tolist()
     ops = wiring.graph.ops

@@ -18,7 +18,7 @@ import numpy as np
 from remat_graph import Graph, Op, Stage, Value
 from remat_solvers.core.trace import Trace, first_runs, trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.repair import tidy
+from remat_solvers.search.repair import without_dead_runs
 
 __all__ = ["Keeps", "Unfolded", "unfold"]
 
@@ -39,7 +39,7 @@ class Unfolded:
         """Turn a sequence of the ordinary graph into one of the given graph, without waste."""
         if self.wiring is self.given:
             return now
-        return trace(self.given, tidy(self.given, self.origin[now.sequence]))
+        return trace(self.given, without_dead_runs(self.given, self.origin[now.sequence]))
 
     def keeps(self) -> Keeps:
         """Say, of an op and a value, whether the value is there when the op first runs."""
@@ -59,7 +59,7 @@ def unfold(wiring: Wiring, now: Trace) -> Unfolded:
     number: dict[Version, int] = {}
     maker = [-1] * wiring.value_count
     order: list[int] = []
-    for op in tidy(wiring, now.sequence).tolist():
+    for op in without_dead_runs(wiring, now.sequence).tolist():
         version = (op, tuple(maker[v] for v in wiring.inputs[op]))
         order.append(number.setdefault(version, len(number)))
         for v in wiring.outputs[op]:

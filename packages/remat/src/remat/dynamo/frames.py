@@ -289,7 +289,9 @@ def compile_frames(
                 "hold the object itself, or a weakref.ref that is called"
             ) from None
 
-    weakref.finalize(run, _let_go, frames.guards, frames.graphs, id(backend)).atexit = False
+    weakref.finalize(
+        run, _released_outputs, frames.guards, frames.graphs, id(backend)
+    ).atexit = False
     return run
 
 
@@ -335,7 +337,9 @@ def _codes_of(function: Any) -> Iterator[CodeType]:
         yield from _codes_of(wrapped)
 
 
-def _let_go(guards: WeakSet[GuardManagerWrapper], graphs: WeakSet[_Held], backend: int) -> None:
+def _released_outputs(
+    guards: WeakSet[GuardManagerWrapper], graphs: WeakSet[_Held], backend: int
+) -> None:
     """Empty what Dynamo keeps on code objects, which outlive a model: its graphs and plans.
 
     Entries are taken out as Dynamo does it where an object dies that it guards by identity. Names

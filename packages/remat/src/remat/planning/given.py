@@ -176,4 +176,4 @@ def _as_planned(captured: Capture, plan: Plan) -> Capture:
     if plan.missing and plan.missing < set(captured.program.tangents.values()) | captured.missing:
         captured = captured.variant(plan.missing)
     positions = range(len(captured.program.returned))
-    return captured.letting_go(plan.let_go.intersection(positions))
+    return captured.with_released_outputs(plan.released_outputs.intersection(positions))

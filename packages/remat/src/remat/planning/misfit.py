@@ -35,15 +35,15 @@ class NotPlanned:
     __repr__ = __str__
 
 
-def check_misfit(on_misfit: object) -> None:
+def check_misfit(on_infeasible: object) -> None:
     """Refuse what is no `Misfit`.
 
     Raises:
         RematError: with those that there are.
     """
-    if on_misfit not in get_args(Misfit):
+    if on_infeasible not in get_args(Misfit):
         there_are = " or ".join(map(repr, get_args(Misfit)))
-        raise RematError(f"on_misfit={on_misfit!r}; give {there_are}")
+        raise RematError(f"on_infeasible={on_infeasible!r}; give {there_are}")
 
 
 def warn_of_misfit(what: str, error: RematError) -> NotPlanned:

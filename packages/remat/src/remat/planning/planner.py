@@ -186,7 +186,7 @@ def make_plan(
     run: bool,
     started: float,
     missing: frozenset[int] | None = None,
-    let_go: frozenset[int] = frozenset(),
+    released_outputs: frozenset[int] = frozenset(),
     seen: LossCost | None = None,
     plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
@@ -197,11 +197,11 @@ def make_plan(
     Over is also what leaves no room for later steps, which on CUDA may get other blocks. If no plan
     leaves it, the last one that was within the budget when it ran is taken.
 
-    `missing` are the gradients that will not come, `let_go` the outputs that the user will hold no
-    more when the backward starts, `seen` what a loss took in an earlier step. `plain_bytes` is the
-    most that plain autograd took for earlier calls, by what is missing: a fraction is of no less.
-    `schedules` are of graphs with the same ops and values, of other sizes: the fastest that fits is
-    taken without solving. A `given` plan is the only one that is tried.
+    `missing` are the gradients that will not come, `released_outputs` the outputs that the user
+    will hold no more when the backward starts, `seen` what a loss took in an earlier step.
+    `plain_bytes` is the most that plain autograd took for earlier calls, by what is missing: a
+    fraction is of no less. `schedules` are of graphs with the same ops and values, of other sizes:
+    the fastest that fits is taken without solving. A `given` plan is the only one that is tried.
 
     Raises:
         PlanMismatch: if the given plan is of another graph.
@@ -225,8 +225,8 @@ def make_plan(
         captured = captured.with_loss(cost)
     if seen is not None:
         captured = captured.with_loss(captured.loss.at_least(seen))
-    if let_go != captured.let_go:
-        captured = captured.letting_go(let_go)
+    if released_outputs != captured.released_outputs:
+        captured = captured.with_released_outputs(released_outputs)
     if given is not None:
         captured, schedule = given.fit(captured, settings.numerics)
     seconds = time.perf_counter() - started
@@ -296,7 +296,7 @@ def make_plan(
             executable.source,
             Origin.here(device),
             captured.missing,
-            captured.let_go,
+            captured.released_outputs,
             captured.laid_out,
         )
         if not run:

@@ -38,7 +38,7 @@ class Settings:
     capture: str = "aot"
     executor: str = "generated"
     optimizer: OptimizerLike | None = None
-    on_misfit: Misfit = "raise"
+    on_infeasible: Misfit = "raise"
     given: GivenPlan | None = None
     given_step: GivenStep | None = None
     numerics: Numerics | None = None
@@ -57,7 +57,7 @@ class Settings:
         capture: str = "aot",
         executor: str = "generated",
         optimizer: OptimizerLike | None = None,
-        on_misfit: Misfit = "raise",
+        on_infeasible: Misfit = "raise",
         plan: PlanLike | None = None,
         numerics: str | None = None,
         partitioner: str | Partitioner | None = None,
@@ -76,10 +76,10 @@ class Settings:
             ExecutionError: if the executor does not exist or cannot be loaded.
             RematError: if a loss or an optimizer is given that cannot be called, or a loss that
                 could not be measured; if a partitioner is given, and the solver needs no
-                hierarchy; if `on_misfit` or `numerics` is not known; if the plan has no
+                hierarchy; if `on_infeasible` or `numerics` is not known; if the plan has no
                 schedule.
         """
-        check_misfit(on_misfit)
+        check_misfit(on_infeasible)
         if numerics is not None and numerics not in list(Numerics):
             there_are = ", ".join(repr(each.value) for each in Numerics)
             raise RematError(f"numerics={numerics!r}; give {there_are}, or None")
@@ -108,7 +108,7 @@ class Settings:
         get_executor(executor)
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-            on_misfit,
+            on_infeasible,
             given if isinstance(given, GivenPlan) else None,
             given if isinstance(given, GivenStep) else None,
             None if numerics is None else Numerics(numerics),

@@ -92,7 +92,7 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True):
     predicted_peak_bytes: Size
     capture_seconds: float
     missing: list[Size]
-    let_go: list[Size]
+    released_outputs: list[Size] = msgspec.field(name="let_go")
     origin: OriginBody
     laid_out: list[Size] = []
 
@@ -120,7 +120,7 @@ def encode_plan(plan: Plan) -> bytes:
         plan.predicted_peak_bytes,
         plan.capture_seconds,
         sorted(plan.missing),
-        sorted(plan.let_go),
+        sorted(plan.released_outputs),
         OriginBody.of(plan.origin),
         list(plan.laid_out),
     )
@@ -226,7 +226,7 @@ def _made(graph: Graph, solution: Solution, body: _Plan) -> dict[str, Any]:
         "source": "",
         "origin": body.origin.read(),
         "missing": frozenset(body.missing),
-        "let_go": frozenset(body.let_go),
+        "released_outputs": frozenset(body.released_outputs),
         "laid_out": tuple(body.laid_out),
     }
 

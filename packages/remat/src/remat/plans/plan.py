@@ -40,15 +40,15 @@ class Plan(SavedPlan):
 
     Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
     autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit; of a
-    plan by estimated costs that is not to be run, the estimated one.
-    `predicted_peak_bytes` is the schedule's: each draw of random numbers is taken to save the state
-    of its generator, and what a loss outside the module keeps is a value of the graph.
-    `measured_peak_bytes` is the peak of one real run of the plan, `None` for a plan that was not
-    run. `missing` are the positions of outputs whose gradients it takes not to come, `let_go` those
-    of outputs that it takes the user to hold no more when the backward starts. `laid_out` are the
-    ops that run in channels_last, as `Capture.laid_out` numbers them. `source` is the generated
-    code; a plan that was read from a file has none. `measured_curve` pairs the seconds of that real
-    run with the bytes that it held then, known on the CPU; files leave it out.
+    plan by estimated costs that is not to be run, the estimated one. `predicted_peak_bytes` is the
+    schedule's: each draw of random numbers is taken to save the state of its generator, and what a
+    loss outside the module keeps is a value of the graph. `measured_peak_bytes` is the peak of one
+    real run of the plan, `None` for a plan that was not run. `missing` are the positions of outputs
+    whose gradients it takes not to come, `released_outputs` those of outputs that it takes the user
+    to hold no more when the backward starts. `laid_out` are the ops that run in channels_last, as
+    `Capture.laid_out` numbers them. `source` is the generated code; a plan that was read from a
+    file has none. `measured_curve` pairs the seconds of that real run with the bytes that it held
+    then, known on the CPU; files leave it out.
     """
 
     graph: Graph
@@ -62,7 +62,7 @@ class Plan(SavedPlan):
     source: str
     origin: Origin
     missing: frozenset[int] = frozenset()
-    let_go: frozenset[int] = frozenset()
+    released_outputs: frozenset[int] = frozenset()
     laid_out: tuple[int, ...] = ()
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 

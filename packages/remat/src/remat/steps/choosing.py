@@ -278,7 +278,7 @@ class StepChooser:
 
     def _held_anew(self, record: Recorded, call: int, option: RegionOption) -> int:
         """Give the bytes of inputs that an option holds, and the one that was recorded did not."""
-        if not record.let_go[call]:
+        if not record.released_outputs[call]:
             return 0
         return record.held_anew(call, self.kinds[record.pattern[call]].held_inputs(option))
 

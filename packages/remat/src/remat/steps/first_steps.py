@@ -55,7 +55,7 @@ class PlannedCall:
     numbers: Hashable
     planned: Planned
     missing: frozenset[int] | None = field(default=None, init=False)
-    let_go: frozenset[int] = field(default=frozenset(), init=False)
+    released_outputs: frozenset[int] = field(default=frozenset(), init=False)
 
 
 class FirstSteps:
@@ -142,7 +142,7 @@ class FirstSteps:
         region, planned = call.region, call.planned
         budget, device = planned.plan.budget_bytes, planned.capture.program.device
         most = max(mark.peak_bytes for mark in marks)
-        seen, allowed = _loss_seen(planned, marks, call.let_go), planned.capture.loss
+        seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
         expected = seen.at_least(allowed)
         over = expected != allowed and (
             marks[-2].peak_bytes > budget
@@ -175,14 +175,18 @@ class FirstSteps:
             warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)
 
 
-def _loss_seen(planned: Planned, marks: Sequence[Mark], let_go: frozenset[int]) -> LossCost:
+def _loss_seen(
+    planned: Planned, marks: Sequence[Mark], released_outputs: frozenset[int]
+) -> LossCost:
     """Read off a record what the code between forward and backward took."""
     _, kept, backward, _ = marks
     capture = planned.capture
     program, sizes = capture.program, capture.graph.value_by_name
     gradients = {program.storage[name] for name in program.tangents}
     before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
-    gone = capture.values_let_go(let_go) - read_by_backward(capture.graph, planned.plan.schedule)
+    gone = capture.values_let_go(released_outputs) - read_by_backward(
+        capture.graph, planned.plan.schedule
+    )
     freed = sum(sizes[value].size_bytes for value in gone)
     held = max(0, backward.held_bytes + freed - before)
     return LossCost(max(0, backward.peak_bytes - before - held), held)

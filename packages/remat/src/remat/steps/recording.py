@@ -35,8 +35,8 @@ class Call:
 
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
     the sizes of gradients that were there before, by parameter: in a step without them they are
-    new, so plans are made as if they were. `let_go` are the sizes of inputs that it did not hold
-    between its halves, by value; all that are no parameters take `given_bytes`.
+    new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
+    not hold between its halves, by value; all that are no parameters take `given_bytes`.
     """
 
     kind: int
@@ -44,7 +44,7 @@ class Call:
     option: RegionOption
     lean: RegionOption
     present: dict[int, int]
-    let_go: dict[str, int]
+    released_outputs: dict[str, int]
     given_bytes: int
 
 
@@ -54,18 +54,18 @@ class Recorded:
 
     `moments` are those at which a step like it must be within the budget, with calls by position;
     `peak_bytes` is the most that was held, `left_bytes` what was at the end, as if all gradients
-    were new. `let_go` are, for each call, the sizes of inputs that it did not hold between its
-    halves: by value, what the code between the regions could let go of. A record is `provisional`
-    if later steps may take less, since regions were planned, so that what code makes when it first
-    runs counts, or tensors were copied that may not change. `certain` are moments that hold for
-    any schedules of the calls, of which a bound is made.
+    were new. `released_outputs` are, for each call, the sizes of inputs that it did not hold
+    between its halves: by value, what the code between the regions could let go of. A record is
+    `provisional` if later steps may take less, since regions were planned, so that what code makes
+    when it first runs counts, or tensors were copied that may not change. `certain` are moments
+    that hold for any schedules of the calls, of which a bound is made.
     """
 
     pattern: tuple[int, ...]
     moments: tuple[Moment, ...]
     peak_bytes: int
     left_bytes: int
-    let_go: tuple[dict[str, int], ...]
+    released_outputs: tuple[dict[str, int], ...]
     provisional: bool
     certain: tuple[Moment, ...] = ()
 
@@ -82,14 +82,14 @@ class Recorded:
             tuple(_moments_of(calls, marks)),
             max(mark.peak_bytes for mark in marks),
             marks[-1].held_bytes + sum(present.values()),
-            tuple(call.let_go for call in calls),
+            tuple(call.released_outputs for call in calls),
             provisional,
             tuple(_moments_of(calls, marks, certain=True)),
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:
         """Sum the bytes of those of a call's inputs that it did not hold."""
-        return sum(size for value, size in self.let_go[call].items() if value in inputs)
+        return sum(size for value, size in self.released_outputs[call].items() if value in inputs)
 
     def moments_with(self, held_anew: Sequence[int]) -> tuple[Moment, ...]:
         """Give the moments if each call holds so much more of its inputs between its halves."""

@@ -68,7 +68,7 @@ class Region:
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
         self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
-        self.let_go: frozenset[int] | None = None
+        self.released_outputs: frozenset[int] | None = None
         self._captures: dict[tuple[Any, ...], Capture] = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
@@ -157,13 +157,15 @@ class Region:
         return known
 
     def backward_begins(
-        self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]
+        self, executable: Runnable, missing: frozenset[int], released_outputs: frozenset[int]
     ) -> None:
         """See what the backward shows of a call that was planned with others."""
         self.stepper.backward_begins()
-        self.learn(executable, missing, let_go)
+        self.learn(executable, missing, released_outputs)
 
-    def learn(self, executable: Runnable, missing: frozenset[int], let_go: frozenset[int]) -> None:
+    def learn(
+        self, executable: Runnable, missing: frozenset[int], released_outputs: frozenset[int]
+    ) -> None:
         """Plan from now on for the gradients that came, and for what the user still held.
 
         Not at once where the plan for fewer gradients could not be followed by a backward with all
@@ -176,9 +178,13 @@ class Region:
         changed = expected != executable.capture.missing and (
             expected != self.expected or self._in_a_row >= _SURE
         )
-        if self.let_go is None or self.let_go - let_go:
-            self.let_go = let_go if self.let_go is None else self.let_go & let_go
-            changed = changed or executable.capture.with_other_results(self.let_go)
+        if self.released_outputs is None or self.released_outputs - released_outputs:
+            self.released_outputs = (
+                released_outputs
+                if self.released_outputs is None
+                else self.released_outputs & released_outputs
+            )
+            changed = changed or executable.capture.release_changes_plan(self.released_outputs)
         if changed or self.expected is not None:
             self.expected = expected
         if changed:
@@ -219,12 +225,12 @@ class Region:
 class _Call(PlannedCall):
     """A call of a region that is all of a function, from its forward to its backward."""
 
-    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
+    def started(self, missing: frozenset[int], released_outputs: frozenset[int]) -> None:
         """Learn what the backward, which begins, shows."""
-        self.missing, self.let_go = missing, let_go
+        self.missing, self.released_outputs = missing, released_outputs
         self.region.stepper.backward_begins(self)
         self.region.stepper.first_steps.backward(self)
-        self.region.learn(self.planned.executable, missing, let_go)
+        self.region.learn(self.planned.executable, missing, released_outputs)
 
     def exceeded(self, error: BudgetExceeded) -> None:
         """Tell of a backward over the budget, which the next forward is planned for."""

@@ -57,8 +57,8 @@ class RegionPlan:
         least = self.least
         made = self._executables.get((option, least))
         if made is None:
-            leaner = None if option is least else self.executable(least)
-            made = self.executor(self.capture, option.schedule, leaner=leaner)
+            low_memory_plan = None if option is least else self.executable(least)
+            made = self.executor(self.capture, option.schedule, low_memory_plan=low_memory_plan)
             self._executables[option, least] = made
         return made
 
@@ -76,14 +76,14 @@ class RegionPlan:
 
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> Call:
         """Note a call of a recorded step by an option."""
-        inputs, let_go = self.inputs(tensors), {}
+        inputs, released_outputs = self.inputs(tensors), {}
         if not self.capture.missing:  # else all are held for the gradients that may come
-            droppable = self.executable(option).leaner is not None
+            droppable = self.executable(option).low_memory_plan is not None
             held = self._of.held_inputs(option, droppable=droppable)
-            let_go = {value: size for value, size in inputs.items() if value not in held}
+            released_outputs = {value: size for value, size in inputs.items() if value not in held}
         present, given = gradients_present(tensors), sum(inputs.values())
         graph = self._of.front.graph
-        return Call(self.kind, graph, option, self.least, present, let_go, given)
+        return Call(self.kind, graph, option, self.least, present, released_outputs, given)
 
 
 @dataclass(eq=False)
@@ -185,7 +185,7 @@ class RegionCall:
     @property
     def droppable_bytes(self) -> int:
         """What the call keeps beyond what it must."""
-        if self.drop is None or self.executable.leaner is None:
+        if self.drop is None or self.executable.low_memory_plan is None:
             return 0
         return self.option.kept_bytes - self.plan.least.kept_bytes
 
@@ -213,7 +213,7 @@ class RegionCall:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(begins)
 
-    def started(self, missing: frozenset[int], let_go: frozenset[int]) -> None:
+    def started(self, missing: frozenset[int], released_outputs: frozenset[int]) -> None:
         """See that there is room for the backward, which begins."""
         for watched in self.watched:
             self.plan.changes.note(watched)

@@ -92,14 +92,14 @@ class RegionPlanner:
             traced = captured.in_traced_layouts()
             kin = self._kin(traced)
             captured = traced if kin else captured
-        if region.let_go:
-            captured = captured.letting_go(region.let_go)
+        if region.released_outputs:
+            captured = captured.with_released_outputs(region.released_outputs)
         seen = None if seen_loss is None else seen_loss.of(captured)
         if seen is not None:
             captured = captured.with_loss(captured.loss.at_least(seen))
         for known in kin:
             if (
-                known.capture.let_go == captured.let_go
+                known.capture.released_outputs == captured.released_outputs
                 and _is_equal(known.capture.graph, captured.with_loss(known.capture.loss).graph)
                 and (seen is None or known.plan is not region.exceeded)
                 and (seen is None or _has_room(known, known.capture.loss.at_least(seen)))
@@ -126,11 +126,13 @@ class RegionPlanner:
             settings,
             run=True,
             missing=region.expected,
-            let_go=region.let_go or frozenset(),
+            released_outputs=region.released_outputs or frozenset(),
             seen=seen,
             plain_bytes=plain_bytes,
             schedules=[
-                known.plan.schedule for known in kin if known.capture.let_go == captured.let_go
+                known.plan.schedule
+                for known in kin
+                if known.capture.released_outputs == captured.released_outputs
             ],
             given=None if self._known else settings.given,
             started=start,
@@ -156,7 +158,10 @@ class RegionPlanner:
             known
             for known in self._known
             if known.capture.missing == captured.missing
-            and have_same_ops(known.capture.graph, captured.letting_go(known.capture.let_go).graph)
+            and have_same_ops(
+                known.capture.graph,
+                captured.with_released_outputs(known.capture.released_outputs).graph,
+            )
         ]
 
     def _is_for_too_few(self, planned: Planned) -> bool:

@@ -137,7 +137,7 @@ class StepPlanner:
         try:
             made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
-            if self.settings.on_misfit == "raise":
+            if self.settings.on_infeasible == "raise":
                 self._error = error
                 return
             made = self.chooser.without_plan(_wanted(record, planned), error, origin)

@@ -116,7 +116,7 @@ class Stepper:
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
-                region.let_go, region.seen_loss = other.let_go, other.seen_loss
+                region.released_outputs, region.seen_loss = other.released_outputs, other.seen_loss
         self._regions.add(region)
         return region
 
@@ -192,7 +192,7 @@ class Stepper:
                 f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
                 f"that could be planned ({reason}); train this module without remat"
             )
-            if self._settings.on_misfit == "raise":
+            if self._settings.on_infeasible == "raise":
                 raise ran_as_it_is
             if self._not_planned is None:
                 self._not_planned = warn_of_misfit("the model", ran_as_it_is)
@@ -314,7 +314,7 @@ class Stepper:
             except NoBackward:
                 return None
             except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
-                if self._settings.on_misfit == "raise":
+                if self._settings.on_infeasible == "raise":
                     raise
                 return warn_of_misfit(f"a call of {region.name}", error)
         try:

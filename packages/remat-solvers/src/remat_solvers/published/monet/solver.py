@@ -39,7 +39,7 @@ from remat_solvers.published.monet.columns import count_columns
 from remat_solvers.published.monet.formulation import TOTAL, Formulation, formulate
 from remat_solvers.published.monet.layout import Layout
 from remat_solvers.published.monet.point import embed, read_point, settle
-from remat_solvers.search.repair import tidy
+from remat_solvers.search.repair import without_dead_runs
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.starts import starts
 from remat_solvers.search.unfolding import unfold
@@ -165,7 +165,7 @@ class _Course:
                 return kept.say(f"MONeT's program {ended}")
             decision = read_point(formulation.columns, answer.point)
             sequence = decision.sequence(self._layout)
-            if self._offer(tidy(self._layout.wiring, sequence)):
+            if self._offer(without_dead_runs(self._layout.wiring, sequence)):
                 ended = "solved" if answer.outcome is Outcome.SOLVED else "stopped"
                 took, least_ = answer.value / TOTAL, answer.bound / TOTAL
                 return kept.say(f"MONeT's program {ended}: {took:.4f}, its bound {least_:.4f}")

@@ -16,10 +16,10 @@ from remat_graph import Graph
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["at_places", "surest"]
+__all__ = ["at_places", "common_core"]
 
 
-def surest(wiring: Wiring) -> Wiring:
+def common_core(wiring: Wiring) -> Wiring:
     """Leave what surely runs; the same wiring where there are no alternatives."""
     graph = wiring.graph
     if not graph.has_alternatives:
