@@ -91,6 +91,11 @@ class ActNorm(nn.Module):
         return x * self.scale + self.shift
 
 
+def moved_to_where_it_is(model, x):
+    """What is given its own memory is as it was; experts that are fetched when needed are so."""
+    return model.last(model.first.to(x.device)(x).tanh())
+
+
 def of_momentum(m, x):
     """As MoCo's: the keys' encoder follows that of the queries."""
     with torch.no_grad():
@@ -197,6 +202,10 @@ ONE_REGION = {
 ONE_REGION |= {
     "weights normalised in the forward": (
         lambda: nn.Sequential(*(nn.Sequential(Normalised(), nn.Tanh()) for _ in range(6))),
+        (rows(),),
+    ),
+    "moved to where it is": (
+        lambda: Made(moved_to_where_it_is, first=linear(), last=linear()),
         (rows(),),
     ),
     "a momentum encoder": (

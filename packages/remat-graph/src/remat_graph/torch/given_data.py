@@ -38,7 +38,9 @@ class DataWriter(NotedInterpreter):
             CaptureError: if a write would not be the same, with the line.
         """
         if n.target is torch.Tensor.set_ and len(n.args) == 2:
-            into, new = (self.env[node] for node in n.all_input_nodes)
+            into, new = (self.env[node] for node in (n.args[0], n.args[1]))
+            if _are_the_same(into, new):  # as by `module.to(device)` where it is already
+                return into
             if not self._can_be_written(n, into, new):
                 raise CaptureError(
                     f"forward gives a tensor other memory by `.data =`{noted_line(n)}, which has "
@@ -59,6 +61,14 @@ class DataWriter(NotedInterpreter):
             and used.isdisjoint(_storages([into, new]))
             and self._given.isdisjoint(_storages([new]))
         )
+
+
+def _are_the_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of the same numbers in the same memory."""
+    looks = [
+        (each.shape, each.stride(), each.storage_offset(), each.dtype) for each in (one, other)
+    ]
+    return looks[0] == looks[1] and _storages([one]) == _storages([other])
 
 
 def _storages(items: Iterable[Any]) -> frozenset[int]:
