@@ -38,7 +38,7 @@ class DataWriter(NotedInterpreter):
             CaptureError: if a write would not be the same, with the line.
         """
         if n.target is torch.Tensor.set_ and len(n.args) == 2:
-            into, new = (self.env[node] for node in (n.args[0], n.args[1]))
+            into, new = (self.env[node] for node in n.args if isinstance(node, Node))
             if _are_the_same(into, new):  # as by `module.to(device)` where it is already
                 return into
             if not self._can_be_written(n, into, new):
