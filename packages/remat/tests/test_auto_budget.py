@@ -104,7 +104,10 @@ def test_on_cuda_blocks_that_are_cached_are_free_and_a_limit_of_the_process_hold
     figures = {
         "mem_get_info": (200, 1000),
         "memory_reserved": 400,
-        "memory_stats": {"active_bytes.all.current": 300, "allocated_bytes.all.current": 250},
+        "memory_stats_as_nested_dict": {
+            "active_bytes": {"all": {"current": 300}},
+            "allocated_bytes": {"all": {"current": 250}},
+        },
         "get_per_process_memory_fraction": fraction,
     }
     for name, figure in figures.items():

@@ -3,6 +3,7 @@
 from remat_graph.torch.captures import Capture, Costs
 from remat_graph.torch.capturing import capture, capture_region, tensor_at
 from remat_graph.torch.costs import Cost, DeviceSpec
+from remat_graph.torch.cuda_memory import blocks_in_use
 from remat_graph.torch.devices import DEVICES
 from remat_graph.torch.errors import (
     BrokenCapture,
@@ -73,6 +74,7 @@ __all__ = [
     "Write",
     "allow_recompute",
     "beside_profilers",
+    "blocks_in_use",
     "capture",
     "capture_region",
     "collector_at_rest",

@@ -243,7 +243,7 @@ class Capture:
         """
         graph, gone = (
             self.graph,
-            self.values_let_go(positions) - self.values_let_go(self.released_outputs),
+            self.released_values(positions) - self.released_values(self.released_outputs),
         )
         ops = tuple(
             replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
@@ -273,12 +273,12 @@ class Capture:
     def release_changes_plan(self, positions: frozenset[int]) -> bool:
         """Whether it makes a difference to let go of outputs at these positions."""
         size = self.graph.value_by_name
-        gone = self.values_let_go(positions) ^ self.values_let_go(self.released_outputs)
+        gone = self.released_values(positions) ^ self.released_values(self.released_outputs)
         return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
             1, sum(value.size_bytes for value in self.graph.values)
         )
 
-    def values_let_go(self, positions: frozenset[int]) -> frozenset[str]:
+    def released_values(self, positions: frozenset[int]) -> frozenset[str]:
         """Name the values that are held for the user alone, who lets go of these outputs."""
         program = self.program
         storage = program.storage

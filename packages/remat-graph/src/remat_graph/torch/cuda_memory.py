@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CudaMemory", "make_workspaces", "paused"]
+__all__ = ["CudaMemory", "blocks_in_use", "make_workspaces", "paused"]
 
 _watching: weakref.WeakSet[CudaMemory] = weakref.WeakSet()
 
@@ -93,6 +93,12 @@ def _take_maxima(device: torch.device) -> Any:
 def _blocks(figures: Any, which: str) -> int:
     """Read what blocks hold that no other tensor can have; some allocators count no active ones."""
     return max(int(figures[name]["all"][which]) for name in ("active_bytes", "allocated_bytes"))
+
+
+def blocks_in_use(device: torch.device) -> int:
+    """Give the bytes of the blocks that no other tensor can have now; 0 before the first one."""
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    return _blocks(figures, "current") if figures else 0
 
 
 def make_workspaces(device: torch.device) -> None:

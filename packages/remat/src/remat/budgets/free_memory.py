@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from remat.errors import BudgetError
+from remat_graph.torch import blocks_in_use
 
 __all__ = ["free_bytes"]
 
@@ -27,10 +28,7 @@ def free_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - reserved
-        figures = torch.cuda.memory_stats(device)
-        names = ("active_bytes.all.current", "allocated_bytes.all.current")  # as in cuda_memory.py
-        used = max(int(figures.get(name, 0)) for name in names)
-        return max(0, min(free, allowed)) + reserved - used
+        return max(0, min(free, allowed)) + reserved - blocks_in_use(device)
     return max(0, min(_available(device), *_left_in_groups()))
 
 
@@ -46,7 +44,7 @@ def _available(device: torch.device) -> int:
         import psutil  # noqa: PLC0415
 
         return int(psutil.virtual_memory().available)
-    except (ImportError, OSError, RuntimeError, NotImplementedError):
+    except (ImportError, OSError, RuntimeError):
         raise BudgetError(
             f"cannot tell how much memory is free on {device} here; give the budget in bytes"
         ) from None

@@ -51,7 +51,7 @@ def without_state(least_bytes: int) -> int:
 def _room(captured: Capture, *, measured_loss: bool) -> int:
     """Sum what a graph allows: each schedule without it peaks by no more than that lower."""
     sizes, loss = captured.graph.value_by_name, captured.loss
-    outputs = captured.values_let_go(frozenset(range(len(captured.program.returned))))
+    outputs = captured.released_values(frozenset(range(len(captured.program.returned))))
     allowed = 0 if measured_loss else loss.workspace_bytes + loss.kept_bytes
     return allowed + sum(sizes[value].size_bytes for value in outputs)
 

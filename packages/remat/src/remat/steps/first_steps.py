@@ -184,7 +184,7 @@ def _loss_seen(
     program, sizes = capture.program, capture.graph.value_by_name
     gradients = {program.storage[name] for name in program.tangents}
     before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
-    gone = capture.values_let_go(released_outputs) - read_by_backward(
+    gone = capture.released_values(released_outputs) - read_by_backward(
         capture.graph, planned.plan.schedule
     )
     freed = sum(sizes[value].size_bytes for value in gone)
