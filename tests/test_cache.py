@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import remat
-import remat_graph.torch.costs as op_costs
+import remat_graph.torch.cost.costs as op_costs
 from remat.cache import Entry, Store, cached_solution, keep_solution, store
 from remat.planning import planner, solving
 from remat_graph import Graph, Op, Solution, Stage, Status, Value

@@ -5,7 +5,8 @@ import torch
 
 import remat
 from remat_graph import Block, Compute, Free, Schedule, simulate
-from remat_graph.torch import capture, tracing
+from remat_graph.torch import capture
+from remat_graph.torch.capturing import trace as tracing
 from remat_partition import partition
 from zoo import gpt2
 

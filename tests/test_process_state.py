@@ -164,7 +164,7 @@ def test_a_failed_measurement_leaves_them_as_they_were(monkeypatch, at):
     where = {
         "rehearse": "remat_exec.executable.Executable._run_without_autograd",
         "measure_plain": "remat.budgets.plain._with_gradient",
-        "measure_costs": "remat_graph.torch.costs._time_once",
+        "measure_costs": "remat_graph.torch.cost.costs._time_once",
         "over budget": "remat_exec.executable.Executable.rehearse",
     }[at]
     instead = {"over budget": over_budget, "measure_costs": interrupt}  # what fails is estimated

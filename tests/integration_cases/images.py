@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from remat_graph.torch import captures
-from remat_graph.torch.costs import measure_costs
-from remat_graph.torch.layouts import _able
+from remat_graph.torch.capturing import captures
+from remat_graph.torch.cost.costs import measure_costs
+from remat_graph.torch.ways.layouts import _able
 
 
 class Images(nn.Module):

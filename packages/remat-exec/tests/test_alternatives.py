@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remat_exec import Executable
 from remat_exec.fallback import backward_from
 from remat_graph import Compute, Numerics, simulate
-from remat_graph.torch import captures
+from remat_graph.torch.capturing import captures
 
 SLACK_BYTES = 256
 

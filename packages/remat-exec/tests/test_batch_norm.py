@@ -11,8 +11,8 @@ from exec_cases.models import NORMED
 from exec_cases.schedules import replay_of
 from exec_cases.training import assert_bitwise_equal, train
 
-from remat_graph.torch import batch_norm
-from remat_graph.torch.costs import measure_costs
+from remat_graph.torch.cost.costs import measure_costs
+from remat_graph.torch.kernels import batch_norm
 
 aten = torch.ops.aten
 

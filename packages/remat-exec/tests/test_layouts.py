@@ -14,8 +14,9 @@ from torch import nn
 
 from remat_exec import Executable
 from remat_graph import Compute, Numerics
-from remat_graph.torch import capture, captures
-from remat_graph.torch.layouts import choose_layouts
+from remat_graph.torch import capture
+from remat_graph.torch.capturing import captures
+from remat_graph.torch.ways.layouts import choose_layouts
 from remat_solvers import store_all
 
 SLACK_BYTES = 256

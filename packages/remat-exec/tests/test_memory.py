@@ -13,7 +13,8 @@ from torch import nn
 
 from remat_exec import Executable, measure, measure_peak, profile_step
 from remat_graph import simulate
-from remat_graph.torch import AllocationRecorder, cpp_log, flatten
+from remat_graph.torch import AllocationRecorder, flatten
+from remat_graph.torch.cost import cpp_log
 from remat_solvers.step import region_options
 
 

@@ -13,10 +13,10 @@ from remat_graph.torch import (
     CaptureError,
     Variable,
     capture,
-    packing,
     read_call,
     tensor_at,
 )
+from remat_graph.torch.kernels import packing
 
 aten = torch.ops.aten
 STRANGE = torch.tensor([float("nan"), -0.0, 0.0, float("inf"), -float("inf"), 6.0, 1e-45])

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from remat_graph import Stage
-from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, capture, devices, read_call
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, capture, read_call
+from remat_graph.torch.cost import devices
 
 
 class Block(nn.Module):

@@ -11,10 +11,11 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
-from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture, cuda_memory
-from remat_graph.torch._aot import fake_mode_of
-from remat_graph.torch.costs import _measure
+from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture
+from remat_graph.torch.cost import cuda_memory
+from remat_graph.torch.cost.costs import _measure
 from remat_graph.torch.program import GENERATOR_STATE_BYTES
+from remat_graph.torch.tracing.fakes import fake_mode_of
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

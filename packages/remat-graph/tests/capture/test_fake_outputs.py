@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from remat_graph.torch.fake_outputs import FakeOutputs, looks_of
+from remat_graph.torch.repeats.fake_outputs import FakeOutputs, looks_of
 
 aten = torch.ops.aten
 CALLS = {

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from remat_graph.torch import capture, packing
-from remat_graph.torch.memory import AllocationRecorder
+from remat_graph.torch import capture
+from remat_graph.torch.cost.memory import AllocationRecorder
+from remat_graph.torch.kernels import packing
 from remat_graph.torch.operators import OPERATORS
 
 aten = torch.ops.aten

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from remat_graph.torch import capture
-from remat_graph.torch.rewrite import copy_joint, propagate, storage_key
+from remat_graph.torch.rewrites.propagate import propagate
+from remat_graph.torch.rewrites.rewrite import copy_joint
+from remat_graph.torch.tracing.fakes import storage_key
 
 aten = torch.ops.aten
 

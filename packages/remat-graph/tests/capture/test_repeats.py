@@ -8,7 +8,10 @@ import transformers
 from torch import nn
 
 from remat_graph import canonical_hash
-from remat_graph.torch import capture, captures, capturing, tracing
+from remat_graph.torch import capture
+from remat_graph.torch.capturing import capture as capturing
+from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import trace as tracing
 
 SMALL = {
     "hidden_size": 16,

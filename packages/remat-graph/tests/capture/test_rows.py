@@ -8,8 +8,10 @@ import transformers
 from torch import nn
 
 from remat_graph import canonical_hash
-from remat_graph.torch import capture_region, captures, capturing
-from remat_graph.torch.periods import Irregular
+from remat_graph.torch import capture_region
+from remat_graph.torch.capturing import capture as capturing
+from remat_graph.torch.capturing import captures
+from remat_graph.torch.repeats.periods import Irregular
 
 WIDTH = 4
 

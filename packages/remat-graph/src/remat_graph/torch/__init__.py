@@ -1,10 +1,14 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.captures import Capture, Costs
-from remat_graph.torch.capturing import capture, capture_region, tensor_at
-from remat_graph.torch.costs import Cost, DeviceSpec
-from remat_graph.torch.cuda_memory import blocks_in_use
-from remat_graph.torch.devices import DEVICES
+from remat_graph.torch.capturing.capture import capture, capture_region, tensor_at
+from remat_graph.torch.capturing.captures import Capture, Costs
+from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
+from remat_graph.torch.capturing.trace import original_forward, original_forwards
+from remat_graph.torch.cost.costs import Cost, DeviceSpec
+from remat_graph.torch.cost.cuda_memory import blocks_in_use
+from remat_graph.torch.cost.devices import DEVICES
+from remat_graph.torch.cost.memory import AllocationRecorder, Mark
+from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import (
     BrokenCapture,
     CaptureError,
@@ -13,7 +17,6 @@ from remat_graph.torch.errors import (
     NoBackward,
     UnknownCapture,
 )
-from remat_graph.torch.memory import AllocationRecorder, Mark
 from remat_graph.torch.operators import Operator, operator_of
 from remat_graph.torch.process import (
     beside_profilers,
@@ -35,13 +38,10 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
-from remat_graph.torch.provenance import note, source_of
 from remat_graph.torch.recomputing import allow_recompute
-from remat_graph.torch.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.restoring import copied, left_as_it_was
-from remat_graph.torch.strides import RealStrides
-from remat_graph.torch.structure import FlatCall, Structure, flatten, read_call
-from remat_graph.torch.tracing import original_forward, original_forwards
+from remat_graph.torch.tracing.provenance import note, source_of
+from remat_graph.torch.tracing.restoring import copied, left_as_it_was
+from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
 
 __all__ = [
     "DEVICES",

@@ -12,7 +12,6 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from remat_graph.provenance import Provenance
-from remat_graph.torch._aot import Joint, OutputRole
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import (
     LOSS,
@@ -24,10 +23,18 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
-from remat_graph.torch.provenance import noted
-from remat_graph.torch.rewrite import is_backward, is_gradient_sum, is_random, storage_key
+from remat_graph.torch.tracing.fakes import storage_key
+from remat_graph.torch.tracing.joint import (
+    Joint,
+    OutputRole,
+    is_backward,
+    is_gradient_sum,
+    is_random,
+    returned_nodes,
+)
+from remat_graph.torch.tracing.provenance import noted
 
-__all__ = ["build_program", "equivalence_of", "returned_nodes"]
+__all__ = ["build_program", "equivalence_of"]
 
 aten = torch.ops.aten
 
@@ -182,13 +189,6 @@ def equivalence_of(call: Call, facts: Mapping[str, TensorFacts]) -> str:
     unused = tuple(result is None for result in call.results)
     text = repr((call.name, [describe(item) for item in flat], str(spec), unused))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def returned_nodes(joint: Joint) -> list[Node]:
-    """List what the forward half returns: outputs, and bases of those that are views."""
-    nodes = [output.node if output.base is None else output.base for output in joint.outputs]
-    own = [output.kind in ("fresh", "view") for output in joint.outputs]
-    return list(dict.fromkeys(node for node, ours in zip(nodes, own, strict=True) if ours))
 
 
 def _variable(node: Node) -> Any:

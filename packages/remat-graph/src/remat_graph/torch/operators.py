@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch import batch_norm
-from remat_graph.torch.packing import (
+from remat_graph.torch.kernels import batch_norm
+from remat_graph.torch.kernels.packing import (
     backward_of_kept,
     keep_in_place,
     pack_above,

@@ -1,0 +1,1 @@
+"""From a module or a region and one call of it to a `Capture`."""

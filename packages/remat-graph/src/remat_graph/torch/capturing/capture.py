@@ -1,0 +1,235 @@
+"""Capture: from a module and one example call to a training graph, and its program.
+
+The joint graph of AOTAutograd is functional, holds forward and backward, and names the role of each
+input and output. It is rewritten (see `rewrite`), read into a `Program`, and costed into a `Graph`.
+A loss computed outside the module stands between the halves as the op `loss`, which turns what the
+module returns into the gradients of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from remat_graph.errors import RematError
+from remat_graph.torch.capturing.captures import Capture, Costs, finish, own_modes
+from remat_graph.torch.capturing.checks import (
+    check_changed,
+    check_devices,
+    check_differentiable,
+    check_measurable,
+    is_dry,
+    is_on_cuda,
+)
+from remat_graph.torch.capturing.trace import FlatRegion, trace, trace_region
+from remat_graph.torch.cost.costs import Cost, DeviceSpec
+from remat_graph.torch.cost.strides import RealStrides
+from remat_graph.torch.errors import CaptureError, NoBackward
+from remat_graph.torch.process import collector_at_rest
+from remat_graph.torch.repeats.periods import Irregular
+from remat_graph.torch.rewrites.rewrite import merge_tied
+from remat_graph.torch.rewrites.tangents import merge_tangents
+from remat_graph.torch.tracing.failures import not_traced
+from remat_graph.torch.tracing.fakes import StandIns, has_no_data, without_modes
+from remat_graph.torch.tracing.joint import Joint, returned_nodes
+from remat_graph.torch.tracing.structure import Structure, distinct, read_call
+
+__all__ = ["capture", "capture_region", "tensor_at"]
+
+logger = logging.getLogger(__name__)
+
+
+def capture(
+    module: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: Costs = "measure",
+    known: dict[str, Cost] | None = None,
+) -> Capture:
+    """Capture one forward and backward pass of a module as a graph.
+
+    Tensors of the module and the call may be on the meta device or fake if costs are estimated;
+    those on meta are captured as fake ones on the CPU, and real ones on the CPU may stand beside
+    them. For a `DeviceSpec` with a `capability` all are captured as on such a device. Where the
+    output has a scalar called `loss`, it alone is taken to be differentiated; other variants come
+    from `Capture.variant`. The module's buffers, gradients and the global random generators are
+    left as they were. `known` are costs measured before, by equivalence class, and are added to.
+
+    Raises:
+        CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
+            a scalar called `loss`, depends on one that does; inputs and module are on different
+            devices, the forward is no static graph (the message names the line), or an operator
+            cannot be measured, as none can without data.
+    """
+    keywords = dict(kwargs or {})
+    if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
+        raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+    call = read_call(args, keywords)
+    check_differentiable(module, call)
+    check_devices(module, call)
+    if costs == "measure":
+        check_measurable(module, call)
+    real = RealStrides() if costs == "measure" else None
+    capability = None
+    if isinstance(costs, DeviceSpec) and not is_on_cuda(module, call):
+        capability = costs.capability
+
+    def captured(*, whole: bool) -> Capture:
+        with without_modes(), torch.enable_grad():
+            traced = trace(module, call, whole=whole, capability=capability)
+        check_changed(traced.joint, call.tensors)
+        joint = merge_tied(
+            traced.joint, lambda kind, key: tensor_at(module, call.tensors, kind, key)
+        )
+        joint = merge_tangents(joint)
+        if not joint.gradients:
+            raise CaptureError(
+                "nothing that the forward returns depends on a tensor that requires a gradient; "
+                "there is no backward pass to plan"
+            )
+        missing = _all_but_loss(joint, traced.structure)
+        with own_modes():
+            return finish(
+                joint, missing, costs, {} if known is None else known, traced.structure, real,
+                capability is not None or is_dry(module, call), traced.repeats,
+            )  # fmt: skip
+
+    with _collector(costs):
+        return _traced_in_part(captured)
+
+
+def capture_region(
+    region: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    costs: Costs = "measure",
+    loss_alone: bool = True,
+    real: RealStrides | None = None,
+) -> Capture:
+    """Capture a function of a flat list of inputs, all of whose tensors are among them.
+
+    Such are the graphs that TorchDynamo makes: parameters and buffers are inputs like any other.
+    Inputs that are no tensors are taken to be the same at each call. The function returns a
+    sequence, of tensors or `None`. With `loss_alone` and one differentiable scalar among several
+    outputs, that one is taken to be the loss, and the gradients of the others to be missing. `real`
+    is what is known of layouts that differ from those of fake tensors, and is added to; without it
+    nothing is run.
+
+    Raises:
+        CaptureError: if it is no static graph, nothing it returns depends on a tensor that
+            requires a gradient, or an operator cannot be measured.
+    """
+    tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+    leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
+    dry = any(map(has_no_data, tensors))
+
+    def traced(inputs: Sequence[Any], tensors: list[torch.Tensor], *, whole: bool) -> Capture:
+        flat = FlatRegion(region, inputs, tensors, whole=whole)
+        with torch.enable_grad():
+            joint = trace_region(flat, tensors)
+        check_changed(joint, tensors)
+        joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
+        if not joint.gradients:
+            raise NoBackward(
+                "nothing that the region returns depends on a tensor that requires a gradient; "
+                "there is no backward pass to plan"
+            )
+        joint = replace(joint, leaves=frozenset(leaves))
+        missing = _all_but_scalar(joint) if loss_alone else frozenset()
+        with own_modes():
+            return finish(joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats)
+
+    def captured(*, whole: bool) -> Capture:
+        made = traced(inputs, tensors, whole=whole)
+        if not made._repeats:
+            return made
+        if made.missing:
+            made.variant(frozenset())  # a backward may need it, and has no time to trace
+        stand_ins = StandIns()
+        fakes = {id(tensor): stand_ins.without_data(tensor) for tensor in tensors}
+        given = [fakes.get(id(item), item) for item in inputs]
+        trace_whole = partial(traced, given, list(fakes.values()), whole=True)
+        return replace(made, _trace_whole=trace_whole)
+
+    with _collector(costs):
+        return _traced_in_part(captured)
+
+
+def _collector(costs: Costs) -> AbstractContextManager[None]:
+    return nullcontext() if costs == "measure" else collector_at_rest()
+
+
+def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
+    """Capture with few of the blocks that do the same, or all where that does not say the rest.
+
+    Raises:
+        CaptureError: also for what torch raises, with the user's line; not if there is no memory.
+    """
+    try:
+        try:
+            return captured(whole=False)
+        except Irregular as error:
+            logger.info("every block is traced: %s", error)
+            return captured(whole=True)
+    except (RematError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise not_traced(error) from error
+
+
+def tensor_at(
+    module: torch.nn.Module, tensors: list[torch.Tensor], kind: str, key: str | int
+) -> torch.Tensor:
+    """Find the live tensor that an input of a program stands for."""
+    if kind == "input":
+        return tensors[int(key)]
+    *path, name = str(key).split(".")
+    owner: Any = module
+    for part in path:  # many times a step: torch's get_submodule takes ten times as long
+        owner = owner._modules[part]
+    found = owner._parameters.get(name)
+    if found is None:
+        found = getattr(owner, name)
+    if not isinstance(found, torch.Tensor):
+        raise CaptureError(f"{kind} {key!r} of the module is no tensor any more")
+    return found
+
+
+def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
+    """Find the differentiable outputs that are not the loss, if the output says which one is.
+
+    Raises:
+        CaptureError: if it needs no gradient.
+    """
+    returned = returned_nodes(joint)
+    names = [path.lstrip(".[").strip("'\"]") for path in structure.paths()]
+    for name, output in zip(names, joint.outputs, strict=True):
+        if name == "loss" and output.node.meta["val"].ndim == 0:
+            if not output.requires_grad:
+                raise CaptureError(
+                    "the loss that the forward returns depends on no tensor that requires a "
+                    "gradient; take a detach() or no_grad() out of it, or return no loss, to plan "
+                    "for one that is computed from the other outputs"
+                )
+            loss = output.node if output.base is None else output.base
+            return frozenset(
+                returned.index(made) for made in joint.tangents.values() if made is not loss
+            )
+    return frozenset()
+
+
+def _all_but_scalar(joint: Joint) -> frozenset[int]:
+    """Find the differentiable outputs beside the only one that is a scalar, if one is."""
+    returned = returned_nodes(joint)
+    made = set(joint.tangents.values())
+    scalars = [node for node in made if node.meta["val"].ndim == 0]
+    if len(scalars) != 1:
+        return frozenset()
+    return frozenset(returned.index(node) for node in made if node is not scalars[0])

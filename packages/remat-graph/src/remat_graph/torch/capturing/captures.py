@@ -1,0 +1,368 @@
+"""A captured step: its graph for planning, its program for running, and its variants.
+
+A variant expects other gradients, or has other costs, other makers of its values or a measured
+loss; all are made of the one joint graph that was traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from remat_graph.graph import Graph, Numerics
+from remat_graph.torch.cost.costs import Cost, DeviceSpec, estimate_costs, measure_costs
+from remat_graph.torch.cost.strides import RealStrides
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.lowering import build_program
+from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
+from remat_graph.torch.recomputing import is_collective
+from remat_graph.torch.repeats.blocks import Repeat
+from remat_graph.torch.repeats.periods import Irregular
+from remat_graph.torch.repeats.unrolling import unroll
+from remat_graph.torch.rewrites.attention import name_causal_masks
+from remat_graph.torch.rewrites.propagate import propagate
+from remat_graph.torch.rewrites.rewrite import (
+    copy_joint,
+    drop_dead,
+    forward_first,
+    merge_items,
+    pin_mutated,
+    separate_gradients,
+    set_batch_norm_apart,
+)
+from remat_graph.torch.rewrites.simplify import drop_copies, merge_equal
+from remat_graph.torch.rewrites.tangents import drop_tangents
+from remat_graph.torch.tracing.fakes import without_modes
+from remat_graph.torch.tracing.joint import Joint, returned_nodes
+from remat_graph.torch.tracing.structure import Structure
+from remat_graph.torch.ways.alternatives import add_alternatives
+from remat_graph.torch.ways.layouts import choose_layouts, lay_out
+
+__all__ = ["Capture", "Costs", "finish", "own_modes"]
+
+logger = logging.getLogger(__name__)
+
+_LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
+
+Costs = Literal["measure", "estimate"] | DeviceSpec
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One training graph of a module, for one call of it.
+
+    `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
+    what the forward returns, whose gradients the graph takes to be absent; `released_outputs` those
+    that it takes the user to hold no more when the backward starts. `loss` is what a loss outside
+    the module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture
+    is of tensors without data: its program can be read but not run. Nothing says whether another
+    call would give the same graph. `numerics` says how exact its alternatives are, `None` that it
+    has none. `_finished` are graphs for other gradients, as traced, which captures of one trace
+    share; `_trace_whole` traces all of what was traced in part; `_merged` says whether what eager
+    computes several times is computed once.
+    """
+
+    graph: Graph
+    program: Program
+    output_structure: Structure
+    missing: frozenset[int]
+    loss: LossCost
+    dry: bool
+    _joint: Joint = field(repr=False)
+    _costs: Costs = field(repr=False)
+    _known: dict[str, Cost] = field(repr=False)
+    _real: RealStrides | None = field(repr=False)
+    _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
+    _merged: bool = field(default=False, repr=False)
+    released_outputs: frozenset[int] = frozenset()
+    numerics: Numerics | None = None
+    _in_channels_last: frozenset[str] = frozenset()
+    _plain: Capture | None = field(default=None, repr=False)
+    _variants: dict[frozenset[int], Capture] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _trace_whole: Callable[[], Capture] | None = field(default=None, repr=False, compare=False)
+    _finished: dict[frozenset[int], Capture] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs of the program that get a gradient if every output does."""
+        traced = {self._joint.inputs[node] for node in self._joint.gradients}
+        rows = (zip(*repeat.own, strict=True) for repeat in self._repeats)
+        for keys in itertools.chain.from_iterable(rows):
+            if keys[1] in traced:  # of a period that was traced
+                traced.update(keys)
+        return tuple(node.name for node, key in self._joint.inputs.items() if key in traced)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it has an operator that the ranks of a group run together."""
+        return any(is_collective(call.target) for call in self.program.calls.values())
+
+    def variant(self, missing: frozenset[int]) -> Capture:
+        """Make the graph for when the gradients at these positions of `returned` do not come.
+
+        Its forward ops are those of this capture; operators already measured are not measured
+        again, and a variant is made once.
+
+        Raises:
+            CaptureError: if no gradient is left.
+        """
+        if missing not in self._variants:
+            if missing not in self._finished:
+                self._finished[missing] = self._traced_variant(missing)
+            made = self._finished[missing]
+            if self.numerics is not None:
+                made = replace(made, _costs=self._costs, _known=self._known)
+                made = made._with(self.numerics, self._in_channels_last)
+            elif made._costs != self._costs:
+                made = made.costed(self._costs, self._known)
+            self._variants[missing] = made
+        return self._variants[missing]
+
+    def _traced_variant(self, missing: frozenset[int]) -> Capture:
+        try:
+            with own_modes():
+                made = finish(
+                    self._joint, missing, self._costs, self._known,
+                    self.output_structure, self._real, self.dry, self._repeats,
+                )  # fmt: skip
+            return replace(made, _finished=self._finished, _trace_whole=self._trace_whole)
+        except Irregular as error:
+            if self._trace_whole is None:
+                raise
+            logger.info("every block is traced for other gradients: %s", error)
+            return self._trace_whole().variant(missing)
+
+    def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
+        """Give the same graph with other costs; `known` are measured before, and are added to.
+
+        Raises:
+            CaptureError: if an operator cannot be measured.
+        """
+        known = self._known if known is None else known
+        with own_modes():
+            graph = _costed(self.program, costs, known, self.loss)
+        made = replace(
+            self,
+            graph=graph,
+            _costs=costs,
+            _known=known,
+            released_outputs=frozenset(),
+            _variants={},
+        )
+        return made.with_released_outputs(self.released_outputs)
+
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        """Which ops run in channels_last, by their place among the calls without alternatives."""
+        plain = self if self._plain is None else self._plain
+        rounding = self.program.rounding
+        return tuple(at for at, op in enumerate(plain.program.calls) if op in rounding)
+
+    def without_alternatives(self) -> Capture:
+        """Give the same graph with one maker of each value, all in the layouts that were traced."""
+        if self._plain is None:
+            return self
+        plain = self._plain
+        if self._costs != plain._costs:
+            plain = plain.costed(self._costs, self._known)
+        return plain.with_loss(self.loss).with_released_outputs(self.released_outputs)
+
+    def in_traced_layouts(self) -> Capture:
+        """Give the same graph with its alternatives, but every op in the layout that was traced."""
+        if self.numerics is None or not self._in_channels_last:
+            return self
+        return self.without_alternatives()._with(self.numerics, frozenset())
+
+    def with_alternatives(
+        self,
+        numerics: Numerics = Numerics.BITWISE,
+        *,
+        measured: dict[str, Cost] | None = None,
+        laid_out: Collection[int] | None = None,
+    ) -> Capture:
+        """Give the same graph with other makers of its values, as exact as asked for or more.
+
+        Where rounding may differ, ops run in the layouts in which the step is fastest, if that can
+        be measured: costs are measured, or `measured` is given, to which what is measured is added.
+        With `laid_out`, as another capture has it, they are those that can of these.
+
+        Raises:
+            CaptureError: if it has alternatives, or an operator cannot be measured.
+        """
+        if self.numerics is not None:
+            raise CaptureError(
+                f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
+                f"others of the one without"
+            )
+        known = self._known if measured is None and self._costs == "measure" else measured
+        laid: frozenset[str] = frozenset()
+        if laid_out is not None:
+            laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
+        elif numerics.allows(Numerics.ROUNDING) and known is not None and not self.dry:
+            with own_modes():
+                laid = choose_layouts(
+                    self.program,
+                    lambda program: {op: c.time for op, c in measure_costs(program, known).items()},
+                )
+        return self._with(numerics, laid)
+
+    def _with(self, numerics: Numerics, laid: frozenset[str]) -> Capture:
+        program = add_alternatives(lay_out(self.program, laid), numerics)
+        made = replace(
+            self, program=program, numerics=numerics, _in_channels_last=laid, _plain=self
+        )
+        return made.costed(self._costs)
+
+    def with_loss(self, loss: LossCost) -> Capture:
+        """Plan for a loss outside the module that takes this much."""
+        ops = tuple(
+            replace(op, workspace_bytes=loss.workspace_bytes) if op.name == LOSS else op
+            for op in self.graph.ops
+        )
+        values = tuple(
+            replace(value, size_bytes=loss.kept_bytes) if value.name == KEPT_BY_LOSS else value
+            for value in self.graph.values
+        )
+        return replace(self, graph=replace(self.graph, values=values, ops=ops), loss=loss)
+
+    def with_released_outputs(self, positions: frozenset[int]) -> Capture:
+        """Plan for outputs that the user holds no more when the backward starts.
+
+        They are positions of what the forward returns. Such a value is there until the loss has
+        run, and after it only if the backward reads it.
+        """
+        graph, gone = (
+            self.graph,
+            self.released_values(positions) - self.released_values(self.released_outputs),
+        )
+        ops = tuple(
+            replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
+            if op.name == LOSS
+            else op
+            for op in graph.ops
+        )
+        freed = replace(graph, ops=ops, results=graph.results - gone)
+        return replace(self, graph=freed, released_outputs=positions)
+
+    def as_autograd(self) -> Graph:
+        """Give the graph that plain autograd runs, of a capture without alternatives.
+
+        What eager computes several times from the same, such as casts under autocast, is several
+        values in it.
+        """
+        if not self._merged:
+            return self.graph
+        with contextlib.suppress(Irregular), own_modes():
+            made = finish(
+                self._joint, self.missing, self._costs, self._known, self.output_structure,
+                self._real, self.dry, self._repeats, merging=False,
+            )  # fmt: skip
+            return made.with_loss(self.loss).with_released_outputs(self.released_outputs).graph
+        return self.graph
+
+    def release_changes_plan(self, positions: frozenset[int]) -> bool:
+        """Whether it makes a difference to let go of outputs at these positions."""
+        size = self.graph.value_by_name
+        gone = self.released_values(positions) ^ self.released_values(self.released_outputs)
+        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
+            1, sum(value.size_bytes for value in self.graph.values)
+        )
+
+    def released_values(self, positions: frozenset[int]) -> frozenset[str]:
+        """Name the values that are held for the user alone, who lets go of these outputs."""
+        program = self.program
+        storage = program.storage
+        kept = {storage[v] for p, v in enumerate(program.handed) if p not in positions}
+        kept.update(storage[gradient] for gradient in program.gradients.values())
+        gone = {storage[program.handed[p]] for p in positions}
+        return frozenset((gone & self.graph.value_by_name.keys()) - kept - self.graph.resident)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
+        """Return the capture itself: it is immutable and belongs to no module."""
+        return self
+
+
+@contextmanager
+def own_modes() -> Iterator[None]:
+    """Leave the user's modes, autocast too: the casts of a traced program are calls of its own."""
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        without_modes(),
+    ):
+        yield
+
+
+def finish(
+    base: Joint,
+    missing: frozenset[int],
+    costs: Costs,
+    known: dict[str, Cost],
+    output_structure: Structure,
+    real: RealStrides | None,
+    dry: bool,
+    repeats: tuple[Repeat, ...] = (),
+    *,
+    merging: bool = True,
+) -> Capture:
+    """Make the capture of a traced step in which the gradients at positions `missing` do not come.
+
+    What eager computes several times from the same is computed once, unless not `merging`.
+
+    Raises:
+        CaptureError: if no gradient is left, or an operator cannot be measured.
+    """
+    joint = copy_joint(base)
+    returned = returned_nodes(joint)
+    gone = {t for t, output in joint.tangents.items() if returned.index(output) in missing}
+    if len(gone) == len(joint.tangents):
+        raise CaptureError("none of the module's outputs gets a gradient; nothing to plan")
+    joint = drop_tangents(joint, gone)
+    merge_items(joint)
+    set_batch_norm_apart(joint)
+    drop_dead(joint)
+    forward_first(joint)
+    propagate(joint, real)
+    dropped, merged = drop_copies(joint), merging and merge_equal(joint)
+    if any([dropped, merged, name_causal_masks(joint)]):
+        drop_dead(joint)
+        propagate(joint, real)
+    pinned = pin_mutated(joint)
+    joint, copied = separate_gradients(joint)
+    if pinned or copied:
+        propagate(joint, real)
+    program = unroll(build_program(joint), repeats)
+    loss = program.loss_allowance
+    graph = _costed(program, costs, known, loss)
+    logger.info(
+        "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
+        costs if isinstance(costs, str) else costs.name,
+    )  # fmt: skip
+    return Capture(
+        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats,
+        merged,
+    )  # fmt: skip
+
+
+def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCost) -> Graph:
+    if costs == "measure":
+        found = measure_costs(program, known)
+    else:
+        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
+        found = estimate_costs(program, spec)
+    return program.graph(
+        {name: cost.time for name, cost in found.items()},
+        {name: cost.workspace_bytes for name, cost in found.items()},
+        loss,
+    )

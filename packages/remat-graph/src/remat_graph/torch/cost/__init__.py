@@ -1,0 +1,1 @@
+"""What operators take: time and memory, measured or estimated, and the layouts that they give."""

@@ -1,0 +1,260 @@
+"""What each operation costs: measured on the device once per equivalence class, or estimated.
+
+Measured: inputs of the right shape, stride and type are made up, the call is warmed up and the
+least of its times is taken, which other work on the machine disturbs least; workspace is what the
+allocator held at most during the call beyond what the call keeps. Nothing of the model, and no
+generator, is touched. Estimated, without running anything: the roofline max(flops / rate, bytes /
+bandwidth) plus a launch time for a `DeviceSpec`. Both count what a call returns but nothing reads
+as workspace.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from remat_graph.errors import RematError
+from remat_graph.torch.cost.memory import AllocationRecorder
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.operators import operator_of
+from remat_graph.torch.process import generators_restored, process_lock
+from remat_graph.torch.program import Call, Program, TensorFacts, Variable
+from remat_graph.torch.recomputing import is_collective
+
+__all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
+
+logger = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+
+# Attention on the CPU takes its arguments in the order of the one that torch has a formula for.
+_FLOPS_LIKE = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+_CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
+_REPEATS = 7
+_ENOUGH_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time in seconds and workspace in bytes of one call."""
+
+    time: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """The speed of a device: operations and bytes per second, and seconds to launch a kernel.
+
+    `flops_per_second` is for 32-bit floats; `half_flops_per_second` for 16-bit ones;
+    `convolution_flops_per_second` for convolutions of 32-bit floats, if they run at another rate
+    than products do, as in TF32. `memory_bytes` is what the device has, of which the budget
+    `"auto"` of a plan for it is a share. `capability` is the compute capability of a CUDA device,
+    as `torch.cuda.get_device_capability` says it: what is captured elsewhere has then the
+    operators, and the blocks of memory, of such a device, and can be read but not run.
+
+    Raises:
+        CaptureError: if a rate, or the memory, is not positive.
+    """
+
+    name: str
+    flops_per_second: float
+    half_flops_per_second: float
+    bytes_per_second: float
+    launch_seconds: float
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    convolution_flops_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        for figure in (
+            "flops_per_second", "half_flops_per_second", "bytes_per_second", "memory_bytes",
+            "convolution_flops_per_second",
+        ):  # fmt: skip
+            given = getattr(self, figure)
+            if given is not None and given <= 0:
+                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={given}")
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceSpec:
+        """Give round figures for a kind of device; ratios between operations are what counts."""
+        if device.type == "cuda":
+            return cls("a recent CUDA GPU", 2e13, 2e14, 1.5e12, 4e-6)
+        return cls("a few CPU cores", 1e11, 5e10, 2e10, 3e-6)
+
+
+def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:
+    """Estimate every call of a program on a device; keys are op names."""
+    return _by_class(program, lambda call: _estimate(program, call, spec))
+
+
+def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dict[str, Cost]:
+    """Measure every call of a program on the devices of its tensors; keys are op names.
+
+    `known` maps equivalence classes to what was measured before, and is added to. What the ranks of
+    a group run together is estimated: others would wait for it, or take part in it. So is what does
+    not run on made-up inputs, as one whose counts must add up to a size.
+
+    Raises:
+        CaptureError: if there is no memory for a call, naming it.
+    """
+    with process_lock, generators_restored(), torch.no_grad():
+        return _by_class(program, lambda call: _measure_or_estimate(program, call), known)
+
+
+def _by_class(
+    program: Program, cost: Callable[[Call], Cost], known: dict[str, Cost] | None = None
+) -> dict[str, Cost]:
+    classes = {} if known is None else known
+    costs = {}
+    for name, call in program.calls.items():
+        equivalence = program.equivalence[name]
+        if equivalence not in classes:
+            try:
+                classes[equivalence] = cost(call)
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"cannot find the cost of {name} ({call.target}): {error}; "
+                    f"costs='estimate' plans without running operators"
+                ) from error
+        costs[name] = classes[equivalence]
+    return costs
+
+
+def _made_up(facts: TensorFacts) -> torch.Tensor:
+    """Make a tensor of the right kind: integers 0 (a legal index), floats in [0.25, 1)."""
+    itemsize = facts.dtype.itemsize
+    extent = (
+        facts.offset
+        + 1
+        + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
+    )
+    count = max(extent if 0 not in facts.shape else 0, facts.storage_bytes // itemsize)
+    base = torch.zeros(count, dtype=facts.dtype, device=facts.device)
+    if facts.dtype.is_floating_point or facts.dtype.is_complex:
+        base.real.uniform_(0.25, 1.0) if facts.dtype.is_complex else base.uniform_(0.25, 1.0)
+    return base.as_strided(facts.shape, facts.stride, facts.offset)
+
+
+def _with_tensors(
+    program: Program, call: Call, make: Callable[[TensorFacts], Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    made: dict[str, Any] = {}
+
+    def fill(item: Any) -> Any:
+        if not isinstance(item, Variable):
+            return item
+        if item.name not in program.facts:
+            return program.constants[item.name]
+        if item.name not in made:
+            made[item.name] = make(program.facts[item.name])
+        return made[item.name]
+
+    args, kwargs = pytree.tree_map(
+        fill, (call.args, dict(call.kwargs)), is_leaf=lambda item: isinstance(item, Variable)
+    )
+    return args, kwargs
+
+
+def _measure_or_estimate(program: Program, call: Call) -> Cost:
+    device = _device(program, call)
+    if not is_collective(call.target):
+        try:
+            return _measure(program, call, device)
+        except (RematError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            logger.info("%s is estimated, it fails on made-up inputs: %s", call.target, error)
+    return _estimate(program, call, DeviceSpec.of(device))
+
+
+def _measure(program: Program, call: Call, device: torch.device) -> Cost:
+    args, kwargs = _with_tensors(program, call, _made_up)
+    run = operator_of(call.target).runs_as or call.target
+    run(*args, **kwargs)
+    workspace = 0
+    if device.type == program.device.type:
+        with AllocationRecorder(device) as recorder:
+            kept = run(*args, **kwargs)
+        workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
+        del kept
+    times: list[float] = []
+    while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
+        times.append(_time_once(device, run, args, kwargs))
+    return Cost(min(times), max(0, workspace))
+
+
+def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        target(*args, **kwargs)
+        return time.perf_counter() - start
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):  # whose stream the events are recorded in
+        begin.record()
+        target(*args, **kwargs)
+        end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _device(program: Program, call: Call) -> torch.device:
+    names = (*call.reads, *(name for name in call.results if name is not None))
+    devices = [program.facts[name].device for name in names if name in program.facts]
+    accelerators = [device for device in devices if device.type != "cpu"]
+    return (accelerators or devices or [torch.device("cpu")])[0]
+
+
+def _kept_bytes(call: Call, returned: Any, device: torch.device) -> int:
+    parts = list(returned) if call.sequence else [returned]
+    storages = {}
+    for name, part in zip(call.results, parts, strict=True):
+        if name is not None and isinstance(part, torch.Tensor) and part.device.type == device.type:
+            storage = part.untyped_storage()
+            storages[storage.data_ptr()] = int(storage.nbytes())
+    return sum(storages.values())
+
+
+def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
+    results = [program.facts[name] for name in call.results if name is not None]
+    reads = [program.facts[name] for name in call.reads if name in program.facts]
+    moved = sum(_touched_bytes(facts) for facts in (*reads, *results))
+    flops = 0.0
+    operator = getattr(call.target, "overloadpacket", call.target)
+    counter = flop_registry.get(_FLOPS_LIKE.get(operator, operator))
+    if counter is not None and results:
+        args, kwargs = _with_tensors(program, call, _on_meta)
+        with torch.no_grad():
+            flops = float(counter(*args, **kwargs, out_val=call.target(*args, **kwargs)))
+    half = bool(results) and results[0].dtype.itemsize <= 2
+    rate = spec.half_flops_per_second if half else spec.flops_per_second
+    if operator in _CONVOLUTIONS and not half:
+        rate = spec.convolution_flops_per_second or rate
+    seconds = max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds
+    return Cost(seconds, call.workspace_bytes)
+
+
+def _on_meta(facts: TensorFacts) -> torch.Tensor:
+    return torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device="meta")
+
+
+def _touched_bytes(facts: TensorFacts) -> int:
+    elements = 1
+    for size, stride in zip(facts.shape, facts.stride, strict=True):
+        elements *= size if stride else 1
+    return elements * facts.dtype.itemsize

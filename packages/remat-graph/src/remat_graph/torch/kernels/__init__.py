@@ -1,0 +1,1 @@
+"""Functions that run in a program as operators do."""

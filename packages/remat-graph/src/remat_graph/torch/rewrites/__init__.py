@@ -1,0 +1,1 @@
+"""Passes over a joint graph, between tracing and lowering."""

@@ -1,0 +1,137 @@
+"""Causal attention by its name: a mask that is always the causal one becomes `is_causal=True`.
+
+A library that decides from data whether a mask is needed cannot decide while it is traced, and
+makes one: Hugging Face, of batch x sequence x sequence numbers held for the whole step. Where no
+input has a part in it, it is computed here, once, on the CPU, and compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from remat_graph.torch.tracing.fakes import is_traced_tensor
+from remat_graph.torch.tracing.joint import Joint, is_random
+
+__all__ = ["name_causal_masks"]
+
+aten = torch.ops.aten
+
+# What computes attention, and its backward; both take a mask, or `is_causal`.
+_BACKWARD = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    ),
+    aten._scaled_dot_product_efficient_attention.default: (
+        aten._scaled_dot_product_efficient_attention_backward.default
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: (
+        aten._scaled_dot_product_cudnn_attention_backward.default
+    ),
+}
+_MASKS = ("attn_mask", "attn_bias")
+_MOST_ELEMENTS = 1 << 27  # of a mask that is computed to be looked at
+
+
+def name_causal_masks(joint: Joint) -> bool:
+    """Replace the masks that are the causal one, in attention and its backward; say if any were."""
+    known: dict[Node, bool] = {}
+    replaced = False
+    for node in list(joint.graph.nodes):
+        if node.target not in _BACKWARD:
+            continue
+        readers = {user for item in node.users for user in item.users}
+        backward = [user for user in readers if user.target is _BACKWARD[node.target]]
+        calls = [node, *backward]
+        if all(_masks_causally(joint, call, known) for call in calls):
+            for call in calls:
+                _set(call, _mask_name(call), None)
+                _set(call, "is_causal", True)
+            replaced = True
+    return replaced
+
+
+def _masks_causally(joint: Joint, call: Node, known: dict[Node, bool]) -> bool:
+    mask = _get(call, _mask_name(call))
+    if not isinstance(mask, Node) or _get(call, "is_causal"):
+        return False
+    if mask not in known:
+        known[mask] = _is_causal(joint, mask)
+    return known[mask]
+
+
+def _is_causal(joint: Joint, mask: Node) -> bool:
+    fake = mask.meta["fake"]
+    rows, columns = fake.shape[-2:]
+    if rows != columns or fake.numel() > _MOST_ELEMENTS or fake.device.type == "meta":
+        return False
+    made = _compute(joint, mask)
+    if made is None or not made.is_floating_point():
+        return False
+    causal = torch.full((rows, columns), -torch.inf, dtype=made.dtype).triu_(1)
+    return torch.equal(made, causal.expand_as(made))
+
+
+def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
+    """Compute a node for real, on the CPU; `None` if an input or a draw has a part in it.
+
+    The device of the model may have no memory left, or not be there.
+    """
+    needed = {wanted}
+    for node in reversed(joint.graph.nodes):
+        if node not in needed:
+            continue
+        if node.op not in ("call_function", "get_attr") or is_random(node):
+            return None
+        needed.update(node.all_input_nodes)
+    values: dict[Node, Any] = {}
+    with torch.no_grad():
+        for node in joint.graph.nodes:
+            if node not in needed:
+                continue
+            if node.op == "get_attr":
+                constant = getattr(joint.constants, str(node.target))
+                if not isinstance(constant, torch.Tensor) or is_traced_tensor(constant):
+                    return None
+                values[node] = constant.cpu()
+            else:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
+                values[node] = node.target(*args, **kwargs)
+            if node is wanted:
+                break
+    result: torch.Tensor = values[wanted]
+    return result
+
+
+def _on_cpu(_: torch.device) -> torch.device:
+    return torch.device("cpu")
+
+
+def _mask_name(call: Node) -> str:
+    names = {argument.name for argument in _arguments(call)}
+    return next(name for name in _MASKS if name in names)
+
+
+def _arguments(call: Node) -> Any:
+    return call.target._schema.arguments  # type: ignore[union-attr]
+
+
+def _get(call: Node, name: str) -> Any:
+    for position, argument in enumerate(_arguments(call)):
+        if argument.name == name:
+            if position < len(call.args) and not argument.kwarg_only:
+                return call.args[position]
+            return call.kwargs.get(name, argument.default_value)
+    return None
+
+
+def _set(call: Node, name: str, item: Any) -> None:
+    for position, argument in enumerate(_arguments(call)):
+        if argument.name == name and position < len(call.args) and not argument.kwarg_only:
+            call.update_arg(position, item)
+            return
+    call.update_kwarg(name, item)

@@ -1,0 +1,1 @@
+"""Tracing by AOTAutograd: what it is given, and the joint graph that comes of it."""

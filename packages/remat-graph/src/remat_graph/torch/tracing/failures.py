@@ -1,0 +1,110 @@
+"""What is said where torch fails on the user's code: the line, and what to write instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+import torch
+from torch.fx import Graph, Node
+
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.tracing.provenance import NotedInterpreter, noted
+
+__all__ = ["depends_on_data", "has_effects", "not_planned", "not_traced", "noted_line"]
+
+_OWN_PACKAGES = ("torch", "remat_graph", "remat_exec", "remat")  # whose code is not the user's
+_PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_APART = (
+    "in remat.rematerialize a function with @torch.compiler.disable around it runs as it is, "
+    "between regions"
+)
+
+
+# What torch says of it: what it is, and what to write instead.
+_KNOWN = {
+    "convert all Tensors to FakeTensors": (
+        "forward reads a tensor that is neither parameter, buffer, attribute nor input{line}",
+        "register it (a list of parameters as nn.ParameterList, of modules as nn.ModuleList), or "
+        "pass it in",
+    ),
+    "shape_env must not be None": (
+        "forward has a nested tensor of torch.nested{line}, whose sizes are data",
+        f"give it a padded one with a mask (to_padded_tensor); {_APART}, and all does with "
+        "on_infeasible='plain'",
+    ),
+}
+
+
+def depends_on_data(error: Exception) -> str:
+    """Say that a graph would not be static."""
+    return (
+        f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
+        f"One static graph is captured here: replace the branch by torch.where, or pass the number "
+        f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
+        f"makes regions of what is before and after it"
+    )
+
+
+def not_traced(error: Exception) -> CaptureError:
+    """Say that a forward raised an error, or that torch did while tracing it."""
+    for words, (what, instead) in _KNOWN.items():
+        if words in str(error):
+            return CaptureError(f"{what.format(line=_user_line(error))}; {instead}")
+    *_, innermost = traceback.extract_tb(error.__traceback__)
+    advice = f"; {_APART}" if _is_of_torch_or_ours(innermost.filename) else ""
+    return CaptureError(
+        f"the forward pass cannot be traced{_user_line(error)}: {type(error).__name__}: "
+        f"{error}{advice}"
+    )
+
+
+def not_planned(node: Node, error: Exception) -> CaptureError:
+    """Say that what was traced does not run on tensors without data."""
+    return CaptureError(
+        f"{node.target}{noted_line(node)} cannot be planned: {type(error).__name__}: {error}; "
+        f"{_APART}"
+    )
+
+
+def has_effects(graph: Graph) -> CaptureError:
+    """Say that an operator does something besides what it returns."""
+    effect = next(
+        node for node in graph.nodes if node.target is torch.ops.higher_order.with_effects
+    )
+    return CaptureError(
+        f"{effect.args[1]}{noted_line(effect)} has an effect, such as an error where a matrix is "
+        f"singular, and is in no plan; of torch.linalg take the function that returns `info`, as "
+        f"inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with on_infeasible='plain'"
+    )
+
+
+def noted_line(node: Node) -> str:
+    """Give the user's line of a node, if it is known: ` at file:line`, or nothing."""
+    known = noted(node)
+    return f" at {known.source}" if known is not None and known.source else ""
+
+
+def _user_line(error: BaseException) -> str:
+    """Find the user's line that led to an error: ` at file:line`, or nothing."""
+    for each, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:
+            known = noted(each.f_locals["n"])
+            if known is not None and known.source:
+                return f" at {known.source}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not _is_of_torch_or_ours(frame.filename):
+            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+    return ""
+
+
+def _is_of_torch_or_ours(file: str) -> bool:
+    """Whether code is not the user's: Python's own, such as that of a cached property, neither."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _OWN_PACKAGES]
+    folders = tuple(f"{Path(each).parent}{os.sep}" for each in files if each)
+    return file.startswith(folders) or (
+        file.startswith(_PYTHON) and "-packages" not in file.removeprefix(_PYTHON)
+    )

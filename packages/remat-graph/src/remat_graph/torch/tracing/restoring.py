@@ -1,0 +1,179 @@
+"""What a forward leaves behind where it is run for planning alone, put back.
+
+That is what it stores on its modules, in containers and objects that hang on them, and in what
+their hooks keep, tensors that exist only while tracing among it; and what it takes from Python's
+and numpy's random numbers. Known limits: what hangs deeper than `_DEEPEST`, containers of more
+than `_MOST_ENTRIES`, slots, and global variables are left as the forward leaves them. The data of
+tensors is copied apart (`copied`), for it may be much.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from remat_graph.torch.tracing.fakes import has_no_data
+
+__all__ = ["copied", "left_as_it_was"]
+
+_CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
+_CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
+_PLAIN = frozenset({bool, int, float, str, type(None)})  # which hold nothing
+_DEEPEST = 6
+_MOST_ENTRIES = 10_000
+
+
+@contextmanager
+def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what is stored on a module, and the random generators, on every path."""
+    found = _reachable(module)
+    before = [(holder, _contents(holder)) for holder in found if type(holder) in _CONTAINERS]
+    states = [(drawn, drawn.getstate()) for drawn in found if type(drawn) is random.Random]
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
+    own = () if numpy is None else [g for g in found if type(g) is numpy.random.Generator]
+    numpy_states = [(drawn.bit_generator, drawn.bit_generator.state) for drawn in own]
+    try:
+        yield
+    finally:
+        for holder, then in before:
+            if not then and not holder:
+                continue
+            now = _contents(holder)
+            if len(now) != len(then) or not all(map(operator.is_, now, then)):
+                holder.clear()
+                if isinstance(holder, dict):
+                    half = len(then) // 2
+                    holder.update(zip(then[:half], then[half:], strict=True))
+                else:
+                    (holder.extend if isinstance(holder, (list, deque)) else holder.update)(then)
+        for drawn, state in states:
+            drawn.setstate(state)
+        random.setstate(python_state)
+        for generator, state in numpy_states:
+            generator.state = state
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _contents(holder: Any) -> list[Any]:
+    """List what is in a container: of a dictionary, all keys and then their values."""
+    if not holder:
+        return []
+    return [*holder, *holder.values()] if isinstance(holder, dict) else list(holder)
+
+
+def _reachable(module: torch.nn.Module) -> list[Any]:
+    """List what hangs on a module and its submodules, each once, but for plain values."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    level: Iterable[Any] = [part.__dict__ for part in module.modules()]
+    for depth in range(_DEEPEST + 1):
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind in _PLAIN or id(value) in seen:
+                continue
+            seen.add(id(value))
+            size = len(value) if kind in _CONTAINERS else 1
+            if size > _MOST_ENTRIES:
+                continue
+            found.append(value)
+            if size and depth < _DEEPEST:
+                below.extend(_held(value))
+        level = below
+    return found
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """List what a value holds, without running code of its class."""
+    kind = type(value)  # isinstance asks the value
+    if issubclass(kind, dict):
+        return dict.values(value)
+    if kind in _CONTAINERS or kind is tuple:
+        return cast("Iterable[Any]", value)
+    if kind is functools.partial:
+        return value.func, value.args, value.keywords
+    if kind is types.MethodType:
+        return value.__self__, value.__func__
+    if kind is types.FunctionType:
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+    if issubclass(kind, _CLOSED) or hasattr(kind, "original_forward"):
+        return ()  # the second has plans, which are to stay
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return ()
+    return (attributes,) if type(attributes) is dict else ()
+
+
+def copied(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """Copy the data of tensors; what is returned puts it back, into the memory where it was.
+
+    Also where they were resized, or given other memory. The parts of sparse tensors and of
+    subclasses are put back; what holds its data in no such part is left as it is.
+    """
+    parts = [part for tensor in tensors for part in _dense_parts(tensor)]
+    places = [(part, part.detach()) for part in parts]
+    data = {
+        storage._cdata: (storage, _bytes_of(storage).clone())
+        for storage in (place.untyped_storage() for _, place in places)
+    }
+
+    def put_back() -> None:
+        for storage, then in data.values():
+            if storage.nbytes() != then.numel():
+                storage.resize_(then.numel())
+            now = _bytes_of(storage)
+            if not torch.equal(now, then):
+                now.copy_(then)
+        for part, place in places:
+            if _place_of(part) != _place_of(place):
+                part.data = place
+
+    return put_back
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.dtype, tensor.size(), tensor.stride()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """List the tensors with memory of their own that a tensor is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _dense_parts(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        if not (has_no_data(tensor) or is_lazy(tensor)):
+            yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
