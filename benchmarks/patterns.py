@@ -41,9 +41,9 @@ import remat
 from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
 from remat.planning.planner import Planned
-from remat.steps.choosing import StepChooser
-from remat.steps.runner import StepRunner
-from remat.steps.stepper import Stepper
+from remat.session.choosing import StepChooser
+from remat.session.runner import StepRunner
+from remat.session.stepper import Stepper
 from remat_graph.torch import AllocationRecorder
 
 RESULTS = Path(__file__).parent / "results" / "patterns.json"

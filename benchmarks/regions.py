@@ -26,7 +26,7 @@ import transformers
 import remat
 from isolation import run_alone
 from provenance import write_results
-from remat.steps.region import Region
+from remat.session.region import Region
 from remat_exec import measure_peak
 from zoo import Example, Size, build
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.steps import kind_finder
+from remat.session import kind_finder
 from remat_exec import measure_peak
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.steps.region import Region
+from remat.session.region import Region
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.steps import stepper
+from remat.session import stepper
 
 LIMIT_SECONDS = 0.5
 SCALE = 1.0

@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 import remat
 from remat.planning import planner, ranks
-from remat.steps import choosing
+from remat.session import choosing
 from remat_graph import Compute, Graph, Op, Schedule, Stage, Value, encode
 from remat_solvers import smallest_budget, store_all
 from remat_solvers.toolkit import Wiring, expand

@@ -13,11 +13,11 @@ from torch import nn
 
 import remat
 from pattern_models import PATTERNS, seed_everything
-from remat.steps.choosing import StepChooser
-from remat.steps.recording import is_part
-from remat.steps.region_calls import RegionCall
-from remat.steps.runner import StepRunner
-from remat.steps.step_planner import StepPlanner
+from remat.session.choosing import StepChooser
+from remat.session.recording import is_part
+from remat.session.region_calls import RegionCall
+from remat.session.runner import StepRunner
+from remat.session.step_planner import StepPlanner
 
 
 def train(name, budget, steps, plans=None):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import remat
 from remat.command import app
-from remat.steps import choosing, kind_finder
+from remat.session import choosing, kind_finder
 from remat_exec import measure_peak
 from remat_graph import DocumentError
 
@@ -134,7 +134,7 @@ import sys, warnings
 import torch, remat
 sys.path.insert(0, {folder!r})
 from {module} import *
-from remat.steps import choosing, kind_finder
+from remat.session import choosing, kind_finder
 warnings.simplefilter("error", remat.BudgetWarning)
 kind_finder.region_front = choosing.choose = None
 torch.set_num_threads(1)

@@ -5,9 +5,9 @@ import pytest
 from remat.budgets.auto import AutoBudget
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
-from remat.steps.choosing import StepChooser
-from remat.steps.recording import Recorded
-from remat.steps.region_calls import RegionKind
+from remat.session.choosing import StepChooser
+from remat.session.recording import Recorded
+from remat.session.region_calls import RegionKind
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import Moment, RegionFront, measure_option

@@ -133,7 +133,7 @@ def test_what_cannot_be_written_is_said_before_work(path, tmp_path, capsys, monk
     def never(*args, **kwargs):
         raise AssertionError("work was done")
 
-    monkeypatch.setattr("remat.tradeoffs.tradeoff", never)
+    monkeypatch.setattr("remat.planning.tradeoffs.tradeoff", never)
     nowhere = tmp_path / "nowhere"
     for option, file, message in [
         ("--save", nowhere / "c.json", "does not exist"),

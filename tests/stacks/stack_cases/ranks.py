@@ -28,8 +28,8 @@ def one_plan(run, **options):
         return step.choose(fronts, calls, moments, int((1, 0.9)[rank] * room), **limit)
 
     with (
-        mock.patch("remat.steps.choosing.choose", choose),
-        mock.patch("remat.steps.choosing.MOST_TIMES", 2.0),
+        mock.patch("remat.session.choosing.choose", choose),
+        mock.patch("remat.session.choosing.MOST_TIMES", 2.0),
         mock.patch("remat.planning.planner.MOST_TIMES", 2.0),
     ):
         kept = ddp(replace(run, wrap=wrap))

@@ -1,7 +1,7 @@
 """Train PyTorch models in less memory: a budget in bytes, the same gradients, a certified plan.
 
-Names are those of `remat.api`, which is imported when one is first asked for: torch takes seconds,
-and half of the commands need none.
+Names are those of `remat.front.api`, which is imported when one is first asked for: torch takes
+seconds, and half of the commands need none.
 """
 
 import functools
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from remat.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
-    from remat.api import *  # noqa: F403
-    from remat.api import __all__ as __all__
+    from remat.front.api import *  # noqa: F403
+    from remat.front.api import __all__ as __all__
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +33,4 @@ def _api() -> ModuleType:
     from remat_graph.plugins import interrupts_deferred  # noqa: PLC0415 - as late as all else
 
     with interrupts_deferred():
-        return import_module("remat.api")
+        return import_module("remat.front.api")

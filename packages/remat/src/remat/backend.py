@@ -33,8 +33,8 @@ from remat.dynamo import (
 from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
 from remat.refusals import refuse_checkpointed
-from remat.steps.stepper import Stepper, is_computed
-from remat.steps.steppers import SharedRegion, Steppers
+from remat.session.stepper import Stepper, is_computed
+from remat.session.steppers import SharedRegion, Steppers
 
 __all__ = ["remat_backend"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from remat.budgets.free_memory import free_bytes
+from remat.dynamo.checkpoints import checkpoints_off
 from remat.errors import BudgetError
-from remat.modules.checkpoints import checkpoints_off
 from remat_exec import (
     Loss,
     Peak,

@@ -72,8 +72,13 @@ def tradeoff(
 
     check_tradeoff(points, budget or None, solver, limit_seconds, None, None)
     source = _source(model, options)
-    from remat.tradeoffs import check_picture, plot_tradeoff, save_tradeoff, tradeoff_document
-    from remat.tradeoffs import tradeoff as find_tradeoff
+    from remat.planning.tradeoffs import (
+        check_picture,
+        plot_tradeoff,
+        save_tradeoff,
+        tradeoff_document,
+    )
+    from remat.planning.tradeoffs import tradeoff as find_tradeoff
 
     if plot is not None:
         check_picture(plot)

@@ -1,4 +1,4 @@
-"""TorchDynamo as a front door: the graphs of a function, and what runs instead of them."""
+"""TorchDynamo: the graphs of a function, what runs instead of them, and checkpoints in them."""
 
 from remat.dynamo.found import (
     Found,

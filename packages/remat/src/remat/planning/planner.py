@@ -19,8 +19,8 @@ from remat.budgets.blocks import later_blocks, or_with_expandable_segments
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
+from remat.dynamo.checkpoints import checkpoints_off
 from remat.errors import RematError
-from remat.modules.checkpoints import checkpoints_off
 from remat.planning.certain import with_certain_bound
 from remat.planning.given import GivenPlan
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank

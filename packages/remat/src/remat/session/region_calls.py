@@ -11,9 +11,9 @@ import torch
 
 from remat.planning.solving import have_same_ops
 from remat.plans.reads import read_by_backward
-from remat.steps.changes import Changes, Watched
-from remat.steps.known_bytes import HandedOut, NewGradients
-from remat.steps.recording import Call, gradients_present
+from remat.session.changes import Changes, Watched
+from remat.session.known_bytes import HandedOut, NewGradients
+from remat.session.recording import Call, gradients_present
 from remat_exec import Executor, Runnable, autocast_type
 from remat_graph import Graph
 from remat_graph.torch import Capture
@@ -21,7 +21,7 @@ from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 
 if TYPE_CHECKING:
-    from remat.steps.runner import StepRunner
+    from remat.session.runner import StepRunner
 
 __all__ = ["RegionCall", "RegionKind", "RegionPlan"]
 

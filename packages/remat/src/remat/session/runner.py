@@ -26,13 +26,13 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
-from remat.steps.choosing import StepChooser
-from remat.steps.kind_finder import KindFinder
-from remat.steps.known_bytes import HandedOut, KnownBytes, NewGradients
-from remat.steps.known_patterns import KnownPattern, KnownPatterns
-from remat.steps.recording import Call, Recorded, StepRecording, peak_as_if_new
-from remat.steps.region_calls import RegionCall, RegionKind, RegionPlan
-from remat.steps.step_planner import StepPlanner
+from remat.session.choosing import StepChooser
+from remat.session.kind_finder import KindFinder
+from remat.session.known_bytes import HandedOut, KnownBytes, NewGradients
+from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.recording import Call, Recorded, StepRecording, peak_as_if_new
+from remat.session.region_calls import RegionCall, RegionKind, RegionPlan
+from remat.session.step_planner import StepPlanner
 from remat_exec import Runnable, get_executor
 from remat_graph.torch import Capture, Cost, LossCost, flatten
 from remat_solvers.step import RegionOption

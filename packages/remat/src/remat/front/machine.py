@@ -12,8 +12,8 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import compile_frames, loses_dropout
 from remat.planning.settings import Settings
-from remat.steps.stepper import Stepper
-from remat.steps.steppers import SharedRegion, Steppers
+from remat.session.stepper import Stepper
+from remat.session.steppers import SharedRegion, Steppers
 
 __all__ = ["Machine", "new_machine"]
 

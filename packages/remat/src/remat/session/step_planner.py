@@ -21,9 +21,9 @@ from remat.planning.given_step import GivenStep
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
-from remat.steps.choosing import StepChooser
-from remat.steps.known_patterns import KnownPattern, KnownPatterns
-from remat.steps.recording import Recorded
+from remat.session.choosing import StepChooser
+from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.recording import Recorded
 from remat_exec import BudgetExceeded
 from remat_solvers import BudgetTooSmall
 

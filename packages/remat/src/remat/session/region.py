@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remat.dynamo import Found
+from remat.dynamo.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.errors import BudgetWarning
-from remat.modules.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.planning.misfit import NotPlanned
 from remat.planning.planner import Planned
 from remat.plans.plan import Plan
-from remat.steps.counters import Counters
-from remat.steps.first_steps import PlannedCall, SeenLoss
-from remat.steps.region_calls import RegionPlan
+from remat.session.counters import Counters
+from remat.session.first_steps import PlannedCall, SeenLoss
+from remat.session.region_calls import RegionPlan
 from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, Costs, flatten, quietly
 from remat_solvers import BudgetTooSmall
 
 if TYPE_CHECKING:
-    from remat.steps.stepper import Stepper
+    from remat.session.stepper import Stepper
 
 __all__ = ["Prepared", "Region", "run_as_it_is"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat.plans.step import StepPlan
-from remat.steps.recording import Recorded, is_part
+from remat.session.recording import Recorded, is_part
 from remat_solvers.step import RegionOption
 
 __all__ = ["KnownPattern", "KnownPatterns"]

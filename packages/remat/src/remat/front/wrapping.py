@@ -17,10 +17,10 @@ from torch.nn.modules import module as torch_module
 
 from remat.budgets.auto import OptimizerLike
 from remat.errors import RematError
-from remat.machine import Machine, new_machine
-from remat.modules.classes import Classes
-from remat.modules.hooks import Hooks
-from remat.modules.units import (
+from remat.front.classes import Classes
+from remat.front.hooks import Hooks
+from remat.front.machine import Machine, new_machine
+from remat.front.units import (
     RegionForward,
     Regions,
     choose_regions,

@@ -14,9 +14,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
-    from remat.steps.recording import StepRecording
-    from remat.steps.region_calls import RegionCall
-    from remat.steps.step_planner import StepPlanner
+    from remat.session.recording import StepRecording
+    from remat.session.region_calls import RegionCall
+    from remat.session.step_planner import StepPlanner
     from remat_graph.torch import Mark
 
 __all__ = ["HandedOut", "KnownBytes", "NewGradients"]

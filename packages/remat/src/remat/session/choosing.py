@@ -21,9 +21,9 @@ from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.plans.step import RegionOfStep, StepPlan, peak_of
-from remat.steps.known_patterns import KnownPattern
-from remat.steps.recording import Recorded
-from remat.steps.region_calls import RegionKind
+from remat.session.known_patterns import KnownPattern
+from remat.session.recording import Recorded
+from remat.session.region_calls import RegionKind
 from remat_exec import BudgetExceeded
 from remat_graph import Status
 from remat_solvers import BudgetTooSmall

@@ -24,8 +24,8 @@ from remat.planning.planner import (
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
-from remat.steps.first_steps import SeenLoss
-from remat.steps.region import Region
+from remat.session.first_steps import SeenLoss
+from remat.session.region import Region
 from remat_exec import BudgetExceeded, autocast_type, get_executor
 from remat_graph import Graph, simulate
 from remat_graph.torch import Capture, Cost, Costs, LossCost

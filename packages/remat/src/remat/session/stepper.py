@@ -24,12 +24,12 @@ from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import Planned, for_missing
 from remat.planning.settings import Settings
 from remat.plans.plan import Plan
-from remat.steps.counters import Counters
-from remat.steps.first_steps import FirstSteps
-from remat.steps.region import Prepared, Region
-from remat.steps.region_calls import RegionPlan
-from remat.steps.region_planner import RegionPlanner
-from remat.steps.runner import StepRunner
+from remat.session.counters import Counters
+from remat.session.first_steps import FirstSteps
+from remat.session.region import Prepared, Region
+from remat.session.region_calls import RegionPlan
+from remat.session.region_planner import RegionPlanner
+from remat.session.runner import StepRunner
 from remat_exec import BudgetExceeded, SecondDerivative, with_call
 from remat_graph.torch import (
     AllocationRecorder,

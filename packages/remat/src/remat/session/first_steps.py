@@ -18,11 +18,11 @@ from remat.budgets.blocks import or_with_expandable_segments
 from remat.errors import BudgetWarning
 from remat.planning.planner import Planned
 from remat.plans.reads import read_by_backward
-from remat.steps.recording import StepRecording, gradients_present
+from remat.session.recording import StepRecording, gradients_present
 from remat_graph.torch import Capture, LossCost, Mark
 
 if TYPE_CHECKING:
-    from remat.steps.region import Region
+    from remat.session.region import Region
 
 __all__ = ["FirstSteps", "PlannedCall", "SeenLoss"]
 

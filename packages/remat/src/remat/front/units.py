@@ -19,7 +19,7 @@ from remat.errors import RematError
 from remat.refusals import refuse_checkpointed, refuse_transforms
 
 if TYPE_CHECKING:
-    from remat.wrapping import RematForward
+    from remat.front.wrapping import RematForward
 
 __all__ = [
     "RegionForward",

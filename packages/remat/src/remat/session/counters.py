@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from remat.modules.checkpoints import CHECKPOINT
+from remat.dynamo.checkpoints import CHECKPOINT
 
 __all__ = ["Counters"]
 

@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat.dynamo import Found
+from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.errors import BudgetWarning
-from remat.modules.checkpoints import with_checkpoints_of_eager
-from remat.steps.counters import Counters
-from remat.steps.region import Region, run_as_it_is
-from remat.steps.stepper import Stepper
+from remat.session.counters import Counters
+from remat.session.region import Region, run_as_it_is
+from remat.session.stepper import Stepper
 from remat_graph.torch import own_thread
 
 __all__ = ["SharedRegion", "Steppers"]

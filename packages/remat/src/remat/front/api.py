@@ -3,11 +3,11 @@
 from remat.__about__ import __version__
 from remat.budgets.budget import Budget
 from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
+from remat.front.wrapping import rematerialize
 from remat.planning.planner import plan
+from remat.planning.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
 from remat.plans.plan import Plan
 from remat.plans.step import StepPlan
-from remat.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
-from remat.wrapping import rematerialize
 from remat_exec import (
     BackwardError,
     BudgetExceeded,
