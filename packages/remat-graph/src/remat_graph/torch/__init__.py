@@ -29,6 +29,7 @@ from remat_graph.torch.process import (
 from remat_graph.torch.program import (
     GENERATOR_STATE_BYTES,
     Alternative,
+    Body,
     Call,
     Input,
     LossCost,
@@ -48,6 +49,7 @@ __all__ = [
     "GENERATOR_STATE_BYTES",
     "AllocationRecorder",
     "Alternative",
+    "Body",
     "BrokenCapture",
     "Call",
     "Capture",

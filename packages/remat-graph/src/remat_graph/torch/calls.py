@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Call", "TensorFacts", "Variable"]
+__all__ = ["Body", "Call", "TensorFacts", "Variable"]
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})  # most arguments: no variables
 
@@ -53,7 +53,8 @@ class Call:
     what nothing reads. `sequence` says whether it returns a tuple or list. `random` is the device
     whose generator it draws from. `replay` is the call to make when its results are made again.
     `workspace_bytes` is what it is known to take while it runs, for costs that are estimated.
-    `reads` are the variables that it reads.
+    `body` is what a function that stands for several calls runs. `reads` are the variables that it
+    reads.
     """
 
     target: Any
@@ -64,6 +65,7 @@ class Call:
     random: torch.device | None = None
     replay: Call | None = None
     workspace_bytes: int = 0
+    body: Body | None = None
     reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +90,20 @@ class Call:
         kwargs = {key: _with_variables(item, names) for key, item in self.kwargs.items()}
         return Call(
             self.target, args, kwargs, results,
-            self.sequence, self.random, self.replay, self.workspace_bytes,
+            self.sequence, self.random, self.replay, self.workspace_bytes, self.body,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A program within a program: its calls, views too, in order; what it reads and what it gives.
+
+    Variables of a body are its own: a call of it hands over its inputs in their order.
+    """
+
+    inputs: tuple[str, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[str, ...]
 
 
 def _list_variables(items: Iterable[Any], found: list[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import isfunction
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from remat_graph.provenance import Provenance
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import (
     LOSS,
+    Body,
     Call,
     Input,
     Output,
@@ -175,20 +177,51 @@ class _Reader:
 
 
 def equivalence_of(call: Call, facts: Mapping[str, TensorFacts]) -> str:
-    """Name the class of calls that run the same code on the same shapes as this one."""
+    """Name the class of calls that run the same code on the same shapes as this one.
 
-    def describe(item: Any) -> Any:
-        if isinstance(item, Variable):
-            known = facts.get(item.name)
-            if known is None:
-                return item.name
-            return (known.shape, known.stride, str(known.dtype), str(known.device))
-        return item
+    A function with a body runs what the body says, whatever its variables are called. One without
+    is known by the place where it is defined; one that is made anew each time is like no other.
+    """
 
-    flat, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
-    unused = tuple(result is None for result in call.results)
-    text = repr((call.name, [describe(item) for item in flat], str(spec), unused))
+    def describe(name: str) -> Any:
+        known = facts.get(name)
+        if known is None:
+            return name
+        return (known.shape, known.stride, str(known.dtype), str(known.device))
+
+    text = repr(_described(call, describe))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _described(call: Call, describe: Callable[[str], Any]) -> tuple[Any, ...]:
+    flat, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    items = [describe(item.name) if isinstance(item, Variable) else item for item in flat]
+    unused = tuple(result is None for result in call.results)
+    described = (_name(call), items, str(spec), unused)
+    return described if call.body is None else (*described, _described_body(call.body))
+
+
+def _described_body(body: Body) -> tuple[Any, ...]:
+    """Describe the calls of a body, with a number for each variable, in the order of appearance."""
+    number: dict[str, tuple[int]] = {}
+
+    def of(name: str) -> tuple[int]:  # no argument is a tuple, once arguments are flat
+        return number.setdefault(name, (len(number),))
+
+    inputs = list(map(of, body.inputs))
+    calls = [
+        (_described(call, of), [of(name) for name in call.results if name is not None])
+        for call in body.calls
+    ]
+    return (inputs, calls, list(map(of, body.outputs)))
+
+
+def _name(call: Call) -> str:
+    """Name the code that a call runs."""
+    if not isfunction(call.target):
+        return str(call.target)
+    name = f"{call.target.__module__}.{call.target.__qualname__}"
+    return name if call.body is not None or "<" not in name else repr(call.target)
 
 
 def _variable(node: Node) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 
 import torch
@@ -15,9 +16,13 @@ import torch
 from remat_graph.torch.kernels import batch_norm
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
+    backward_of_pool,
     keep_in_place,
     pack_above,
+    pack_mask,
+    pack_offsets,
     pack_within,
+    unpack_mask,
 )
 
 __all__ = ["OPERATORS", "Operator", "operator_of"]
@@ -36,6 +41,7 @@ class Operator:
       for assignments that no view writes.
     - `runs_as` is what runs in its place, which asks torch what eager would take.
     - `decides`: it draws a decision from numbers, which must stay decided: it runs once.
+    - `deterministic`: a function without a body that gives the same each time it is run.
     - `channels_last`: its result is the same function of images in either layout. All its arguments
       of four dimensions are images but the one at `weight`.
     - `plain_view`: a view that differs from what it is of in shape, strides and offset alone.
@@ -46,6 +52,7 @@ class Operator:
       at which of its elements lie within limits, alone. `packs` packs these; `None` if nothing may.
     - `statistics_like`: where its weight is, in whose type the CPU keeps mean and deviation.
     - `sum_in_terms`: a loss whose result, though one number, takes the memory of all its terms.
+    - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     """
 
     in_place: Function | None = None
@@ -53,6 +60,7 @@ class Operator:
     assigns: bool = False
     runs_as: Function | None = None
     decides: bool = False
+    deterministic: bool = False
     channels_last: bool = False
     weight: int | None = None
     plain_view: bool = False
@@ -63,6 +71,7 @@ class Operator:
     packs: Function | None = None
     statistics_like: int | None = None
     sum_in_terms: bool = False
+    flops_like: Function | None = None
 
     @property
     def may_overwrite(self) -> bool:
@@ -158,7 +167,27 @@ OPERATORS: dict[Any, Operator] = {
             (aten.leaky_relu_backward, None),
         )
     },
-    backward_of_kept: Operator(in_place=keep_in_place),
+    # functions of ours and of Python's
+    backward_of_kept: Operator(in_place=keep_in_place, deterministic=True),
+    **dict.fromkeys(
+        (
+            backward_of_pool,
+            pack_above,
+            pack_mask,
+            pack_offsets,
+            pack_within,
+            getitem,
+            unpack_mask,
+        ),
+        Operator(deterministic=True),
+    ),
+    # attention: on the CPU it takes its arguments in the order of the one that has a formula
+    aten._scaled_dot_product_flash_attention_for_cpu.default: Operator(
+        flops_like=aten._scaled_dot_product_flash_attention
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Operator(
+        flops_like=aten._scaled_dot_product_flash_attention_backward
+    ),
     # products and convolutions
     **dict.fromkeys(
         (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),

@@ -16,13 +16,14 @@ import torch
 
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.provenance import Provenance
-from remat_graph.torch.calls import Call, TensorFacts, Variable
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
     "GENERATOR_STATE_BYTES",
     "Alternative",
+    "Body",
     "Call",
     "Input",
     "LossCost",
@@ -241,7 +242,9 @@ class Program:
             call = self.calls.get(name)
             inputs, outputs = self._values_of(name)
             order_after: list[str] = []
-            replayable = call is not None and bool(outputs) and may_run_again(call.target)
+            replayable = (
+                call is not None and bool(outputs) and may_run_again(call.target, call.body)
+            )
             if call is not None and call.random is not None:
                 if call.random in last_random:
                     order_after.append(last_random[call.random])

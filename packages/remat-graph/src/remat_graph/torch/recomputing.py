@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from remat_graph.torch.calls import Body
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.operators import operator_of
 
@@ -52,16 +53,26 @@ def _is_registered(namespace: str, operator: str) -> bool:
     return packet is not None and (not dot or overload in packet.overloads())
 
 
-def may_run_again(target: Any) -> bool:
-    """Whether a plan may run this operator twice, and take two equal calls of it for one."""
+def may_run_again(target: Any, body: Body | None = None) -> bool:
+    """Whether a plan may run this operator twice, and take two equal calls of it for one.
+
+    A function is judged by its body, in which nothing may be drawn; without one it is taken to run
+    once, unless its record says that it gives the same each time.
+    """
+    if body is not None:
+        return all(
+            call.random is None and may_run_again(call.target, call.body) for call in body.calls
+        )
     names = _names(target)
-    if not names or names & _allowed:  # without a name: a function of Python's or of this package
-        return True
-    return _decides_nothing(target)
+    if not names:
+        return operator_of(target).deterministic
+    return bool(names & _allowed) or _decides_nothing(target)
 
 
-def is_collective(target: Any) -> bool:
-    """Whether the ranks of a group run this operator together."""
+def is_collective(target: Any, body: Body | None = None) -> bool:
+    """Whether the ranks of a group run this operator, or a part of this body, together."""
+    if body is not None:
+        return any(is_collective(call.target, call.body) for call in body.calls)
     return _namespace(target) in _COLLECTIVE
 
 

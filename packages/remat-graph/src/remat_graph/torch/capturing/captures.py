@@ -106,7 +106,7 @@ class Capture:
     @property
     def communicates(self) -> bool:
         """Whether it has an operator that the ranks of a group run together."""
-        return any(is_collective(call.target) for call in self.program.calls.values())
+        return any(is_collective(call.target, call.body) for call in self.program.calls.values())
 
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come.

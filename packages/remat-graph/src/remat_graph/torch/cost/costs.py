@@ -34,13 +34,6 @@ logger = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 
-# Attention on the CPU takes its arguments in the order of the one that torch has a formula for.
-_FLOPS_LIKE = {
-    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        aten._scaled_dot_product_flash_attention_backward
-    ),
-}
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _REPEATS = 7
 _ENOUGH_SECONDS = 0.05
@@ -172,7 +165,7 @@ def _with_tensors(
 
 def _measure_or_estimate(program: Program, call: Call) -> Cost:
     device = _device(program, call)
-    if not is_collective(call.target):
+    if not is_collective(call.target, call.body):
         try:
             return _measure(program, call, device)
         except (RematError, torch.OutOfMemoryError):
@@ -236,7 +229,7 @@ def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
     moved = sum(_touched_bytes(facts) for facts in (*reads, *results))
     flops = 0.0
     operator = getattr(call.target, "overloadpacket", call.target)
-    counter = flop_registry.get(_FLOPS_LIKE.get(operator, operator))
+    counter = flop_registry.get(operator_of(call.target).flops_like or operator)
     if counter is not None and results:
         args, kwargs = _with_tensors(program, call, _on_meta)
         with torch.no_grad():

@@ -229,8 +229,8 @@ class _Unrolling:
         """Check that B and C call the same, and say what of."""
         facts = self.program.facts
         if (
-            (b.target, b.sequence, b.random, b.workspace_bytes)
-            != (c.target, c.sequence, c.random, c.workspace_bytes)
+            (b.target, b.sequence, b.random, b.workspace_bytes, b.body)
+            != (c.target, c.sequence, c.random, c.workspace_bytes, c.body)
             or constants_of(b) != constants_of(c)
             or [None if made is None else facts[made] for made in b.results]
             != [None if made is None else facts[made] for made in c.results]

@@ -20,7 +20,8 @@ __all__ = ["name_causal_masks"]
 
 aten = torch.ops.aten
 
-# What computes attention, and its backward; both take a mask, or `is_causal`.
+# What computes attention, and its backward; both take a mask, or `is_causal`. It pairs operators,
+# and so is in the record of neither.
 _BACKWARD = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: (
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -21,6 +21,7 @@ __all__ = ["DrawnAnew", "drawn_in_order_of_memory", "may_draw_in_order_of_dimens
 aten = torch.ops.aten
 
 _DRAW = aten.bernoulli.p
+# What functionalising turns `dropout` in place into, no fact about these operators.
 _MADE_TO_BE_DRAWN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 
 

@@ -84,9 +84,11 @@ class ProgramReader:
     def may_be_made_again(self, name: str) -> bool:
         """Whether a result may be made twice, and something in the backward reads it."""
         value = self.program.storage[name]
-        target = self.program.calls[self.maker(name)].target
+        call = self.program.calls[self.maker(name)]
         return (
-            value not in self._held and bool(self.backward_readers(name)) and may_run_again(target)
+            value not in self._held
+            and bool(self.backward_readers(name))
+            and may_run_again(call.target, call.body)
         )
 
     def result_of(self, target: Any, name: str, *rest: Any) -> str | None:

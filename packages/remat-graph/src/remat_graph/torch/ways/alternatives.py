@@ -258,6 +258,7 @@ def _is_kept_of(dtype: torch.dtype, name: str, reader: ProgramReader) -> bool:
     )
 
 
+# Rules join several operators (an activation, its backward, what packs): no record of one has them.
 _RULES: dict[Callable[[ProgramReader, str, Call], Iterator[Addition]], Numerics] = {
     _halves_of_convolution: Numerics.BITWISE,
     _pool_by_sizes: Numerics.BITWISE,
