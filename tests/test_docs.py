@@ -113,6 +113,12 @@ def test_a_decision_record_fits_on_a_screen(record):
     assert sum(shown) <= lines
 
 
+def test_each_door_fits_on_a_screen():
+    doors = (ROOT / "docs" / "how-it-works.md").read_text().split("\n## ")[1:6]
+    assert [door[0] for door in doors] == list("12345")
+    assert max(len(door.splitlines()) for door in doors) <= SCREEN[0]
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_prose_is_no_wider_than_a_screen(page):
     lines = WRITTEN.sub("", FENCE.sub("", page.read_text())).splitlines()
