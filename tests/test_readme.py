@@ -21,11 +21,8 @@ from remat_solvers.refine import Refine
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
-ALONE = (
-    "start.md",
-    "first-ten-minutes.md",
-    "how-it-works.md",
-)  # nothing stands in for what these need
+# Nothing stands in for what these need.
+ALONE = ("start.md", "first-ten-minutes.md", "how-it-works.md")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 0.2
 
