@@ -213,8 +213,7 @@ def test_a_shared_plan_that_lies_about_its_graph_is_left_out(tmp_path, monkeypat
     first = rematerialized()
     first.save(tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
-    steps = document["body"]["solution"]["body"]["schedule"]["steps"]
-    document["body"]["solution"]["body"]["schedule"]["steps"] = steps[1:]
+    document["body"]["kinds"][0]["options"][0]["schedule"]["body"]["steps"].pop(0)
     (tmp_path / "plan.json").write_text(json.dumps(document))
     monkeypatch.setenv("REMAT_PLANS", str(tmp_path))
     work.clear()

@@ -85,7 +85,7 @@ def test_several_regions_have_a_fraction_of_plains_measured_peak(door):
     assert plan.budget_bytes == int(0.7 * plan.plain_peak_bytes)
     assert plan.plain_basis == "measured"
     assert f"plain autograd       {plan.plain_peak_bytes / 2**20:.1f} MiB\n" in str(plan)
-    assert remat.StepPlan.decode(plan.encode()) == plan
+    assert remat.Plan.decode(plan.encode()) == plan
     torch.compiler.reset()  # which ends what is recorded of the last step
 
 

@@ -30,7 +30,7 @@ def test_layouts_that_cost_more_within_the_budget_are_not_taken(monkeypatch, sol
     model = planned(budget="8MiB")
     plan = model.plan
     assert len(solved) == 2
-    assert plan.laid_out == ()
+    assert plan.kinds[0].laid_out == ()
     assert plan.graph == solved[1]
     assert plan.solution.time < solved[0].time
     assert plan.solution.lower_bound <= plan.solution.time
@@ -47,14 +47,14 @@ def test_a_call_of_other_sizes_is_planned_in_the_layouts_that_were_taken(monkeyp
     del solved[:]
     for count in (4, 8):
         model(torch.randn(count, *IMAGES.shape[1:])).sum().backward()
-        assert model.plan.laid_out == ()
+        assert model.plan.kinds[0].laid_out == ()
     assert not solved
 
 
 def test_layouts_that_no_plan_without_can_beat_are_all_that_is_solved(monkeypatch, solved):
     choose_layouts(monkeypatch, cost=0.01)
     plan = planned(budget="8MiB").plan
-    assert plan.laid_out
+    assert plan.kinds[0].laid_out
     assert solved == [plan.graph]
 
 

@@ -183,32 +183,47 @@ def encode_names(plan, renamed):
         Compute(renamed(s.op)) if isinstance(s, Compute) else Free(renamed(s.value))
         for s in schedule
     )
-    solution = replace(plan.solution, schedule=Schedule(tuple(steps)))
-    return replace(plan, graph=other, solution=solution).encode().decode()
+    return of_one(plan, other, Schedule(tuple(steps))).encode().decode()
+
+
+def of_one(plan, graph, schedule, **changes):
+    """Give a plan of one region another graph and schedule."""
+    (kind,) = plan.kinds
+    option = replace(plan.options[0], schedule=schedule)
+    front = replace(kind.front, graph=graph, options=(option,))
+    return replace(plan, kinds=(replace(kind, front=front, **changes),))
 
 
 def damaged(document, **changes):
     return {**document, "body": {**document["body"], **changes}}
 
 
-def with_solution(document, **changes):
-    return damaged(document, solution=damaged(document["body"]["solution"], **changes))
+def with_kind(document, **changes):
+    (kind,) = document["body"]["kinds"]
+    return damaged(document, kinds=[{**kind, **changes}])
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: {**d, "version": 99}, "schema version 99"),
+        (lambda d: {**d, "version": 99}, "is a plan of schema version 99"),
+        (lambda d: {**d, "version": 1}, "is a plan of schema version 1"),
+        (lambda d: {**d, "version": 1, "kind": "step plan"}, "is a step plan of schema version 1"),
+        (lambda d: {**d, "kind": "graph"}, "a plan is needed"),
         (lambda d: damaged(d, budget_bytes=-1), "budget_bytes"),
         (lambda d: damaged(d, more=1), "more"),
-        (lambda d: damaged(d, graph=d["body"]["solution"]), "is of kind 'solution'"),
-        (lambda d: damaged(d, solution={**d["body"]["solution"], "body": {}}), "status"),
+        (
+            lambda d: with_kind(d, graph=d["body"]["kinds"][0]["options"][0]["schedule"]),
+            "is of kind 'schedule'",
+        ),
+        (lambda d: with_kind(d, options=[]), "options"),
+        (lambda d: with_kind(d, options=2 * d["body"]["kinds"][0]["options"]), "no moments"),
+        (lambda d: damaged(d, status="unknown"), "status"),
         (lambda d: damaged(d, budget_bytes=2**63), "budget_bytes"),
         (lambda d: damaged(d, predicted_peak_bytes=5), "the peak of its schedule is"),
         (lambda d: damaged(d, store_all_peak_bytes=7), "the peak of storing everything is"),
-        (lambda d: with_solution(d, lower_bound=1e9), "less than its bound"),
-        (lambda d: with_solution(d, time=1e9, lower_bound=1e9), "less than its bound"),
-        (lambda d: with_solution(d, status="infeasible"), "is infeasible has a schedule"),
+        (lambda d: damaged(d, lower_bound=1e9), "less than its bound"),
+        (lambda d: damaged(d, status="infeasible"), "is said to be infeasible"),
     ],
 )
 def test_a_damaged_plan_is_refused_by_name(made, tmp_path, change, said):
@@ -225,7 +240,7 @@ def test_a_damaged_plan_is_refused_by_name(made, tmp_path, change, said):
 
 def test_a_schedule_that_is_none_of_its_graph_is_refused(made, tmp_path):
     first, *rest = made.schedule
-    bad = replace(made, solution=replace(made.solution, schedule=Schedule((*rest, first))))
+    bad = of_one(made, made.graph, Schedule((*rest, first)))
     bad.save(tmp_path / "bad.json")
     with pytest.raises(DocumentError, match="invalid plan"):
         remat.Plan.load(tmp_path / "bad.json")
@@ -278,9 +293,9 @@ def test_what_a_loop_has_shown_is_saved_with_the_plan():
     )
     for _ in range(5):
         train(first)
-    assert first.plan.missing
+    assert first.plan.kinds[0].missing
     again = use(first.plan, copy.deepcopy(plain), BATCH)
-    assert again.plan.missing == first.plan.missing
+    assert again.plan.kinds[0].missing == first.plan.kinds[0].missing
     for ours, theirs in zip(train(again), train(plain), strict=True):
         assert (ours is theirs is None) or torch.equal(ours, theirs)
 
@@ -338,13 +353,13 @@ def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
     made.save(tmp_path / "plan.json")
     read = remat.Plan.load(tmp_path / "plan.json")
     assert read == replace(made, source="")
-    assert bool(read.laid_out) == (numerics != "bitwise")
+    assert bool(read.kinds[0].laid_out) == (numerics != "bitwise")
     layouts(2)  # what would be chosen here differs
     monkeypatch.setattr(solving, "solve", None)
     for asked in dict.fromkeys((numerics, "lossy")):
         again = remat.rematerialize(Images(), IMAGES, plan=read, numerics=asked)
         assert len(again.plan.schedule) == len(made.schedule)
-        assert again.plan.laid_out == made.laid_out
+        assert again.plan.kinds[0].laid_out == made.kinds[0].laid_out
         if made.numerics == "bitwise":
             trains_as(again, Images(), IMAGES)
     if made.numerics is None:  # on this CPU, now, no other way is faster
@@ -365,6 +380,6 @@ def test_layouts_that_a_file_makes_up_are_refused(layouts):
     options = {"budget": 0.8, "numerics": "rounding", "limit_seconds": 1.0}
     made = remat.rematerialize(Images(), IMAGES, **options).plan
     for laid_out in ((), (0, 10**9)):
-        bad = replace(made, laid_out=laid_out)
+        bad = of_one(made, made.graph, made.schedule, laid_out=laid_out)
         with pytest.raises(remat.PlanMismatch, match="in the model"):
             remat.rematerialize(Images(), IMAGES, plan=bad, numerics="rounding")

@@ -70,7 +70,7 @@ def test_the_regions_of_a_step_name_them_and_are_told_one_by_one(tmp_path):
     for graph in model.plan.graphs:
         found |= modules(graph, Stage.FORWARD)
     assert found == MODULES | {""}
-    told = dict(model.plan.explain(by="module"))
+    told = {each.name: each for each in model.plan.explain(by="module").regions}
     assert len(told) == 2
     labels = [{part.label for part in region.parts} for region in told.values()]
     assert "first.1.linear" in labels[0] - labels[1]

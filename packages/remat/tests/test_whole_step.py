@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from remat.plans.step import peak_of
+from remat.plans.regions import peak_of
+from remat.plans.whole_step import WholeStep
 from remat.report.curve import curve_of_step
-from remat.report.whole_step import WholeStep
 from remat_graph import Compute, simulate
 from remat_graph.testing import random_training
 from remat_solvers import store_all

@@ -7,7 +7,6 @@ from unittest import mock
 
 from torch import distributed
 
-import remat
 from loop_cases.ranks import ddp
 from remat_solvers import step
 
@@ -36,8 +35,7 @@ def one_plan(run, **options):
     for model in [] if run.plain else made:
         plan, told = model.plan, [None] * distributed.get_world_size()
         assert plan.recomputations
-        by_regions = isinstance(plan, remat.StepPlan)
-        run_by = [option.schedule for option in plan.options] if by_regions else [plan.schedule]
+        run_by = [option.schedule for option in plan.options]
         distributed.all_gather_object(told, run_by)
         assert told[0] == told[1]
     return kept

@@ -13,7 +13,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from remat.plans.file import PlanHead, read_head
+from remat.plans.file import read_lone_head
 from remat.plans.outlines import Outline
 from remat.plans.plan import Plan
 from remat_graph import DocumentError, Graph, Solution, Status, simulate
@@ -28,14 +28,14 @@ def shared_solution(graph: Graph, target: int, budget: int) -> Solution | None:
 
     `budget` is what a plan must have been made for at least.
     """
-    heads = [(path, head) for path, head in _heads() if head.budget_bytes >= budget]
+    heads = [(path, outline) for path, outline, its_budget in _heads() if its_budget >= budget]
     if not heads:
         return None
     here = Outline.of(graph)
     wanted = here.hash
     fitting = []
-    for path, head in heads:
-        if head.outline == wanted:
+    for path, outline in heads:
+        if outline == wanted:
             solution = _read(path, graph, here)
             if solution is not None and solution.peak_bytes <= target:
                 logger.info("the shared plan %s serves", path)
@@ -62,9 +62,10 @@ def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
     )
 
 
-def _heads() -> list[tuple[Path, PlanHead]]:
+def _heads() -> list[tuple[Path, str, int]]:
+    """List the plans of one region: the outline and the budget of each."""
     folders = [Path(name) for name in os.environ.get("REMAT_PLANS", "").split(os.pathsep) if name]
-    found = []
+    heads = []
     for folder in folders:
         if not folder.is_dir():
             logger.warning("REMAT_PLANS names %s, which is no folder", folder)
@@ -74,11 +75,12 @@ def _heads() -> list[tuple[Path, PlanHead]]:
         except (DocumentError, OSError) as error:
             logger.warning("the shared plan %s is left out: %s", path, error)
         else:
-            found.append((path, head))
-    return found
+            if head is not None:
+                heads.append((path, *head))
+    return heads
 
 
 @functools.lru_cache(maxsize=4096)
-def _head(path: Path, modified: int) -> PlanHead:
+def _head(path: Path, modified: int) -> tuple[str, int] | None:
     del modified  # a file that was changed is read again
-    return read_head(path.read_bytes(), source=str(path))
+    return read_lone_head(path.read_bytes(), str(path))

@@ -20,7 +20,7 @@ from remat.command.terminal import (
     print_rows,
     waiting,
 )
-from remat.plans.file import PLAN, STEP_PLAN, kind_of
+from remat.plans.file import is_plan
 from remat_graph import Graph, GraphError, Schedule, Solution, decode, save, simulate
 
 if TYPE_CHECKING:
@@ -101,24 +101,23 @@ def check(
     """Simulate a schedule on a graph: whether it is legal, its peak and its time."""
     loaded = load_graph(graph)
     data = schedule.read_bytes()
-    is_plan = kind_of(data) == PLAN
-    given = _plan(data, schedule) if is_plan else decode(data, source=str(schedule))
-    found = getattr(given, "schedule", given)  # of a plan or a solution
-    if not isinstance(found, Schedule):
+    given = _plan(data, schedule) if is_plan(data) else decode(data, source=str(schedule))
+    steps = getattr(given, "schedule", given)  # of a plan or a solution
+    if not isinstance(steps, Schedule):
         raise GraphError(f"{schedule} holds no schedule")
-    timeline = simulate(loaded, found)
+    timeline = simulate(loaded, steps)
     if json:
         print_json(
             {
                 "peak_bytes": timeline.peak_bytes,
                 "peak_step": timeline.peak_step,
-                "steps": len(found),
+                "steps": len(steps),
                 "time": timeline.time,
             }
         )
         return
     out.print(
-        f"legal: peak {timeline.peak_bytes:,} bytes at step {timeline.peak_step} of {len(found)}, "
+        f"legal: peak {timeline.peak_bytes:,} bytes at step {timeline.peak_step} of {len(steps)}, "
         f"time {timeline.time:.6g} s, {_overhead(loaded, timeline.time)}"
     )
 
@@ -132,24 +131,28 @@ def load_graph(path: Path) -> Graph:
         OSError: if it cannot be read.
     """
     data = path.read_bytes()
-    kind = kind_of(data)
-    if kind == PLAN:
-        return _plan(data, path).graph
-    if kind == STEP_PLAN:
+    item = _plan(data, path).graph if is_plan(data) else decode(data, source=str(path))
+    if not isinstance(item, Graph):
+        raise GraphError(f"{path} holds a {type(item).__name__.lower()}; a graph is needed")
+    return item
+
+
+def _plan(data: bytes, path: Path) -> Plan:
+    """Read a plan of one region.
+
+    Raises:
+        DocumentError: if it is damaged.
+        GraphError: if it is of several regions.
+    """
+    from remat.plans.plan import Plan
+
+    plan = Plan.decode(data, source=str(path))
+    if not plan.is_one_region:
         raise GraphError(
             f"{path} is the plan of a step of several regions, each of a graph of its own; explain "
             f"and report show it"
         )
-    found = decode(data, source=str(path))
-    if not isinstance(found, Graph):
-        raise GraphError(f"{path} holds a {type(found).__name__.lower()}; a graph is needed")
-    return found
-
-
-def _plan(data: bytes, path: Path) -> Plan:
-    from remat.plans.plan import Plan
-
-    return Plan.decode(data, source=str(path))
+    return plan
 
 
 def percent(graph: Graph, time: float) -> str:

@@ -23,13 +23,12 @@ from remat.command.terminal import (
     waiting,
 )
 from remat.errors import RematError
-from remat.report.words import mib
+from remat.plans.words import mib
 from remat_graph import printable
 
 if TYPE_CHECKING:
-    from remat.plans.plan import Plan
-    from remat.plans.step import StepPlan
     from remat.report.explaining import Explanation, Part
+    from remat.report.shown import ShownPlan
 
 __all__ = ["explain", "report", "trace"]
 
@@ -79,39 +78,37 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Say of each part of a model what a plan keeps or makes again, and why."""
-    made, _ = _plan_of(model, budget, options)
-    from remat.plans.plan import Plan
-
-    told = made.explain(by=by.value, depth=depth)
-    regions = told if isinstance(told, tuple) else (("", told),)
+    plan, _ = _plan_of(model, budget, options)
+    step = plan.explain(by=by.value, depth=depth)
     ordered = [
-        (name, each, sorted(filter(_counts, each.parts), key=_KEYS[sort])) for name, each in regions
+        (each, sorted(filter(_counts, each.parts), key=_KEYS[sort]))
+        for each in step.regions or (step,)
     ]
     if json:
-        documents = [_document(name, each, parts[: rows or None]) for name, each, parts in ordered]
+        documents = [_document(each, parts[: rows or None]) for each, parts in ordered]
         print_json(
             {
-                "budget_bytes": made.budget_bytes,
-                "predicted_peak_bytes": made.predicted_peak_bytes,
-                "store_all_peak_bytes": made.store_all_peak_bytes,
-                **(documents[0] if isinstance(made, Plan) else {"regions": documents}),
+                "budget_bytes": plan.budget_bytes,
+                "predicted_peak_bytes": plan.predicted_peak_bytes,
+                "store_all_peak_bytes": plan.store_all_peak_bytes,
+                **({"regions": documents} if step.regions else documents[0]),
             }
         )
         return
     print_rows(
         {
-            "budget": mib(made.budget_bytes),
-            "peak, predicted": mib(made.predicted_peak_bytes),
-            "storing everything": mib(made.store_all_peak_bytes),
-            "computed again": f"{made.recomputations:,} runs, "
-            f"overhead {100 * made.predicted_overhead:.2f}%",
+            "budget": mib(plan.budget_bytes),
+            "peak, predicted": mib(plan.predicted_peak_bytes),
+            "storing everything": mib(plan.store_all_peak_bytes),
+            "computed again": f"{plan.recomputations:,} runs, "
+            f"overhead {100 * plan.predicted_overhead:.2f}%",
         }
     )
-    for name, each, parts in ordered:
+    for each, parts in ordered:
         kept, again = sum(p.kept_bytes for p in parts), sum(p.recomputed_bytes for p in parts)
         print_rows(
             {
-                **({"region": printable(name)} if name else {}),
+                **({"region": printable(each.name)} if each.name else {}),
                 "most is held at": printable(str(each.peak or "-")),
                 "kept for the backward": mib(kept),
                 "made again": mib(again),
@@ -124,10 +121,10 @@ def explain(
             out.print(f"{len(parts) - len(shown):,} more parts; --rows 0 shows all")
 
 
-def _document(name: str, told: Explanation, parts: Sequence[Part]) -> dict[str, Any]:
-    peak = None if told.peak is None else asdict(told.peak)
+def _document(region: Explanation, parts: Sequence[Part]) -> dict[str, Any]:
+    peak = None if region.peak is None else asdict(region.peak)
     document = {"peak": peak, "parts": [asdict(part) for part in parts]}
-    return {"name": name, **document} if name else document
+    return {"name": region.name, **document} if region.name else document
 
 
 @app.command()
@@ -146,22 +143,19 @@ def report(
 ) -> None:
     """Write a plan as one page, to be read in a browser without a network."""
     check_output(output)
-    from remat.plans.plan import Plan
     from remat.report.page import check_plotly
     from remat_solvers import tradeoff
 
     check_plotly()
-    made, title = _plan_of(model, budget, options)
+    plan, title = _plan_of(model, budget, options)
     seconds = options.limit_seconds
-    if not isinstance(made, Plan):
-        with waiting("choosing for the curve" if curve else "drawing", seconds):
-            made.report(output, title=title, curve=curve, limit_seconds=seconds)
-    elif curve:
+    if curve and plan.is_one_region:
         with waiting("solving for the curve", most_seconds("auto", seconds, points=8)) as progress:
-            drawn = tradeoff(made.graph, limit_seconds=seconds, progress=progress, keep_best=True)
-        made.report(output, title=title, curve=drawn)
+            drawn = tradeoff(plan.graph, limit_seconds=seconds, progress=progress, keep_best=True)
+        plan.report(output, title=title, curve=drawn)
     else:
-        made.report(output, title=title)
+        with waiting("choosing for the curve" if curve else "drawing", seconds):
+            plan.report(output, title=title, curve=curve, limit_seconds=seconds)
     _print_written(output, json)
 
 
@@ -184,8 +178,8 @@ def trace(
     from remat.report.traces import check_ending
 
     check_ending(output)
-    made, _ = _plan_of(model, budget, options)
-    made.save_trace(output)
+    plan, _ = _plan_of(model, budget, options)
+    plan.save_trace(output)
     _print_written(output, json)
 
 
@@ -196,7 +190,7 @@ def _print_written(output: Path, json: bool) -> None:
         out.print(f"written to {output}", markup=False, soft_wrap=True)
 
 
-def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[Plan | StepPlan, str]:
+def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[ShownPlan, str]:
     """Read a plan from its file, or make one; also say what it is for.
 
     Raises:
@@ -205,13 +199,9 @@ def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[Plan
     if model.endswith(".json"):
         if budget is not None:
             raise RematError(f"{model} is a plan and has its budget; leave out --budget")
-        from remat.plans.file import STEP_PLAN, kind_of
-        from remat.plans.plan import Plan
-        from remat.plans.step import StepPlan
+        from remat.report.shown import ShownPlan
 
-        data = Path(model).read_bytes()
-        kind = StepPlan if kind_of(data) == STEP_PLAN else Plan
-        return kind.decode(data, source=model), model
+        return ShownPlan.load(model), model
     return options.plan(model, budget)
 
 

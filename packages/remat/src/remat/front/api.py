@@ -6,8 +6,7 @@ from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.front.wrapping import rematerialize
 from remat.planning.planner import plan
 from remat.planning.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
-from remat.plans.plan import Plan
-from remat.plans.step import StepPlan
+from remat.report.shown import ShownPlan as Plan
 from remat_exec import (
     BackwardError,
     BudgetExceeded,
@@ -39,7 +38,6 @@ __all__ = [
     "RematError",
     "Solver",
     "SolverError",
-    "StepPlan",
     "Tradeoff",
     "TradeoffPoint",
     "__version__",

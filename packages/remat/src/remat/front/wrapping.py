@@ -122,10 +122,10 @@ def rematerialize(
     gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
     must be of the graph that the first call gives, whatever the names and times, and is simulated,
     run and measured within the budget as any plan. A `Schedule` or `Solution`, or a file of one,
-    must be in the names of that graph. A `StepPlan`, or its file, is for a forward of several
-    regions: each is found again by its graph, and runs by the schedules of the plan, without
-    solving. The first steps are recorded as ever, since the code between the regions is in no
-    graph; what was chosen is taken if the step makes the same calls and fits, else chosen anew.
+    must be in the names of that graph. Each region of a plan of several is found again by its
+    graph, and runs by the schedules of the plan, without solving. The first steps are recorded as
+    ever, since the code between the regions is in no graph; what was chosen is taken if the step
+    makes the same calls and fits, else chosen anew.
 
     `numerics` lets the plan of a forward that is one region choose how values are made, too: the
     backward of a convolution at once or in halves, masks and indices kept packed. `"bitwise"` asks
@@ -171,9 +171,10 @@ def rematerialize(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
         on_infeasible, plan, numerics, partitioner,
     )  # fmt: skip
-    if regions is not None and settings.given is not None:
+    if regions is not None and settings.given_region is not None:
         raise RematError(
-            f"{settings.given.name} is for a model that is one region; leave out regions= or plan="
+            f"{settings.given_region.name} is for a model that is one region; leave out regions= "
+            f"or plan="
         )
     made = shallow_copy(model)
     chosen = choose_regions(made, regions)

@@ -1,22 +1,23 @@
 """A plan that is handed over instead of solving: `rematerialize(model, plan=...)`.
 
-It is used where a fresh capture has the same outline, by positions instead of names, and passes the
-simulator, the budget and a measured run as any plan does.
+It is used where a fresh capture of a region has the same outline, by positions instead of names,
+and passes the simulator, the budget and a measured run as any plan does. Each region of a model
+that has several is looked for among those of the plan.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from remat.errors import PlanMismatch, RematError
-from remat.planning.given_step import GivenStep
-from remat.plans.file import PLAN, STEP_PLAN, kind_of
+from remat.plans.file import is_plan
 from remat.plans.outlines import Outline
 from remat.plans.plan import Plan, least_exact
-from remat.plans.step import StepPlan
+from remat.plans.regions import PlannedRegion, lone_front
 from remat_exec import BudgetExceeded
 from remat_graph import (
     Graph,
@@ -30,46 +31,47 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.torch import Capture
+from remat_solvers.step import RegionFront, known_front, measure_option
 
-__all__ = ["GivenPlan", "PlanLike", "read_given"]
+__all__ = ["Given", "GivenPlan", "PlanLike", "over_budget", "read_given"]
 
-PlanLike = Plan | StepPlan | Schedule | Solution | str | os.PathLike[str]
+PlanLike = Plan | Schedule | Solution | str | os.PathLike[str]
+
+_REMEDY = "Make the plan again for this model and call, or leave plan= out"
 
 
 @dataclass(frozen=True, slots=True)
 class GivenPlan:
-    """A plan, or a bare schedule in the names of the model's own graph; `name` is told in errors.
+    """A plan; `name` is told in errors."""
 
-    `budget_bytes` is what it was made for, `None` for a schedule.
-    """
-
-    plan: Plan | Schedule
+    plan: Plan
     name: str
 
     @property
-    def budget_bytes(self) -> int | None:
-        """The budget that it was made for; `None` for a bare schedule."""
-        return self.plan.budget_bytes if isinstance(self.plan, Plan) else None
+    def budget_bytes(self) -> int:
+        """The budget that it was made for."""
+        return self.plan.budget_bytes
+
+    @property
+    def is_one_region(self) -> bool:
+        """Whether it is of a model that is one region."""
+        return self.plan.is_one_region
+
+    @property
+    def pattern(self) -> tuple[int, ...]:
+        """The kind of each call of the step."""
+        return tuple(kind for _, kind in self.plan.calls)
 
     def fit(self, captured: Capture, numerics: Numerics | None) -> tuple[Capture, Schedule]:
-        """Give its schedule in the names of a capture, for the gradients and outputs it is for.
+        """Give the schedule of its only region in the names of a capture.
 
-        The capture is given with the alternatives and layouts that a plan was made with, which must
-        run nothing less exact than `numerics`, that is what was asked for.
+        The capture is given for the gradients and outputs that it is for, and with the alternatives
+        and layouts that a plan was made with, which must run nothing less exact than `numerics`,
+        that is what was asked for.
 
         Raises:
             PlanMismatch: if it is of another graph, saying where that first differs, or less exact.
         """
-        if isinstance(self.plan, Schedule):
-            try:
-                simulate(captured.graph, self.plan)
-            except InvalidSchedule as error:
-                raise PlanMismatch(
-                    f"{self.name} is no schedule of the model's graph: {error}. Names differ from "
-                    f"capture to capture; give the schedule with the graph that it was made for, "
-                    f"as remat.Plan.of(graph, schedule, budget)"
-                ) from None
-            return captured, self.plan
         run = self.plan.numerics
         if run is not None and not (numerics is not None and numerics.allows(run)):
             asked = "was not given" if numerics is None else f"is {numerics.value!r}"
@@ -77,19 +79,78 @@ class GivenPlan:
                 f"{self.name} makes values in other ways, numerics={run.value!r}, and numerics= "
                 f"{asked} here; give numerics={run.value!r}, or make the plan again without"
             )
-        there = Outline.of(self.plan.graph)
-        difference: str | None = None
-        plain = captured.without_alternatives()
-        for traced in (plain, _as_planned(plain, self.plan)):
-            variant = _with_ways_of(traced, self.plan)
+        fitted = self.fit_kind(0, captured)
+        if fitted is None:
+            raise PlanMismatch(
+                f"{self.name} was made for another graph: {self._difference(0, captured)}. "
+                f"{_REMEDY}"
+            )
+        variant, front = fitted
+        return variant, front.options[0].schedule
+
+    def fit_kind(self, kind: int, captured: Capture) -> tuple[Capture, RegionFront] | None:
+        """Give the options of a kind of regions for a capture; `None` if it is of another kind."""
+        region = self.plan.kinds[kind]
+        there = Outline.of(region.front.graph)
+        for variant in _variants(captured, region, alone=self.is_one_region):
             here = Outline.of(variant.graph)
-            differs = there.difference(here, self.name, "the model")
-            if differs is None:
-                return variant, there.translate(self.plan.schedule, here)
-            difference = difference or differs
-        raise PlanMismatch(
-            f"{self.name} was made for another graph: {difference}. Make the plan again for this "
-            f"model and call, or leave plan= out"
+            if there.hash == here.hash:
+                return variant, self._translated(region.front, there, variant.graph, here)
+        return None
+
+    def _translated(
+        self, front: RegionFront, there: Outline, graph: Graph, here: Outline
+    ) -> RegionFront:
+        """Say options in the names of another graph, and measure them there, in the same order.
+
+        What was proved holds where costs are the same.
+        """
+        schedules = [there.translate(option.schedule, here) for option in front.options]
+        if self.is_one_region:
+            return lone_front(graph, schedules[0])
+        same = canonical_hash(front.graph) == canonical_hash(graph)
+        options = tuple(
+            measure_option(graph, schedule, lower_bound=option.lower_bound if same else None)
+            for schedule, option in zip(schedules, front.options, strict=True)
+        )
+        return replace(front if same else known_front(graph, ()), graph=graph, options=options)
+
+    def mismatch(self, position: int, name: str, captured: Capture) -> PlanMismatch:
+        """Say how the region of a call differs from that of the plan in this place."""
+        calls = self.plan.calls
+        difference = f"it has {len(calls)} calls of regions"
+        if position < len(calls):
+            its_name, kind = calls[position]
+            difference = (
+                f"its call {position} is of {its_name[:100]!r}, with "
+                f"{self._difference(kind, captured)}"
+            )
+        return PlanMismatch(
+            f"{self.name} has no plan for the region of call {position} of the step, {name!r}: "
+            f"{difference}. {_REMEDY}"
+        )
+
+    def _difference(self, kind: int, captured: Capture) -> str | None:
+        """Say where a graph as the plan would have it first differs from that of the plan."""
+        region = self.plan.kinds[kind]
+        *_, variant = _variants(captured, region, alone=self.is_one_region)
+        there, here = Outline.of(region.front.graph), Outline.of(variant.graph)
+        return there.difference(here, self.name, "the model")
+
+    def difference(self, pattern: Sequence[int], names: Sequence[str]) -> str | None:
+        """Say where the calls of a step differ from those of the plan; `None` if they do not."""
+        mine = self.pattern
+        if mine == tuple(pattern):
+            return None
+        at = next(
+            (at for at, pair in enumerate(zip(pattern, mine, strict=False)) if len(set(pair)) > 1),
+            min(len(pattern), len(mine)),
+        )
+        here = repr(names[at]) if at < len(names) else "missing"
+        there = repr(self.plan.calls[at][0][:100]) if at < len(mine) else "missing"
+        return (
+            f"the step has {len(pattern)} calls of regions, {self.name} {len(mine)}; call {at} is "
+            f"{here} in the step, {there} in {self.name}"
         )
 
     def solution(self, graph: Graph, schedule: Schedule, target: int, budget: int) -> Solution:
@@ -100,43 +161,60 @@ class GivenPlan:
         Raises:
             BudgetExceeded: if it takes more, speaking of the budget.
         """
-        timeline = simulate(graph, schedule)
-        if timeline.peak_bytes > target:
-            raise self.over(timeline.peak_bytes + budget - target, budget)
-        if isinstance(self.plan, Plan):
-            solution = replace(
-                self.plan.solution,
-                schedule=schedule,
-                time=timeline.time,
-                peak_bytes=timeline.peak_bytes,
-            )
-            same = canonical_hash(self.plan.graph) == canonical_hash(graph)
-            if same and self.plan.budget_bytes == budget:
-                return solution
-            return replace(
-                solution, status=Status.FEASIBLE, lower_bound=graph.least_time, trials=()
-            )
-        return Solution(
-            Status.FEASIBLE,
-            schedule,
-            timeline.time,
-            timeline.peak_bytes,
-            graph.least_time,
-            "given",
-            0.0,
+        here = _within(self.name, graph, schedule, target, budget)
+        solution = replace(
+            self.plan.solution, schedule=schedule, time=here.time, peak_bytes=here.peak_bytes
         )
-
-    def over(self, peak: int, budget: int) -> BudgetExceeded:
-        """Say that it takes more than the budget here."""
-        return BudgetExceeded(
-            f"{self.name} takes {peak:,} bytes here, over the budget of {budget:,}; raise the "
-            f"budget, or leave plan= out and have another plan made",
-            budget,
-            peak,
-        )
+        same = canonical_hash(self.plan.graph) == canonical_hash(graph)
+        if same and self.plan.budget_bytes == budget:
+            return solution
+        return replace(solution, status=Status.FEASIBLE, lower_bound=here.lower_bound, trials=())
 
 
-def read_given(given: PlanLike) -> GivenPlan | GivenStep:
+@dataclass(frozen=True, slots=True)
+class GivenSchedule:
+    """A bare schedule in the names of the model's own graph; `name` is told in errors."""
+
+    schedule: Schedule
+    name: str
+    budget_bytes: ClassVar[None] = None
+    is_one_region: ClassVar[bool] = True
+
+    def fit(self, captured: Capture, numerics: Numerics | None) -> tuple[Capture, Schedule]:
+        """Check it on a capture.
+
+        Raises:
+            PlanMismatch: if it is no schedule of its graph.
+        """
+        try:
+            simulate(captured.graph, self.schedule)
+        except InvalidSchedule as error:
+            raise PlanMismatch(
+                f"{self.name} is no schedule of the model's graph: {error}. Names differ from "
+                f"capture to capture; give the schedule with the graph that it was made for, as "
+                f"remat.Plan.of(graph, schedule, budget)"
+            ) from None
+        return captured, self.schedule
+
+    def solution(self, graph: Graph, schedule: Schedule, target: int, budget: int) -> Solution:
+        """Judge it; as that of a plan, of which nothing is proved."""
+        return _within(self.name, graph, schedule, target, budget)
+
+
+Given = GivenPlan | GivenSchedule
+
+
+def over_budget(name: str, peak: int, budget: int) -> BudgetExceeded:
+    """Say that a given plan takes more than the budget here."""
+    return BudgetExceeded(
+        f"{name} takes {peak:,} bytes here, over the budget of {budget:,}; raise the budget, or "
+        f"leave plan= out and have another plan made",
+        budget,
+        peak,
+    )
+
+
+def read_given(given: PlanLike) -> Given:
     """Take a plan, a schedule, a solution, or a file of one of these.
 
     Raises:
@@ -145,35 +223,55 @@ def read_given(given: PlanLike) -> GivenPlan | GivenStep:
         RematError: if it holds something else, or no schedule.
     """
     name = "the plan"
-    found: object = given
+    item: object = given
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
         data = Path(name).read_bytes()
-        readers: dict[str | None, Any] = {PLAN: Plan.decode, STEP_PLAN: StepPlan.decode}
-        found = readers.get(kind_of(data), decode)(data, source=name)
-    if isinstance(found, StepPlan):
-        return GivenStep(found, name)
-    if isinstance(found, Solution):
-        found = found.schedule
-    if not isinstance(found, Plan | Schedule):
-        raise RematError(
-            f"plan={given!r} has no schedule; give a plan, a Schedule, a Solution with a schedule, "
-            f"or the path of a file with one of these"
-        )
-    return GivenPlan(found, name)
+        item = Plan.decode(data, source=name) if is_plan(data) else decode(data, source=name)
+    if isinstance(item, Plan):
+        return GivenPlan(item, name)
+    if isinstance(item, Solution):
+        item = item.schedule
+    if isinstance(item, Schedule):
+        return GivenSchedule(item, name)
+    raise RematError(
+        f"plan={given!r} has no schedule; give a plan, a Schedule, a Solution with a schedule, or "
+        f"the path of a file with one of these"
+    )
 
 
-def _with_ways_of(captured: Capture, plan: Plan) -> Capture:
-    """Give a capture the alternatives and layouts of a plan's graph."""
-    numerics = least_exact(plan.graph.ops)
+def _within(name: str, graph: Graph, schedule: Schedule, target: int, budget: int) -> Solution:
+    """Simulate a given schedule.
+
+    Raises:
+        BudgetExceeded: if it takes more than `target`, speaking of the budget.
+    """
+    solution = Plan.of(graph, schedule, budget).solution
+    if solution.peak_bytes > target:
+        raise over_budget(name, solution.peak_bytes + budget - target, budget)
+    return solution
+
+
+def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Iterator[Capture]:
+    """Give a capture as it is, and as a plan takes it: without gradients, with outputs released.
+
+    Both have the alternatives and layouts of the plan's graph. What a loss outside takes is part of
+    the graph of a region that is `alone`; for other gradients it is another.
+    """
+    plain = captured.without_alternatives()
+    yield _with_ways_of(plain, region)
+    missing = region.missing
+    if missing and missing < set(plain.program.tangents.values()) | plain.missing:
+        plain = plain.variant(missing)
+        if not alone:
+            plain = plain.with_loss(captured.loss)
+    returned = range(len(plain.program.returned))
+    plain = plain.with_released_outputs(region.released_outputs.intersection(returned))
+    yield _with_ways_of(plain, region)
+
+
+def _with_ways_of(captured: Capture, region: PlannedRegion) -> Capture:
+    numerics = least_exact(region.front.graph.ops)
     if numerics is None:
         return captured
-    return captured.with_alternatives(numerics, laid_out=plan.laid_out)
-
-
-def _as_planned(captured: Capture, plan: Plan) -> Capture:
-    """Expect the gradients that a plan expects, and hold the outputs that it holds."""
-    if plan.missing and plan.missing < set(captured.program.tangents.values()) | captured.missing:
-        captured = captured.variant(plan.missing)
-    positions = range(len(captured.program.returned))
-    return captured.with_released_outputs(plan.released_outputs.intersection(positions))
+    return captured.with_alternatives(numerics, laid_out=region.laid_out)

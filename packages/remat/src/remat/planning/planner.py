@@ -22,13 +22,13 @@ from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
 from remat.dynamo.checkpoints import checkpoints_off
 from remat.errors import RematError
 from remat.planning.certain import with_certain_bound
-from remat.planning.given import GivenPlan
+from remat.planning.given import Given, over_budget
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings, as_args
 from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
 from remat.plans.origin import Origin
-from remat.plans.plan import Plan
 from remat.refusals import refuse_wrapped
+from remat.report.shown import ShownPlan
 from remat_exec import (
     BudgetExceeded,
     Executable,
@@ -74,7 +74,7 @@ _ATTEMPTS = 5
 class Planned:
     """A plan together with what runs it."""
 
-    plan: Plan
+    plan: ShownPlan
     capture: Capture
     executable: Runnable
 
@@ -93,7 +93,7 @@ def plan(
     optimizer: OptimizerLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
-) -> Plan:
+) -> ShownPlan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
@@ -190,7 +190,7 @@ def make_plan(
     seen: LossCost | None = None,
     plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
-    given: GivenPlan | None = None,
+    given: Given | None = None,
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
@@ -284,20 +284,18 @@ def make_plan(
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
         executable = get_executor(settings.executor)(captured, schedule, budget_bytes=budget)
-        plan = Plan(
+        plan = ShownPlan.of_one_region(
             captured.graph,
+            schedule,
             solution,
             budget,
-            plain,
-            everything,
-            None,
-            seconds,
-            executable.peak_bytes,
-            executable.source,
-            Origin.here(device),
-            captured.missing,
-            captured.released_outputs,
-            captured.laid_out,
+            missing=captured.missing,
+            released_outputs=captured.released_outputs,
+            laid_out=captured.laid_out,
+            plain_peak_bytes=plain,
+            capture_seconds=seconds,
+            source=executable.source,
+            origin=Origin.here(device),
         )
         if not run:
             return Planned(plan, captured, executable)
@@ -312,7 +310,7 @@ def make_plan(
         if measured <= budget:
             within = Planned(plan, captured, executable)
         elif given is not None:
-            raise given.over(measured, budget)
+            raise over_budget(given.name, measured, budget)
         if over <= 0 or given is not None:
             break
         logger.info(

@@ -10,8 +10,7 @@ from remat.budgets.auto import OptimizerLike, is_optimizer
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
-from remat.planning.given import GivenPlan, PlanLike, read_given
-from remat.planning.given_step import GivenStep
+from remat.planning.given import Given, GivenPlan, PlanLike, read_given
 from remat.planning.misfit import Misfit, check_misfit
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
@@ -26,7 +25,7 @@ __all__ = ["Settings", "as_args"]
 class Settings:
     """How to plan; with `keep_best`, Ctrl-C while solving ends with the best schedule so far.
 
-    `given` is a plan of one region that was handed over, `given_step` one of several.
+    `given` is a plan that was handed over.
     """
 
     budget: Budget
@@ -39,11 +38,21 @@ class Settings:
     executor: str = "generated"
     optimizer: OptimizerLike | None = None
     on_infeasible: Misfit = "raise"
-    given: GivenPlan | None = None
-    given_step: GivenStep | None = None
+    given: Given | None = None
     numerics: Numerics | None = None
     partitioner: str | Partitioner | None = None
     keep_best: bool = False
+
+    @property
+    def given_region(self) -> Given | None:
+        """What was handed over, if it is of a model that is one region."""
+        return self.given if self.given is not None and self.given.is_one_region else None
+
+    @property
+    def given_step(self) -> GivenPlan | None:
+        """What was handed over, if it is of a step of several regions."""
+        given = self.given
+        return given if isinstance(given, GivenPlan) and not given.is_one_region else None
 
     @classmethod
     def read(
@@ -109,8 +118,7 @@ class Settings:
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_infeasible,
-            given if isinstance(given, GivenPlan) else None,
-            given if isinstance(given, GivenStep) else None,
+            given,
             None if numerics is None else Numerics(numerics),
             partitioner,
         )  # fmt: skip

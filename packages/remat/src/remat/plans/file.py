@@ -1,100 +1,123 @@
-"""Plans as files: JSON with a schema version, canonical bytes, written atomically.
+"""Plans as files: JSON with a schema version, canonical bytes.
 
-There are two kinds: `plan`, of one graph, which is read and written here, and `step plan`, of a
-step of several regions (`step_file.py`). A document of kind `plan` holds its graph and its solution
-as documents of their own, as `remat_graph.encode` writes them. A file is data: its names serve to
-tell what differs, and reach neither generated code nor a path. What it says of peak and time is
-computed again, and a file that says something else is refused; what it says was proved must not
-contradict them.
+A region is there once, with its graph, all of its options, and what was proved; a call is a name
+and two positions. Graphs and schedules are documents of their own, as `remat_graph.encode` writes
+them. What a step was like is there as the moments that it was planned by; there are none where one
+region is all of the step.
+
+A file is data: its names serve to tell what differs, and reach neither generated code nor a path.
+What it says of peaks is computed again, and a file that says something else is refused; what it
+says was proved must not contradict them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+import math
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from remat.budgets.plain_step import Basis
 from remat.plans.origin import Origin
 from remat.plans.outlines import Outline
-from remat_graph import (
-    DocumentError,
-    Graph,
-    GraphError,
-    Solution,
-    decode,
-    encode,
-    simulate,
-)
-from remat_solvers import store_all
-
-if TYPE_CHECKING:
-    from remat.plans.plan import Plan
+from remat.plans.regions import PlannedRegion, lone_option
+from remat_graph import DocumentError, Graph, GraphError, Schedule, Status, Trial, decode, encode
+from remat_solvers.step import Moment, RegionBound, RegionFront, measure_option
 
 __all__ = [
-    "PLAN",
-    "STEP_PLAN",
-    "OriginBody",
-    "PlanHead",
-    "Size",
-    "dump",
-    "encode_plan",
-    "kind_of",
+    "CLOSE",
+    "CallBody",
+    "PlanBody",
+    "encode_body",
+    "is_plan",
     "read_body",
-    "read_head",
-    "read_part",
-    "read_plan",
-    "seal",
+    "read_lone_head",
+    "read_moment",
+    "read_region",
+    "write_moment",
+    "write_region",
 ]
 
-PLAN, STEP_PLAN = "plan", "step plan"
-_VERSION = 1
-_CLOSE = 1e-6  # of a time, within which two are the same
+CLOSE = 1e-6  # of a time, within which two are the same
+_KIND, _OLD_KIND, _VERSION = "plan", "step plan", 2
 
 Body = TypeVar("Body")
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Word = Annotated[str, msgspec.Meta(max_length=200)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Name = Annotated[str, msgspec.Meta(max_length=500)]
 
 
-class OriginBody(msgspec.Struct, forbid_unknown_fields=True):
-    """With what a plan was made, as it is written."""
-
-    remat_version: _Word
-    torch_version: _Word
-    device: _Word
-
-    @classmethod
-    def of(cls, origin: Origin) -> OriginBody:
-        """Write it."""
-        return cls(origin.remat_version, origin.torch_version, origin.device)
-
-    def read(self) -> Origin:
-        """Read it."""
-        return Origin(self.remat_version, self.torch_version, self.device)
+class _Option(msgspec.Struct, forbid_unknown_fields=True):
+    schedule: msgspec.Raw
+    lower_bound: _Seconds | None
 
 
-class PlanHead(msgspec.Struct):
-    """What a plan is looked for by: the hash of the outline of its graph, and its budget."""
+class _Bound(msgspec.Struct, forbid_unknown_fields=True):
+    kept_bytes: _Size
+    peak_bytes: _Size
+    time: _Seconds | None  # none where nothing fits
 
-    outline: str
-    budget_bytes: Size
 
-
-class _Plan(msgspec.Struct, forbid_unknown_fields=True):
+class _Region(msgspec.Struct, forbid_unknown_fields=True):
     outline: str
     graph: msgspec.Raw
-    solution: msgspec.Raw
-    budget_bytes: Size
-    plain_peak_bytes: Size | None
-    store_all_peak_bytes: Size
-    measured_peak_bytes: Size | None
-    predicted_peak_bytes: Size
-    capture_seconds: float
-    missing: list[Size]
-    released_outputs: list[Size] = msgspec.field(name="let_go")
-    origin: OriginBody
-    laid_out: list[Size] = []
+    options: Annotated[list[_Option], msgspec.Meta(min_length=1)]
+    bounds: list[_Bound]
+    least_kept_bytes: _Size
+    least_forward_bytes: _Size
+    least_backward_bytes: _Size
+    missing: list[_Size]
+    released_outputs: list[_Size]
+    laid_out: list[_Size]
+
+
+class CallBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a region: its name, and the positions of its kind and of its option."""
+
+    name: _Name
+    kind: _Size
+    option: _Size
+
+
+class _Moment(msgspec.Struct, forbid_unknown_fields=True):
+    fixed_bytes: _Size
+    live: list[_Size]
+    running: tuple[_Size, Literal["forward", "backward"]] | None
+
+
+class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A plan as it is written, all but its version."""
+
+    kinds: Annotated[list[_Region], msgspec.Meta(min_length=1)]
+    calls: Annotated[list[CallBody], msgspec.Meta(min_length=1)]
+    moments: list[_Moment]
+    breaks: list[str]
+    budget_bytes: _Size
+    set_aside_bytes: _Size
+    predicted_peak_bytes: _Size
+    store_all_peak_bytes: _Size
+    measured_peak_bytes: _Size | None
+    plain_peak_bytes: _Size | None
+    plain_basis: Basis
+    lower_bound: _Seconds | None
+    doubt: str | None
+    status: Status
+    solver: _Name
+    solve_seconds: _Seconds
+    trials: list[Trial]
+    capture_seconds: _Seconds
+    origin: Origin
+
+
+class _OutlineHead(msgspec.Struct):
+    outline: str
+
+
+class _Head(msgspec.Struct):
+    kinds: list[_OutlineHead]
+    moments: list[msgspec.Raw]
+    budget_bytes: _Size
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,130 +130,141 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 _DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def encode_plan(plan: Plan) -> bytes:
-    """Encode a plan without its generated code: equal plans give equal bytes."""
-    body = _Plan(
-        Outline.of(plan.graph).hash,
-        msgspec.Raw(encode(plan.graph).strip()),
-        msgspec.Raw(encode(plan.solution).strip()),
-        plan.budget_bytes,
-        plan.plain_peak_bytes,
-        plan.store_all_peak_bytes,
-        plan.measured_peak_bytes,
-        plan.predicted_peak_bytes,
-        plan.capture_seconds,
-        sorted(plan.missing),
-        sorted(plan.released_outputs),
-        OriginBody.of(plan.origin),
-        list(plan.laid_out),
-    )
-    return seal(PLAN, body)
+def encode_body(body: PlanBody) -> bytes:
+    """Write a plan: equal bodies give equal bytes."""
+    return _dump(_Envelope(_KIND, _VERSION, msgspec.Raw(_dump(body)))) + b"\n"
 
 
-def seal(kind: str, body: Any) -> bytes:
-    """Write a document of this kind: equal bodies give equal bytes."""
-    return dump(_Envelope(kind, _VERSION, msgspec.Raw(dump(body)))) + b"\n"
-
-
-def kind_of(data: bytes) -> str | None:
-    """Say what this says of itself that it is, of whatever version; `None` if it says nothing."""
+def is_plan(data: bytes) -> bool:
+    """Whether this says of itself that it is a plan, of whatever version."""
     try:
-        return msgspec.json.decode(data, type=_Envelope).kind
+        return msgspec.json.decode(data, type=_Envelope).kind in (_KIND, _OLD_KIND)
     except _DAMAGE:
-        return None
+        return False
 
 
-def read_plan(data: bytes, *, source: str = "document") -> dict[str, Any]:
-    """Read the fields of a `Plan` that `encode_plan` wrote; `source` names it in errors.
+def read_body(data: bytes, source: str) -> PlanBody:
+    """Read what `encode_body` wrote; `source` names it in errors.
 
     Raises:
-        DocumentError: if the JSON is damaged, of another kind or schema version, a field is missing
-            or of the wrong type, or the schedule is none of the graph.
+        DocumentError: if it is damaged, or of another kind or schema version.
     """
-    body = read_body(data, PLAN, _Plan, source)
-    graph = read_part(body.graph, Graph, f"the graph of {source}")
-    solution = read_part(body.solution, Solution, f"the solution of {source}")
-    try:
-        return _made(graph, solution, body)
-    except GraphError as error:
-        raise DocumentError(f"{source} holds an invalid plan: {error}") from error
+    return _read(data, PlanBody, source)
 
 
-def read_head(data: bytes, *, source: str = "document") -> PlanHead:
+def read_lone_head(data: bytes, source: str) -> tuple[str, int] | None:
     """Read of a plan what it is looked for by, without checking the rest.
 
-    Raises:
-        DocumentError: as `read_plan`.
-    """
-    return read_body(data, PLAN, PlanHead, source)
-
-
-def read_body(data: bytes, kind: str, body: type[Body], source: str) -> Body:
-    """Read the body of a document that must be of this kind.
+    These are the hash of the outline of its graph, and its budget in bytes; `None` if it is of
+    several regions.
 
     Raises:
-        DocumentError: if it is damaged, of another kind or schema version.
+        DocumentError: as `read_body`.
     """
+    head = _read(data, _Head, source)
+    if head.moments or len(head.kinds) != 1:
+        return None
+    return head.kinds[0].outline, head.budget_bytes
+
+
+def _read(data: bytes, body: type[Body], source: str) -> Body:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-        if envelope.kind != kind:
-            raise DocumentError(f"{source} is of kind {envelope.kind[:60]!r}; a {kind} is needed")
-        if envelope.version != _VERSION:
+        if envelope.kind not in (_KIND, _OLD_KIND):
+            raise DocumentError(f"{source} is of kind {envelope.kind[:60]!r}; a plan is needed")
+        if (envelope.kind, envelope.version) != (_KIND, _VERSION):
             raise DocumentError(
-                f"{source} is a plan of schema version {envelope.version}; this remat reads "
-                f"version {_VERSION}. Plan again, or install the remat that wrote it"
+                f"{source} is a {envelope.kind} of schema version {envelope.version}; this remat "
+                f"reads plans of version {_VERSION}. Plan again, or install the remat that wrote it"
             )
         return msgspec.json.decode(bytes(envelope.body), type=body)
     except _DAMAGE as error:
         raise DocumentError(f"{source} is no plan, or a damaged one: {error}") from error
 
 
-def read_part(raw: msgspec.Raw, kind: type[Any], source: str) -> Any:
+def write_region(region: PlannedRegion) -> _Region:
+    """Say a region as it is written."""
+    front = region.front
+    return _Region(
+        Outline.of(front.graph).hash,
+        _part(front.graph),
+        [_Option(_part(option.schedule), option.lower_bound) for option in front.options],
+        [
+            _Bound(b.kept_bytes, b.peak_bytes, None if math.isinf(b.time) else b.time)
+            for b in front.bounds
+        ],
+        front.least_kept_bytes,
+        front.least_forward_bytes,
+        front.least_backward_bytes,
+        sorted(region.missing),
+        sorted(region.released_outputs),
+        list(region.laid_out),
+    )
+
+
+def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
+    """Read a region, and measure its options; `alone` says that it is all of the step.
+
+    Raises:
+        DocumentError: if a part of it is damaged.
+        GraphError: if a part of it contradicts another.
+        SolverError: if its graph is none of a region.
+    """
+    graph = _read_part(region.graph, Graph, f"the graph of {source}")
+    if Outline.of(graph).hash != region.outline:
+        raise GraphError(f"the hash of the outline of {source} is not that of its graph")
+    measure = lone_option if alone else measure_option
+    options = []
+    for option in region.options:
+        schedule = _read_part(option.schedule, Schedule, f"a schedule of {source}")
+        measured = measure(graph, schedule, lower_bound=option.lower_bound)
+        if option.lower_bound is not None and option.lower_bound > measured.time * (1 + CLOSE):
+            raise GraphError(f"a bound of {source} is above its time")
+        options.append(measured)
+    bounds = (
+        RegionBound(b.kept_bytes, b.peak_bytes, math.inf if b.time is None else b.time)
+        for b in region.bounds
+    )
+    front = RegionFront(
+        graph, tuple(options), tuple(bounds),
+        region.least_kept_bytes, region.least_forward_bytes, region.least_backward_bytes,
+    )  # fmt: skip
+    released = frozenset(region.released_outputs)
+    return PlannedRegion(front, frozenset(region.missing), released, tuple(region.laid_out))
+
+
+def write_moment(moment: Moment) -> _Moment:
+    """Say a moment as it is written."""
+    return _Moment(moment.fixed_bytes, [call for call, _ in moment.live], moment.running)
+
+
+def read_moment(moment: _Moment, calls: int) -> Moment:
+    """Read a moment of a step with so many calls.
+
+    Raises:
+        GraphError: if it names a call that there is not, or one twice.
+    """
+    named = [*moment.live, *(() if moment.running is None else moment.running[:1])]
+    if len(set(named)) != len(named) or any(call >= calls for call in named):
+        raise GraphError("a moment names a call that there is not, or one twice")
+    return Moment(moment.fixed_bytes, tuple((call, 1) for call in moment.live), moment.running)
+
+
+def _part(item: Graph | Schedule) -> msgspec.Raw:
+    return msgspec.Raw(encode(item).strip())
+
+
+def _read_part(raw: msgspec.Raw, kind: type[Body], source: str) -> Body:
     """Read a document within a document.
 
     Raises:
         DocumentError: if it is damaged, or holds something else.
     """
-    found = decode(bytes(raw), source=source)
-    if not isinstance(found, kind):
-        raise DocumentError(f"{source} is of kind {type(found).__name__.lower()!r}")
-    return found
+    item = decode(bytes(raw), source=source)
+    if not isinstance(item, kind):
+        raise DocumentError(f"{source} is of kind {type(item).__name__.lower()!r}")
+    return item
 
 
-def _made(graph: Graph, solution: Solution, body: _Plan) -> dict[str, Any]:
-    if solution.schedule is None:
-        raise GraphError("its solution has no schedule")
-    if Outline.of(graph).hash != body.outline:
-        raise GraphError("the hash of its outline is not that of its graph")
-    timeline = simulate(graph, solution.schedule)
-    solution = replace(solution, time=timeline.time, peak_bytes=timeline.peak_bytes)
-    everything = simulate(graph, store_all(graph)).peak_bytes
-    for what, said, found in (
-        ("its schedule", body.predicted_peak_bytes, timeline.peak_bytes),
-        ("storing everything", body.store_all_peak_bytes, everything),
-    ):
-        if said != found:
-            raise GraphError(f"the peak of {what} is {found:,} bytes, where it says {said:,}")
-    bound = solution.lower_bound
-    if bound is not None and bound > timeline.time * (1 + _CLOSE):
-        raise GraphError(f"it takes {timeline.time} s, less than its bound, {bound} s")
-    return {
-        "graph": graph,
-        "solution": solution,
-        "budget_bytes": body.budget_bytes,
-        "plain_peak_bytes": body.plain_peak_bytes,
-        "store_all_peak_bytes": everything,
-        "measured_peak_bytes": body.measured_peak_bytes,
-        "capture_seconds": body.capture_seconds,
-        "predicted_peak_bytes": timeline.peak_bytes,
-        "source": "",
-        "origin": body.origin.read(),
-        "missing": frozenset(body.missing),
-        "released_outputs": frozenset(body.released_outputs),
-        "laid_out": tuple(body.laid_out),
-    }
-
-
-def dump(item: Any) -> bytes:
-    """Write JSON: equal items give equal bytes."""
+def _dump(item: Any) -> bytes:
     return msgspec.json.encode(item, order="deterministic")

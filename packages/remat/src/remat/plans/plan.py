@@ -1,73 +1,107 @@
-"""What a plan of one graph promises."""
+"""What a plan of a training step promises, of one region or of several."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
-from remat.errors import RematError
-from remat.plans.file import encode_plan, read_plan
+from remat.budgets.plain_step import Basis
+from remat.plans.file import (
+    CLOSE,
+    CallBody,
+    PlanBody,
+    encode_body,
+    read_body,
+    read_moment,
+    read_region,
+    write_moment,
+    write_region,
+)
 from remat.plans.origin import Origin
 from remat.plans.reads import compared
-from remat.plans.saved import SavedPlan
-from remat.report.curve import Curve
-from remat.report.explaining import By, Explanation, explain
-from remat.report.notebook import notebook_page
-from remat.report.page import Chapter, check_plotly, report_page
-from remat.report.traces import save_trace
-from remat.report.words import mib, mib_or_dash
+from remat.plans.regions import PlannedRegion, lone_front, lone_option, peak_of
+from remat.plans.whole_step import WholeStep
+from remat.plans.words import mib, mib_or_dash
 from remat_graph import (
     Compute,
+    DocumentError,
     Graph,
+    GraphError,
     Numerics,
     Op,
     Schedule,
     Solution,
     Stage,
     Status,
+    Trial,
+    printable,
     simulate,
     write_atomically,
 )
-from remat_solvers import Tradeoff, store_all, tradeoff
+from remat_solvers import SolverError, store_all
+from remat_solvers.step import Moment, RegionOption, measure_option
 
-__all__ = ["Plan", "compared_row", "recomputed"]
+__all__ = ["Plan", "least_exact"]
+
+_BASES: dict[Basis, str] = {
+    "measured": "",
+    "in proportion": ", by one step that was measured, in proportion to what regions keep",
+    "predicted": ", predicted: a plain step could not be measured",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(SavedPlan):
-    """A schedule for one training graph, and what is known about it.
+@dataclass(frozen=True)
+class Plan:
+    """What was planned for a training step; sizes in bytes, times in seconds by costs of graphs.
 
-    Sizes in bytes, times in seconds by the costs of the graph. `plain_peak_bytes` is plain
-    autograd's measured peak, `None` if the budget is no fraction of it, or it did not fit; of a
-    plan by estimated costs that is not to be run, the estimated one. `predicted_peak_bytes` is the
-    schedule's: each draw of random numbers is taken to save the state of its generator, and what a
-    loss outside the module keeps is a value of the graph. `measured_peak_bytes` is the peak of one
-    real run of the plan, `None` for a plan that was not run. `missing` are the positions of outputs
-    whose gradients it takes not to come, `released_outputs` those of outputs that it takes the user
-    to hold no more when the backward starts. `laid_out` are the ops that run in channels_last, as
-    `Capture.laid_out` numbers them. `source` is the generated code; a plan that was read from a
-    file has none. `measured_curve` pairs the seconds of that real run with the bytes that it held
-    then, known on the CPU; files leave it out.
+    `calls` are pairs of a name and a position in `kinds`, one for each call of a region, in order;
+    regions of the same operations and sizes are of one kind. `chosen` is the position of the option
+    of each call, among those of its kind. Where one region is all of the step, its graph says what
+    is held: the loss outside the module, and what it keeps, are part of it. Otherwise `moments` are
+    what a recorded step was like: what the code between the regions held while which calls were
+    between their halves; and `breaks` say why the forward is not one region. `set_aside_bytes` are
+    kept free beside it, since steps by earlier plans took more.
+
+    No plan within the budget takes less time than `lower_bound`, first computations in the order of
+    the graphs; `None` if nothing is proved. `doubt`, `status`, `solver` and `trials` are as those
+    of a `Solution`. `measured_peak_bytes` is that of the first real step, or of a rehearsal, by
+    this plan, or the most of the first eight where there are other ranks; `None` before.
+    `measured_curve` pairs the seconds of a rehearsal with the bytes that it held then, known on the
+    CPU; files leave it out. `plain_peak_bytes` is what a fraction is of: the most that plain
+    autograd takes for a step of those seen before. It is `None` if the budget is no fraction, or
+    plain autograd did not fit; `plain_basis` says how it is known. Of a plan by estimated costs
+    that is not to be run, it is the estimated one. `source` is the generated code of a step of one
+    region; a plan that was read from a file has none.
     """
 
-    graph: Graph
-    solution: Solution
+    calls: tuple[tuple[str, int], ...]
+    kinds: tuple[PlannedRegion, ...]
+    chosen: tuple[int, ...]
     budget_bytes: int
-    plain_peak_bytes: int | None
-    store_all_peak_bytes: int
-    measured_peak_bytes: int | None
-    capture_seconds: float
-    predicted_peak_bytes: int
-    source: str
+    lower_bound: float | None
     origin: Origin
-    missing: frozenset[int] = frozenset()
-    released_outputs: frozenset[int] = frozenset()
-    laid_out: tuple[int, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    breaks: tuple[str, ...] = ()
+    set_aside_bytes: int = 0
+    measured_peak_bytes: int | None = None
+    plain_peak_bytes: int | None = None
+    plain_basis: Basis = "measured"
+    doubt: str | None = None
+    status: Status = Status.FEASIBLE
+    solver: str = "step"
+    solve_seconds: float = 0.0
+    trials: tuple[Trial, ...] = ()
+    capture_seconds: float = 0.0
+    source: str = ""
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, budget: int) -> Plan:
+    def of(cls, graph: Graph, schedule: Schedule, budget: int) -> Self:
         """Make a plan of any schedule of a graph, such as another tool's, for a budget in bytes.
 
         Raises:
@@ -75,157 +109,337 @@ class Plan(SavedPlan):
         """
         timeline = simulate(graph, schedule)
         solution = Solution(
-            Status.FEASIBLE,
-            schedule,
-            timeline.time,
-            timeline.peak_bytes,
-            graph.least_time,
-            "given",
-            0.0,
-        )
-        everything = simulate(graph, store_all(graph)).peak_bytes
-        return cls(
-            graph, solution, budget, None, everything, None, 0.0, timeline.peak_bytes, "",
-            Origin.here(),
+            Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes, graph.least_time,
+            "given", 0.0,
         )  # fmt: skip
+        return cls.of_one_region(graph, schedule, solution, budget, origin=Origin.here())
 
     @classmethod
-    def decode(cls, data: bytes, *, source: str = "document") -> Plan:
+    def of_one_region(
+        cls,
+        graph: Graph,
+        schedule: Schedule,
+        solution: Solution,
+        budget: int,
+        *,
+        missing: frozenset[int] = frozenset(),
+        released_outputs: frozenset[int] = frozenset(),
+        laid_out: tuple[int, ...] = (),
+        **facts: Any,
+    ) -> Self:
+        """Make a plan of the schedule of a region that is all of the step, as it was solved for."""
+        front = lone_front(graph, schedule)
+        return cls(
+            (("the step", 0),),
+            (PlannedRegion(front, missing, released_outputs, laid_out),),
+            (0,),
+            budget,
+            solution.lower_bound,
+            doubt=solution.doubt,
+            status=solution.status,
+            solver=solution.solver,
+            solve_seconds=solution.solve_seconds,
+            trials=solution.trials,
+            **facts,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            DocumentError: if the file is damaged, or holds something else.
+            OSError: if it cannot be read.
+        """
+        return cls.decode(Path(path).read_bytes(), source=str(path))
+
+    @classmethod
+    def decode(cls, data: bytes, *, source: str = "document") -> Self:
         """Read the bytes of a plan file; `source` names it in errors.
 
         Raises:
-            DocumentError: if they are damaged, or of something else.
+            DocumentError: if they are damaged, of something else or another schema version, or say
+                what the graphs and schedules in them contradict.
         """
-        return cls(**read_plan(data, source=source))
+        body = read_body(data, source)
+        alone = not body.moments
+        try:
+            kinds = tuple(
+                read_region(kind, f"region {at} of {source}", alone=alone)
+                for at, kind in enumerate(body.kinds)
+            )
+            for at, call in enumerate(body.calls):
+                if call.kind >= len(kinds) or call.option >= len(kinds[call.kind].front.options):
+                    raise GraphError(f"call {at} is of no option")
+            if body.status not in (Status.OPTIMAL, Status.FEASIBLE):
+                raise GraphError(f"it has a schedule, and is said to be {body.status.value}")
+            if alone and not len(kinds) == len(body.calls) == len(kinds[0].front.options) == 1:
+                raise GraphError("it has no moments, and more than one call, region or option")
+            plan = cls(
+                calls=tuple((call.name, call.kind) for call in body.calls),
+                kinds=kinds,
+                chosen=tuple(call.option for call in body.calls),
+                budget_bytes=body.budget_bytes,
+                lower_bound=body.lower_bound,
+                origin=body.origin,
+                moments=tuple(read_moment(moment, len(body.calls)) for moment in body.moments),
+                breaks=tuple(body.breaks),
+                set_aside_bytes=body.set_aside_bytes,
+                measured_peak_bytes=body.measured_peak_bytes,
+                plain_peak_bytes=body.plain_peak_bytes,
+                plain_basis=body.plain_basis,
+                doubt=body.doubt,
+                status=body.status,
+                solver=body.solver,
+                solve_seconds=body.solve_seconds,
+                trials=tuple(body.trials),
+                capture_seconds=body.capture_seconds,
+            )
+            plan._check(body)
+        except (GraphError, SolverError) as error:
+            raise DocumentError(f"{source} holds an invalid plan: {error}") from error
+        return plan
+
+    def _check(self, body: PlanBody) -> None:
+        """Compare what a file says with what its graphs and schedules are.
+
+        Raises:
+            GraphError: if it says something else.
+        """
+        for what, said, peak in (
+            ("its schedule", body.predicted_peak_bytes, self.predicted_peak_bytes),
+            ("storing everything", body.store_all_peak_bytes, self.store_all_peak_bytes),
+        ):
+            if said != peak:
+                raise GraphError(f"the peak of {what} is {peak:,} bytes, where it says {said:,}")
+        if self.lower_bound is not None and self.lower_bound > self.time * (1 + CLOSE):
+            raise GraphError(f"it takes {self.time} s, less than its bound, {self.lower_bound} s")
 
     def encode(self) -> bytes:
         """Give the bytes of a plan file, without generated code; equal plans give equal bytes."""
-        return encode_plan(self)
+        calls = zip(self.calls, self.chosen, strict=True)
+        body = PlanBody(
+            kinds=[write_region(kind) for kind in self.kinds],
+            calls=[CallBody(name[:500], kind, option) for (name, kind), option in calls],
+            moments=[write_moment(moment) for moment in self.moments],
+            breaks=list(self.breaks),
+            budget_bytes=self.budget_bytes,
+            set_aside_bytes=self.set_aside_bytes,
+            predicted_peak_bytes=self.predicted_peak_bytes,
+            store_all_peak_bytes=self.store_all_peak_bytes,
+            measured_peak_bytes=self.measured_peak_bytes,
+            plain_peak_bytes=self.plain_peak_bytes,
+            plain_basis=self.plain_basis,
+            lower_bound=self.lower_bound,
+            doubt=self.doubt,
+            status=self.status,
+            solver=self.solver,
+            solve_seconds=self.solve_seconds,
+            trials=list(self.trials),
+            capture_seconds=self.capture_seconds,
+            origin=self.origin,
+        )
+        return encode_body(body)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, atomically, for `rematerialize(model, plan=path)`.
+
+        Raises:
+            OSError: if the folder does not exist or cannot be written.
+        """
+        write_atomically(path, self.encode())
 
     @property
+    def is_one_region(self) -> bool:
+        """Whether one region is all of the step."""
+        return not self.moments
+
+    @property
+    def regions(self) -> tuple[tuple[str, RegionOption], ...]:
+        """The name of each call's region, and the option that it runs by."""
+        return tuple(
+            (name, self.kinds[kind].front.options[option])
+            for (name, kind), option in zip(self.calls, self.chosen, strict=True)
+        )
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of each call: regions of the same operations share that of the first."""
+        return tuple(self.kinds[kind].front.graph for _, kind in self.calls)
+
+    @property
+    def options(self) -> tuple[RegionOption, ...]:
+        """The option of each call."""
+        return tuple(option for _, option in self.regions)
+
+    @cached_property
+    def everything(self) -> tuple[RegionOption, ...]:
+        """What it costs to store everything, for each call."""
+        measure = lone_option if self.is_one_region else measure_option
+        graphs = [kind.front.graph for kind in self.kinds]
+        stored = [measure(graph, store_all(graph)) for graph in graphs]
+        return tuple(stored[kind] for _, kind in self.calls)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step as one graph: of several regions that of all calls, and what is between them."""
+        return self.graphs[0] if self.is_one_region else self._whole.graph
+
+    @cached_property
     def schedule(self) -> Schedule:
-        """The steps of the plan."""
-        if self.solution.schedule is None:
-            raise RematError("the plan has no schedule")
-        return self.solution.schedule
+        """The steps of the plan, of `graph`."""
+        return self._schedule_of(self.options)
+
+    @cached_property
+    def store_all_schedule(self) -> Schedule:
+        """The steps that store everything, of `graph`."""
+        return self._schedule_of(self.everything)
+
+    @cached_property
+    def _whole(self) -> WholeStep:
+        return WholeStep(self.moments, self.graphs)
+
+    def _schedule_of(self, options: Sequence[RegionOption]) -> Schedule:
+        schedules = [option.schedule for option in options]
+        return schedules[0] if self.is_one_region else self._whole.schedule(schedules)
+
+    @property
+    def solution(self) -> Solution:
+        """The schedule, and what is known of it, as a solver gives it."""
+        return Solution(
+            self.status, self.schedule, self.time, self.predicted_peak_bytes, self.lower_bound,
+            self.solver, self.solve_seconds, self.trials, self.doubt,
+        )  # fmt: skip
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """The most that the step holds, with what is set aside.
+
+        Each draw of random numbers is taken to save the state of its generator.
+        """
+        return peak_of(self.moments, self.options) + self.set_aside_bytes
+
+    @property
+    def store_all_peak_bytes(self) -> int:
+        """The most that the step holds if everything is stored."""
+        return peak_of(self.moments, self.everything)
+
+    @property
+    def time(self) -> float:
+        """The time of all calls."""
+        return sum(option.time for option in self.options)
 
     @property
     def numerics(self) -> Numerics | None:
         """How exact what it runs by choice or in another layout is; `None` if nothing is."""
-        run = {step.op for step in self.schedule if isinstance(step, Compute)}
-        return least_exact(op for op in self.graph.ops if op.name in run)
+        return least_exact(op for graph, option in self._runs for op in _run(graph, option))
 
     @property
     def predicted_overhead(self) -> float:
         """Time of recomputation as a fraction of computing everything once."""
-        return self.solution.time / self.graph.time - 1 if self.graph.time else 0.0
+        return self._overhead(self.time)
 
     @property
     def bound_overhead(self) -> float | None:
-        """The least overhead of any schedule in this order, if proved; it may be negative."""
-        if self.solution.lower_bound is None or not self.graph.time:
-            return None
-        return self.solution.lower_bound / self.graph.time - 1
+        """The least overhead of any schedule in this order, if proved.
+
+        It may be negative where there are other ways to make a value.
+        """
+        return None if self.lower_bound is None else self._overhead(self.lower_bound)
+
+    def _overhead(self, time: float) -> float:
+        once = sum(graph.time for graph in self.graphs)
+        return time / once - 1 if once else 0.0
 
     @property
     def recomputations(self) -> int:
-        """Number of operations run a second time or more."""
-        return recomputed(self.schedule)
+        """Number of operations run a second time or more, each time."""
+        runs = (
+            Counter(step.op for step in option.schedule if isinstance(step, Compute))
+            for option in self.options
+        )
+        return sum(run.total() - len(run) for run in runs)
 
-    def explain(self, *, by: By = "line", depth: int | None = None) -> Explanation:
-        """Say of each module and source line what is kept, computed again, or made another way.
+    @property
+    def _runs(self) -> tuple[tuple[Graph, Schedule], ...]:
+        return tuple(
+            (graph, option.schedule)
+            for graph, option in zip(self.graphs, self.options, strict=True)
+        )
 
-        `by="module"` takes all lines of a module together, `depth` so many components of its path.
-
-        Raises:
-            RematError: if `by` is something else, or `depth` is negative.
-        """
-        return explain(self.graph, self.schedule, self.budget_bytes, by=by, depth=depth)
-
-    def report(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        title: str = "remat plan",
-        curve: bool | Tradeoff = False,
-        limit_seconds: float | None = None,
-    ) -> None:
-        """Write what the plan does into one HTML file, which can be read offline.
-
-        `title` is its heading: a plan does not know the name of its model. With `curve`, the curve
-        of time against memory is drawn: the one that is given, or one of eight budgets that are
-        solved for, all within `limit_seconds` (15 s each, else).
-
-        Raises:
-            RematError: if plotly is missing: it comes with `remat[report]`.
-            OSError: if the folder does not exist or cannot be written.
-        """
-        check_plotly()
-        drawn = curve if isinstance(curve, Tradeoff) else None
-        if curve is True:
-            drawn = tradeoff(self.graph, limit_seconds=limit_seconds)
-        chapter = Chapter(
-            "The step", self.graph, self.schedule, self.budget_bytes,
-            lower_bound=self.solution.lower_bound,
-            curve=None if drawn is None else Curve.of(drawn),
-        )  # fmt: skip
-        facts = [*self._rows(), ("made with", str(self.origin))]
-        write_atomically(path, report_page(title, facts, [chapter]))
-
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what runs and what is held, as planned and as measured, for another tool.
-
-        A `.json` is for Perfetto and chrome://tracing, a `.pickle` for pytorch.org/memory_viz.
-        Times are the costs of the graph. What one real run held by the clock stands beside it, as
-        "held, measured" or device 1, where `measured_curve` has it.
-
-        Raises:
-            RematError: if the file has another ending.
-            OSError: if the folder does not exist or cannot be written.
-        """
-        facts = {
-            "budget_bytes": self.budget_bytes,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "measured_peak_bytes": self.measured_peak_bytes,
-        }
-        save_trace(self.graph, self.schedule, path, facts, self.measured_curve)
-
-    def _repr_html_(self) -> str:
-        """Say it in a notebook: what `print` says, and what is held over the step."""
-        drawn = {"this plan": self.schedule, "storing everything": store_all(self.graph)}
-        return notebook_page(self._rows(), self.graph, drawn, self.budget_bytes)
+    @property
+    def title(self) -> str:
+        """What it is a plan of."""
+        if self.is_one_region:
+            return "remat plan"
+        count = len(self.calls)
+        return f"remat plan of {count} calls of regions" if count > 1 else "remat plan of one call"
 
     def __str__(self) -> str:
         """Say it readably."""
-        return "\n".join(["remat plan", *(f"  {name:<20} {text}" for name, text in self._rows())])
+        return "\n".join([self.title, *(f"  {name:<20} {text}" for name, text in self.facts())])
 
-    def _rows(self) -> list[tuple[str, str]]:
-        forward = sum(op.stage is Stage.FORWARD for op in self.graph.ops)
-        return [
-            ("operations", f"{forward} forward, {len(self.graph.ops) - forward} backward, "
-                           f"{self.recomputations} recomputed"),
+    def facts(self) -> list[tuple[str, str]]:
+        """Say what is known of it as rows of a name and a text, as they are printed."""
+        measured, bound = self.measured_peak_bytes, self.bound_overhead
+        count = sum(len(compared(graph, schedule)) for graph, schedule in self._runs)
+        rows = [
             ("budget", mib(self.budget_bytes)),
             ("peak, predicted", mib(self.predicted_peak_bytes)),
-            ("peak, measured", "the plan was not run" if self.measured_peak_bytes is None
-                               else mib(self.measured_peak_bytes)),
-            ("plain autograd", mib_or_dash(self.plain_peak_bytes)),
+            ("peak, measured", "the plan was not run" if measured is None else mib(measured)),
+            ("plain autograd", mib_or_dash(self.plain_peak_bytes) + _BASES[self.plain_basis]),
             ("storing everything", mib(self.store_all_peak_bytes)),
-            ("overhead, predicted", f"{100 * self.predicted_overhead:.2f}%"),
-            ("overhead, at least", "unknown" if self.bound_overhead is None
-                                   else f"{100 * self.bound_overhead:.2f}%"),
-            *(("not certified", doubt) for doubt in [self.solution.doubt] if doubt),
-            *(("made another way", text) for text in _other_ways(self.graph, self.schedule)),
-            *compared_row(len(compared(self.graph, self.schedule))),
-            ("solver", f"{self.solution.solver} ({self.solution.status.value}), "
-                       f"{self.solution.solve_seconds:.1f} s after {self.capture_seconds:.1f} s "
-                       f"of capture"),
-        ]  # fmt: skip
+            ("overhead, predicted", _percent(self.predicted_overhead)),
+            ("overhead, at least", "unknown" if bound is None else _percent(bound)),
+            *(("not certified", doubt) for doubt in [self.doubt] if doubt),
+        ]
+        if self.is_one_region:
+            rows += [("made another way", text) for text in _other_ways(*self._runs[0])]
+        if count:
+            text = f"{count} tensors that eager would not keep, before the backward reads them"
+            rows.append(("compared", text))
+        return self._with_operations(rows) if self.is_one_region else self._with_regions(rows)
+
+    def _with_operations(self, rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        ops = self.graph.ops
+        forward = sum(op.stage is Stage.FORWARD for op in ops)
+        counts = f"{forward} forward, {len(ops) - forward} backward, {self.recomputations}"
+        solved = f"{self.solver} ({self.status.value}), {self.solve_seconds:.1f} s"
+        return [
+            ("operations", f"{counts} recomputed"),
+            *rows,
+            ("solver", f"{solved} after {self.capture_seconds:.1f} s of capture"),
+        ]
+
+    def _with_regions(self, rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        runs = Counter(
+            (name, option.kept_bytes, option.peak_bytes) for name, option in self.regions
+        )
+        return [
+            *rows,
+            *(
+                (printable(name), f"{_times(count)}keeps {mib(kept)}, peak {mib(peak)}")
+                for (name, kept, peak), count in runs.items()
+            ),
+            *(("break", printable(" ".join(reason.split()))) for reason in self.breaks),
+        ]
+
+
+def _run(graph: Graph, schedule: Schedule) -> list[Op]:
+    """List the ops of a graph that a schedule runs."""
+    run = {step.op for step in schedule if isinstance(step, Compute)}
+    return [op for op in graph.ops if op.name in run]
+
+
+def least_exact(ops: Iterable[Op]) -> Numerics | None:
+    """Find how exact the least exact op is that stands for others, packs, or is laid out anew."""
+    exactness = {op.numerics for op in ops if not op.owed or op.numerics is not Numerics.BITWISE}
+    return max(exactness, key=list(Numerics).index, default=None)
 
 
 def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
     """Say what runs by alternatives, what is kept packed, and how exact that is."""
-    run = {graph.op_index[step.op] for step in schedule if isinstance(step, Compute)}
-    ops = [graph.ops[index] for index in sorted(run)]
+    ops = _run(graph, schedule)
     laid = sum(op.owed and op.numerics is Numerics.ROUNDING for op in ops)
     if laid:
         yield f"{laid} operations in channels_last, {Numerics.ROUNDING.value}"
@@ -235,26 +449,15 @@ def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
     packed = [op for op in ops if op.optional]
     size = graph.value_by_name
     kept = sum(size[v].size_bytes for op in packed for v in op.outputs)
-    least = least_exact(chosen)
     yield (
         f"{len(chosen) - len(packed)} operations, {len(packed)} values kept packed "
-        f"({mib(kept)}), {least}"
+        f"({mib(kept)}), {least_exact(chosen)}"
     )
 
 
-def compared_row(count: int) -> list[tuple[str, str]]:
-    """Say how many tensors are compared before the backward, if any are."""
-    text = f"{count} tensors that eager would not keep, before the backward reads them"
-    return [("compared", text)] if count else []
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 2) + 0.0:.2f}%"
 
 
-def least_exact(ops: Iterable[Op]) -> Numerics | None:
-    """Find how exact the least exact op is that stands for others, packs, or is laid out anew."""
-    found = {op.numerics for op in ops if not op.owed or op.numerics is not Numerics.BITWISE}
-    return max(found, key=list(Numerics).index, default=None)
-
-
-def recomputed(schedule: Schedule) -> int:
-    """Count the operations that a schedule runs a second time or more, each time."""
-    computed = [step.op for step in schedule if isinstance(step, Compute)]
-    return len(computed) - len(set(computed))
+def _times(count: int) -> str:
+    return f"{count} times " if count > 1 else ""

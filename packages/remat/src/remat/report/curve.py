@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_solvers import Tradeoff
+from remat.plans.plan import Plan
+from remat_solvers import Tradeoff, tradeoff
 from remat_solvers.step import Moment, RegionFront, StepTooLarge, choose
 
 __all__ = ["Curve", "curve_of_step"]
@@ -34,6 +35,17 @@ class Curve:
             tuple((p.budget_bytes, p.solution.time) for p in points if p.solution is not None),
             tuple((p.budget_bytes, p.lower_bound) for p in points if p.lower_bound is not None),
         )
+
+    @classmethod
+    def of_plan(cls, plan: Plan, limit_seconds: float | None) -> Curve:
+        """Find the curve of the step of a plan."""
+        if plan.is_one_region:
+            return cls.of(tradeoff(plan.graph, limit_seconds=limit_seconds))
+        fronts = [
+            plan.kinds[kind].front.with_([everything], ())
+            for (_, kind), everything in zip(plan.calls, plan.everything, strict=True)
+        ]
+        return curve_of_step(fronts, plan.moments, plan.store_all_peak_bytes, limit_seconds)
 
 
 def curve_of_step(

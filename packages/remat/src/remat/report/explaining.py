@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from remat.errors import RematError
+from remat.plans.words import mib, ms
 from remat.report.lifetimes import Life, compute_steps, lifetimes
-from remat.report.words import mib, ms
 from remat_graph import Graph, Op, Provenance, Schedule, Timeline, simulate
 
 __all__ = ["By", "Explanation", "Moment", "Part", "explain"]
@@ -81,11 +81,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The parts of a plan in the order in which they first run, and the moment of its peak."""
+    """The parts of a plan in the order in which they first run, and the moment of its peak.
+
+    Of a step of several regions, `regions` are told by themselves, and have names; `parts` are all
+    of theirs.
+    """
 
     parts: tuple[Part, ...]
     peak: Moment | None
     budget_bytes: int
+    name: str = ""
+    regions: tuple[Explanation, ...] = ()
 
 
 def explain(
@@ -96,12 +102,13 @@ def explain(
     by: By = "line",
     depth: int | None = None,
     limit: str = "the budget",
+    name: str = "",
 ) -> Explanation:
     """Say of each part of a graph what a schedule does with it.
 
     `by="module"` puts all source lines of a module together; `depth` takes that many components of
     its path and puts what is below together. Operations of which nothing is known are parts of
-    their own. `limit` is what `budget_bytes` is called.
+    their own. `limit` is what `budget_bytes` is called, `name` the graph.
 
     Raises:
         RematError: if `by` is something else, or `depth` is negative.
@@ -109,11 +116,11 @@ def explain(
     """
     if by not in get_args(By) or (depth is not None and depth < 0):
         raise RematError(f"by={by!r}, depth={depth!r}; give 'line' or 'module', and 0 or more")
-    told = _Telling(graph, schedule, budget_bytes, by, depth, limit)
-    return Explanation(tuple(told.parts()), told.peak(), budget_bytes)
+    reading = _Reading(graph, schedule, budget_bytes, by, depth, limit)
+    return Explanation(tuple(reading.parts()), reading.peak(), budget_bytes, name)
 
 
-class _Telling:
+class _Reading:
     """One pass over a schedule, and what is asked of it."""
 
     def __init__(

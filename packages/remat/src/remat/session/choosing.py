@@ -15,12 +15,13 @@ from typing import Any
 from remat.budgets.auto import AutoBudget
 from remat.budgets.plain_step import PlainStep
 from remat.planning.certain import without_state
-from remat.planning.given_step import GivenStep
+from remat.planning.given import GivenPlan
 from remat.planning.misfit import warn_of_misfit
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
-from remat.plans.step import RegionOfStep, StepPlan, peak_of
+from remat.plans.regions import PlannedRegion, peak_of
+from remat.report.shown import ShownPlan
 from remat.session.known_patterns import KnownPattern
 from remat.session.recording import Recorded
 from remat.session.region_calls import RegionKind
@@ -129,7 +130,7 @@ class StepChooser:
         is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - _WORTH_REFINING * budget
 
-    def follow(self, record: Recorded, given: GivenStep, origin: Origin) -> KnownPattern | None:
+    def follow(self, record: Recorded, given: GivenPlan, origin: Origin) -> KnownPattern | None:
         """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
         kinds = [self.kinds[number] for number in record.pattern]
         differs = given.difference(record.pattern, [kind.name for kind in kinds])
@@ -214,18 +215,19 @@ class StepChooser:
             front = fronts[number]
             if option not in front.options:  # storing everything, say
                 fronts[number] = replace(front, options=(*front.options, option))
-        plan = StepPlan(
+        once = sum(fronts[number].graph.time for number in record.pattern)
+        plan = ShownPlan(
             tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
-            tuple(RegionOfStep(fronts[n], self.kinds[n].missing) for n in numbers),
+            tuple(PlannedRegion(fronts[n], self.kinds[n].missing) for n in numbers),
             tuple(
                 fronts[number].options.index(option)
                 for number, option in zip(record.pattern, options, strict=True)
             ),
+            budget,
+            min(max(bound, once), sum(option.time for option in options)),
+            origin,
             self._moments(record, options),
             tuple(dict.fromkeys(self.breaks)),
-            budget,
-            min(bound, sum(option.time for option in options)),
-            origin,
             self.set_aside,
             doubt=doubt_of(HIGHS),
             plain_peak_bytes=self.plain.peak_bytes or None,

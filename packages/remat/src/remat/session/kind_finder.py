@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
-from remat.planning.given_step import GivenStep
+from remat.planning.given import GivenPlan
 from remat.planning.settings import Settings
 from remat.session.region_calls import RegionKind
 from remat_graph.torch import Capture, Cost
@@ -25,7 +25,7 @@ class KindFinder:
 
     settings: Settings
     kinds: list[RegionKind]
-    given: GivenStep | None
+    given: GivenPlan | None
 
     def __post_init__(self) -> None:
         """Add those of the plan that was given."""
@@ -92,7 +92,7 @@ class KindFinder:
             return None
         unmet = [number for number, kind in enumerate(self.kinds) if not kind.met]
         for number in unmet:
-            fitted = self.given.fit(number, capture)
+            fitted = self.given.fit_kind(number, capture)
             if fitted is not None:
                 capture, front = fitted
                 self.kinds[number] = RegionKind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from remat.plans.step import StepPlan
+from remat.plans.plan import Plan
 from remat.session.recording import Recorded, is_part
 from remat_solvers.step import RegionOption
 
@@ -28,7 +28,7 @@ class KnownPattern:
     """
 
     record: Recorded
-    plan: StepPlan
+    plan: Plan
     options: tuple[RegionOption, ...]
     held: dict[str, int]
     families: tuple[int, ...]

@@ -134,7 +134,7 @@ class RegionPlanner:
                 for known in kin
                 if known.capture.released_outputs == captured.released_outputs
             ],
-            given=None if self._known else settings.given,
+            given=None if self._known else settings.given_region,
             started=start,
         )
         try:
@@ -143,12 +143,17 @@ class RegionPlanner:
             if not of_other_sizes:
                 raise
             planned = made(captured.costed("measure", self.costs))  # estimates know no workspace
-        if region.expected is None and settings.given is None and self._is_for_too_few(planned):
+        if (
+            region.expected is None
+            and settings.given_region is None
+            and self._is_for_too_few(planned)
+        ):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = made(planned.capture, missing=frozenset(), schedules=[])
         plan = planned.plan
-        known_bytes = plain_bytes.get(plan.missing, 0)
-        plain_bytes[plan.missing] = max(known_bytes, plan.plain_peak_bytes or 0)
+        missing = planned.capture.missing
+        known_bytes = plain_bytes.get(missing, 0)
+        plain_bytes[missing] = max(known_bytes, plan.plain_peak_bytes or 0)
         self._known.append(planned)
         return planned
 

@@ -17,7 +17,7 @@ import torch
 
 from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
-from remat.planning.given_step import GivenStep
+from remat.planning.given import GivenPlan
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
@@ -60,7 +60,7 @@ class StepPlanner:
     told: Callable[[Any], None]
     chooser: StepChooser
     patterns: KnownPatterns
-    given: GivenStep | None
+    given: GivenPlan | None
     _error: Exception | None = None
     _step: int = 0
     _over_in_a_row: int = 0

@@ -19,7 +19,7 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.dynamo import Found
 from remat.errors import BudgetWarning, PlanMismatch, RematError
-from remat.planning.given import GivenPlan
+from remat.planning.given import Given
 from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import Planned, for_missing
 from remat.planning.settings import Settings
@@ -305,8 +305,8 @@ class Stepper:
             self._plan_together()
         if self._alone and self._communicates(region, inputs):
             self._alone = False  # rehearsed, it would send what the other ranks do not wait for
-        if self._settings.given is not None and not self._alone:
-            self._refuse_given(self._settings.given)
+        if self._settings.given_region is not None and not self._alone:
+            self._refuse_given(self._settings.given_region)
         if self._alone:
             try:
                 with remembered_costs(self._planner.costs, _device(inputs), self._settings.costs):
@@ -332,7 +332,7 @@ class Stepper:
             self.together.breaks.append(f"{region.name} runs as it is: {reason}")
             return None
 
-    def _refuse_given(self, given: GivenPlan) -> None:
+    def _refuse_given(self, given: Given) -> None:
         where = "; ".join(dict.fromkeys(self.together.breaks)) or "other ranks take part in it"
         raise PlanMismatch(
             f"{given.name} is for a model whose forward is one region, and this one's is not: "
