@@ -22,7 +22,15 @@ _OF_REGION = "what the region may hold"
 
 
 class ShownPlan(Plan):
-    """A plan that explains itself, and writes pages and traces."""
+    """What was planned for a training step; sizes in bytes, times in seconds by costs of graphs.
+
+    `calls` are pairs of a name and a position in `kinds`, the regions with their options; `chosen`
+    is the position of the option of each call. `breaks` say why the forward is not one region.
+    `measured_peak_bytes` is that of a real step by this plan, `None` before; `plain_peak_bytes` is
+    what a fraction is of. No plan within the budget, in the order of the graphs, takes less time
+    than `lower_bound`; `doubt` says why no more is certified. `source` is the generated code of a
+    step of one region; a plan that was read from a file has none.
+    """
 
     def explain(self, *, by: By = "line", depth: int | None = None) -> Explanation:
         """Say of each module and source line what is kept, computed again, or made another way.
