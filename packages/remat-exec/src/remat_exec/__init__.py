@@ -1,4 +1,4 @@
-"""Execution of re-materialization schedules in PyTorch, and the measure of their peak memory."""
+"""Run re-materialization schedules in PyTorch, and measure their peak memory."""
 
 from remat_exec.__about__ import __version__
 from remat_exec.autocast import autocast_type

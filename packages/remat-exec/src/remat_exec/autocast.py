@@ -22,7 +22,7 @@ _CAST = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 def autocast_type(device: torch.device) -> torch.dtype | None:
-    """Give the type of the autocast at work on a device, if one is."""
+    """Give the type to which autocast casts on a device now; `None` without autocast."""
     if not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Exceeded", "Started", "run_step"]
 
 Started = Callable[[frozenset[int], frozenset[int]], None]
-"""Is told which gradients are missing, and what was returned and is let go of, by position."""
+"""Gets the positions of missing gradients, and of outputs that nobody holds any more."""
 
 Exceeded = Callable[[BudgetExceeded], None]
-"""Is told why a backward goes over its budget, and what it takes."""
+"""Gets the error that says why a backward goes over its budget, and what it takes."""
 
 
 def run_step(

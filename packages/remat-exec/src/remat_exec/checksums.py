@@ -1,11 +1,11 @@
-"""Has memory changed between the halves of a step? Sums over its bits, before and after.
+"""Find memory that changed between forward and backward, by sums over its bits.
 
-torch counts changes in place, and autograd looks at the count. Not counted is what is written
-through `.data`, numpy or DLPack, or by a kernel of one's own. So the bits are summed up, as words
-of 64 with a random odd factor each, modulo 2**64: a single word that changed is always seen, any
-other change unless 64 bits agree by chance. It takes about a third of the time of a ReLU.
-On the CPU nothing is taken from torch's allocator; elsewhere 8 MiB at most, and the sums stay on
-the device until they are compared.
+torch counts changes in place, and autograd compares the count. torch does not count writes through
+`.data`, numpy or DLPack, or by a kernel of the user's. So the bits are summed up as 64-bit words,
+each times a random odd factor, modulo 2**64. The change of a single word is always seen; any other
+change is seen unless 64 bits agree by chance. The sum takes about a third of the time of a ReLU. On
+the CPU it takes nothing from torch's allocator, elsewhere 8 MiB at most; there the sums stay on the
+device until they are compared.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> int | torch.Tensor:
-    """Sum up the bits of a tensor: on the CPU a number, else one on the device."""
+    """Sum up the bits of a tensor: a number on the CPU, elsewhere a tensor on the device."""
     plain = _dense(tensor.detach())
     if plain.device.type == "cpu":
         return _sum_on_cpu(_array(plain))

@@ -22,25 +22,25 @@ class ExecutionError(RematError, RuntimeError):
 
 
 class BackwardError(ExecutionError):
-    """A backward pass that cannot be run: a second one, or one over gradients not planned for."""
+    """A backward that cannot run: a second one, or one over gradients that were not planned for."""
 
 
 class MemoryChanged(BackwardError):
-    """Memory that was written to between forward and backward, and that the plan reads again."""
+    """Memory that the plan reads again was written to between forward and backward."""
 
 
 class SecondDerivative(BackwardError):
-    """A gradient of a gradient, which a plan does not give."""
+    """A backward asked for a gradient of a gradient, which a plan does not give."""
 
 
 class LossError(ExecutionError):
-    """A loss, handed over to be measured, that cannot be run or differentiated."""
+    """The `loss` that the user gave cannot be run or differentiated."""
 
 
 class BudgetExceeded(ExecutionError):
     """A step that takes, or would take, more memory than its budget.
 
-    `budget_bytes` and `peak_bytes` are the two figures.
+    `peak_bytes` is what it takes, `budget_bytes` what it may take.
     """
 
     def __init__(self, message: str, budget_bytes: int, peak_bytes: int) -> None:
@@ -58,4 +58,4 @@ class DuplicateExecutor(ExecutionError):
 
 
 class BrokenExecutor(ExecutionError):
-    """An executor that cannot be loaded, or takes other arguments than an `Executor`."""
+    """An executor cannot be loaded, or does not take the arguments of an `Executor`."""

@@ -1,4 +1,4 @@
-"""A plan that can be run: its code, its backward for other gradients, its rehearsal."""
+"""A plan that can run: its code, its backward for other gradients, its rehearsal."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Variant:
 
 @dataclass
 class Executable:
-    """A plan that can be run, again and again and by several modules at once.
+    """A plan that can run any number of times, and by several modules at once.
 
-    `budget_bytes` bounds what an unplanned backward may take. A backward with fewer gradients than
-    planned for runs within the plan's memory; one with a gradient that was taken to be missing
-    follows the plan as far as it goes, if that fits. `groups` are the inputs whose gradients are
-    given out together, in order; the last are those that only an unplanned backward has gradients
-    for.
+    `budget_bytes` bounds what a backward may take that was not planned for. With fewer gradients
+    than planned for, a backward runs within the plan's memory. With a gradient that was taken to be
+    missing, it follows the plan as far as it goes, if that fits. `groups` are the inputs whose
+    gradients are handed out together, in order; those that only an unplanned backward has gradients
+    for come last.
 
-    `low_memory_plan` is another plan of the same capture, whose backward can take over after the
-    forward of this one, if memory runs short; it is `None` where it would read what this one does
-    not keep.
+    `low_memory_plan` is another plan of the same capture. If memory runs short, its backward can
+    take over after the forward of this plan. It is `None` where that backward would read what this
+    plan does not keep.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
@@ -104,7 +104,7 @@ class Executable:
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak of the generated code, with what a loss may keep."""
+        """The predicted peak of the generated code in bytes, with what a loss may keep."""
         return self.code.peak_bytes
 
     @property
@@ -113,11 +113,11 @@ class Executable:
         return self.code.source
 
     def bind(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[Any]:
-        """Collect the live tensors that the program reads, in its order.
+        """Collect the tensors that the program reads, in its order.
 
         Raises:
-            ExecutionError: if the capture was dry, so that there is nothing to run on; if one that
-                the forward writes to overlaps with another, which no captured program knows of.
+            ExecutionError: if the capture is of tensors without data; if a tensor that the forward
+                writes to overlaps with another one, since no captured program knows of that.
         """
         if self.capture.dry:
             raise ExecutionError(
@@ -140,13 +140,14 @@ class Executable:
         droppable: Callable[[Callable[[], None]], None] | None = None,
         exceeded: Exceeded | None = None,
     ) -> list[torch.Tensor]:
-        """Run the forward; give the user's output tensors, connected to autograd.
+        """Run the forward; return the user's output tensors, connected to autograd.
 
-        `started` is told, when the backward starts, which gradients are missing and which outputs
-        nobody holds any more; `finished` is called when it has given out the last of its own.
-        `droppable` is handed what gives back, before the backward, all that a leaner plan does
-        without. `exceeded` is told of a backward that goes over the budget because it is over other
-        outputs, or others are held, than planned for, before it runs; without it, it is refused.
+        When the backward starts, `started` gets the positions of missing gradients, and those of
+        outputs that nobody holds any more. `finished` is called when the backward has handed out
+        its last gradient. `droppable` gets a function that frees, before the backward, all that
+        `low_memory_plan` does without. A backward may go over the budget because it is over other
+        outputs than planned for, or more outputs are held: `exceeded` gets the error before that
+        backward runs; without `exceeded`, the error is raised.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
@@ -159,11 +160,11 @@ class Executable:
     def rehearse(
         self, module: torch.nn.Module, tensors: list[torch.Tensor], loss: Loss | None = None
     ) -> Peak:
-        """Run one forward and backward for its peak alone, changing nothing.
+        """Run one forward and backward to measure the peak; change nothing.
 
-        Gradients go nowhere, writes go to copies, and the generators are put back. The gradients of
-        the outputs are those of `loss`, called with what the module returns; without one they are
-        ones, and the memory of the allowance for a loss is taken.
+        Gradients go nowhere, writes go to copies, and the random generators are put back. The
+        gradients of the outputs come from `loss`, called with what the module returns. Without a
+        loss they are ones, and what the plan leaves for a loss is allocated.
         """
         program = self.capture.program
         bound = self.bind(module, tensors)
@@ -237,8 +238,8 @@ class Executable:
     ) -> Variant:
         """Find the backward for when the gradients at these positions do not come.
 
-        `autocast` is the type of the autocast in which it is called. `unwanted` are inputs whose
-        gradients are not asked for: what these alone need is left out.
+        `autocast` is the type of the autocast in which the backward is called. `unwanted` are
+        inputs whose gradients nobody asks for; what only they need is left out.
 
         Raises:
             BackwardError: if it needs what the planned forward did not keep.
@@ -256,7 +257,7 @@ class Executable:
         return variant
 
     def check_room(self, variant: Variant, released_outputs: frozenset[int]) -> None:
-        """See that there is room for a backward over these outputs, while those let go of are gone.
+        """Check that the budget has room for a backward by `variant`, with these outputs freed.
 
         Raises:
             BudgetExceeded: if it takes more memory than the budget.
@@ -282,7 +283,7 @@ class Executable:
 
     @property
     def takes_all(self) -> bool:
-        """Whether a backward with every gradient can follow, within the budget."""
+        """Whether a backward over all outputs can follow within the budget."""
         try:
             self.check_room(self.variant(frozenset()), self.capture.released_outputs)
         except (BackwardError, BudgetExceeded):

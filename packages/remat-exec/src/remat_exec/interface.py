@@ -1,4 +1,4 @@
-"""What an executor has to offer: all that `remat` uses of one, and nothing else."""
+"""What an executor must offer: exactly what `remat` uses of one."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ __all__ = ["Executor", "Runnable"]
 
 
 class Runnable(Protocol):
-    """A plan that can be run, again and again; `Executable` is one."""
+    """A plan that can run any number of times; `Executable` is one."""
 
     @property
     def capture(self) -> Capture:
-        """What is run."""
+        """The capture whose program runs."""
         ...
 
     @property
     def low_memory_plan(self) -> Runnable | None:
-        """The plan whose backward can take over after this forward, if one can."""
+        """A plan whose backward can take over after this forward; `None` if there is none."""
         ...
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak of a step, with what a loss may keep."""
+        """The predicted peak of a step in bytes, with what a loss may keep."""
         ...
 
     @property
     def source(self) -> str:
-        """What will be run, to be read."""
+        """The code that runs, for people to read."""
         ...
 
     @property
     def differentiable(self) -> frozenset[int]:
-        """The positions, in what the program returns, of all that a gradient may come for."""
+        """The positions, in what the program returns, of outputs that may get a gradient."""
         ...
 
     @property
     def takes_all(self) -> bool:
-        """Whether a backward with every gradient can follow, within the budget."""
+        """Whether a backward over all outputs can follow within the budget."""
         ...
 
     def __call__(
@@ -58,13 +58,14 @@ class Runnable(Protocol):
         droppable: Callable[[Callable[[], None]], None] | None = None,
         exceeded: Exceeded | None = None,
     ) -> list[torch.Tensor]:
-        """Run the forward; give the user's output tensors, connected to autograd.
+        """Run the forward; return the user's output tensors, connected to autograd.
 
-        `started` is told, when the backward starts, which gradients are missing and which outputs
-        nobody holds any more; `finished` is called when it has given out the last of its own.
-        `droppable` is handed what gives back, before the backward, all that the leaner plan does
-        without. `exceeded` is told of a backward that goes over the budget because it is over other
-        outputs, or others are held, than planned for, before it runs; without it, it is refused.
+        When the backward starts, `started` gets the positions of missing gradients, and those of
+        outputs that nobody holds any more. `finished` is called when the backward has handed out
+        its last gradient. `droppable` gets a function that frees, before the backward, all that
+        `low_memory_plan` does without. A backward may go over the budget because it is over other
+        outputs than planned for, or more outputs are held: `exceeded` gets the error before that
+        backward runs; without `exceeded`, the error is raised.
 
         Raises:
             ExecutionError: if it cannot be run on these tensors.
@@ -74,7 +75,7 @@ class Runnable(Protocol):
     def rehearse(
         self, module: torch.nn.Module, tensors: list[torch.Tensor], loss: Loss | None = None
     ) -> Peak:
-        """Run one forward and backward for its peak alone, changing nothing.
+        """Run one forward and backward to measure the peak; change nothing.
 
         Raises:
             LossError: if the loss cannot be run or differentiated.
@@ -83,9 +84,9 @@ class Runnable(Protocol):
 
 
 class Executor(Protocol):
-    """Makes of a capture and a legal schedule of its graph what can be run.
+    """Makes a `Runnable` from a capture and a legal schedule of its graph.
 
-    `low_memory_plan` is a plan of the same capture that the same executor made; see `Executable`.
+    `low_memory_plan` is a plan of the same capture by the same executor; see `Executable`.
     """
 
     def __call__(
@@ -97,7 +98,7 @@ class Executor(Protocol):
         budget_bytes: int | None = None,
         low_memory_plan: Any = None,
     ) -> Runnable:
-        """Make what runs a schedule.
+        """Make a `Runnable` that runs the schedule.
 
         Raises:
             InvalidSchedule: if the simulator rejects the schedule.

@@ -1,7 +1,7 @@
-"""A loss outside the module: what it takes between forward and backward.
+"""What a loss outside the module takes between forward and backward.
 
-The memory of a step is highest about here, so a plan must leave room for it. A loss that the user
-hands over is run and measured; for one that is not known an allowance is taken.
+A step holds about the most memory there, so a plan must leave room for the loss. A loss that the
+user gives is run and measured; for an unknown one a plan leaves room by a rule.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 Loss = Callable[..., torch.Tensor]
-"""A function of what a module returns or, if it needs further arguments, of the call as well."""
+"""A function of what a module returns, and of the arguments of the call if it asks for them."""
 
 
 def with_call(loss: Loss, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Loss:
-    """Give a loss of the output alone: one that asks for more is told the arguments of the call.
+    """Make a loss of the output alone, from one that may ask for the arguments of the call, too.
 
-    It asks for them by a further argument without a default, by `*args`, or by `**kwargs`.
+    A loss asks for them by a second argument without a default, by `*args`, or by `**kwargs`.
     """
     return functools.partial(_told, loss, args, kwargs) if _asks_for_call(loss) else loss
 
@@ -63,9 +63,9 @@ class _Handed(torch.autograd.Function):
 
 
 def as_handed(leaf: torch.Tensor) -> torch.Tensor:
-    """Give a tensor as a module gives it, in the same memory: no leaf, so that it can be changed.
+    """Make a tensor that is no leaf in the memory of a leaf, as a module returns it.
 
-    Gradients with respect to `leaf` are those with respect to what is given.
+    It can be changed in place. Its gradient is that of `leaf`.
     """
     if not leaf.requires_grad:
         return leaf
@@ -76,12 +76,12 @@ def as_handed(leaf: torch.Tensor) -> torch.Tensor:
 def loss_gradients(
     loss: Loss, returned: Any, tensors: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """Differentiate a loss of what a module returns by `tensors`, which it was made of.
+    """Differentiate the loss of `returned` with respect to `tensors`, of which it was made.
 
-    `None` stands for a tensor that needs no gradient or on which the loss does not depend. The
-    second list is what is in memory while the backward goes on: the gradients of whatever else the
-    loss depends on, such as parameters of its own, and the loss itself, which the user holds and
-    which may lie in a large buffer: that of `mse_loss` is as large as its input.
+    The first list has a gradient for each tensor; `None` if it needs none, or the loss does not
+    depend on it. The second list is what stays in memory during the backward: the gradients of all
+    else that the loss depends on, such as its own parameters, and the loss itself. The user holds
+    the loss, and its buffer may be large: that of `mse_loss` is as large as its input.
 
     Raises:
         LossError: if the loss fails, gives no scalar, or depends on none of the tensors.
@@ -140,9 +140,12 @@ def _leaves(value: torch.Tensor) -> list[torch.Tensor]:
 def measure_loss(
     loss: Loss, returned: Callable[[], Any], tensors: list[torch.Tensor], device: torch.device
 ) -> tuple[LossCost, list[bool]]:
-    """Measure what a loss takes, and which of `tensors` get a gradient.
+    """Measure what a loss takes, and find which of `tensors` get a gradient.
 
-    `returned` makes what the module returns out of `tensors`, in their memory; errors as above.
+    `returned` makes what the module returns out of `tensors`, in their memory.
+
+    Raises:
+        LossError: as `loss_gradients` does.
     """
     with torch.enable_grad():
         loss_gradients(loss, returned(), tensors)  # to warm up: what a library allocates once
@@ -161,7 +164,7 @@ def measure_loss(
 
 
 def stand_in_loss(cost: LossCost, device: torch.device) -> torch.Tensor:
-    """Take the memory that a loss is allowed, and give what it keeps."""
+    """Allocate what a loss may take, free its workspace, and return what it keeps."""
     kept = torch.empty(cost.kept_bytes, dtype=torch.uint8, device=device)
     torch.empty(cost.workspace_bytes, dtype=torch.uint8, device=device)
     return kept

@@ -1,7 +1,7 @@
-"""Measured peaks and step times: the truth a plan is held against.
+"""Measure peaks and step times.
 
-What counts is what a step allocates on the device beyond what was resident before it. On the CPU
-that is the sum of torch's allocations and releases, on CUDA the most that blocks of the caching
+What counts is what a step allocates on the device beyond what was there before it. On the CPU that
+is the sum of torch's allocations and releases, on CUDA the most that blocks of the caching
 allocator held.
 """
 
@@ -27,12 +27,13 @@ __all__ = [
 
 @dataclass
 class Peak:
-    """Filled in when the block of `measure_peak` ends; sizes in bytes.
+    """What a block of `measure_peak` held, in bytes; filled in when the block ends.
 
-    `curve` pairs seconds since the start with the bytes held beyond it, on the CPU only.
-    On CUDA `peak_bytes` are blocks, which may be larger than what tensors asked for:
-    `requested_bytes`, the same on the CPU. `reserved_bytes` is the most that CUDA's caching
-    allocator held of the device, with what was resident; 0 on the CPU.
+    `peak_bytes` is the most that was held at once, `kept_bytes` what is held at the end, both
+    beyond what was there before. On CUDA `peak_bytes` counts blocks, which may be larger than what
+    tensors asked for; `requested_bytes` counts the latter (the same on the CPU). `reserved_bytes`
+    is the most that CUDA's caching allocator held of the device, with what was there before; 0 on
+    the CPU. `curve` has pairs of seconds since the start and bytes held, on the CPU only.
     """
 
     peak_bytes: int = 0
@@ -44,7 +45,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step: its median time in seconds, and its peak."""
+    """The median time of a step in seconds, and its peak."""
 
     seconds: float
     peak: Peak
@@ -54,22 +55,22 @@ class StepProfile:
 def measure_peak(
     device: torch.device | str | None = None, *, collect: bool = True
 ) -> Iterator[Peak]:
-    """Measure the most memory held at once in the block beyond what was held before it.
+    """Measure the most memory held at once in a `with` block, beyond what was held before it.
 
-    Without `device` it is CUDA's current one if anything is allocated there in the block, else the
-    CPU. Gradients that exist already are part of what was held before; set them to `None` first to
-    count them. What `remat` takes to make a plan within the block is not counted. On CUDA torch's
-    own maxima (`torch.cuda.max_memory_allocated`) start anew.
+    Without `device`, the device is CUDA's current one if the block allocates anything there, else
+    the CPU. Gradients that exist already were held before; set them to `None` first to count them.
+    What `remat` takes to make a plan within the block is not counted. On CUDA torch's own maxima
+    (`torch.cuda.max_memory_allocated`) start anew.
 
-    What older cycles of objects hold is not to be let go of in the block: they are collected before
-    it, or, without `collect`, Python collects none in it, which for one step is quicker.
+    Older cycles of objects must not be freed within the block: with `collect`, Python collects them
+    before it; without, Python collects no cycles in it, which is quicker for a single step.
 
     Blocks may lie within one another, and `remat` records first steps within them as elsewhere.
 
     Raises:
-        MeasurementError: if another profiler is already running in this thread, and the CPU is
-            measured; where the block begins within a backward pass, if another block is measured
-            or `remat` records the step.
+        MeasurementError: if the CPU is measured and another profiler runs in this thread; if the
+            block begins within a backward, and another block is measured or `remat` records the
+            step.
     """
     peak = Peak()
     if collect:
@@ -102,7 +103,7 @@ def profile_step(
 ) -> StepProfile:
     """Run `step` once to warm up, `repeats` times for its median time, and once for its peak.
 
-    `device` is that of `measure_peak`.
+    `device` means what it means for `measure_peak`.
     """
     where = _devices(device)
     step()

@@ -1,7 +1,7 @@
-"""Executors by name, found through the entry-point group `remat.executors`.
+"""Executors by name, from the entry-point group `remat.executors`.
 
-Listing imports nothing, so a broken plugin never breaks it; an executor is loaded when first asked
-for and kept. A name offered twice is an error that names both distributions.
+Listing imports nothing, so a broken plug-in never breaks it. An executor is loaded when first asked
+for, and kept. A name that two distributions offer is an error that names both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def list_executors() -> dict[str, Plugin]:
 
 
 def get_executor(name: str) -> Executor:
-    """Load an executor; the same object every time.
+    """Load an executor by its name; give the same object every time.
 
     Raises:
         UnknownExecutor: if none has this name.
