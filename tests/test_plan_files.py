@@ -36,6 +36,18 @@ class Tied(nn.Module):
         return nn.functional.cross_entropy(x @ self.table.T, tokens)
 
 
+class TiedHead(nn.Module):
+    """A table and a head that share their weight, as in GPT-2: its gradient is a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(32, WIDTH), nn.Linear(WIDTH, 32, bias=False)
+        self.body, self.head.weight = mlp(2, nn.Tanh), self.table.weight
+
+    def forward(self, tokens):
+        return nn.functional.cross_entropy(self.head(self.body(self.table(tokens))), tokens)
+
+
 BATCH = torch.randn(128, WIDTH)
 TOKENS = torch.arange(64) % 32
 
@@ -85,7 +97,7 @@ def test_a_saved_plan_is_used_without_solving(made, tmp_path, no_solving):
     trains_as(model, mlp(), BATCH)
 
 
-@pytest.mark.parametrize(("make", "call"), [(mlp, BATCH), (Tied, TOKENS)])
+@pytest.mark.parametrize(("make", "call"), [(mlp, BATCH), (Tied, TOKENS), (TiedHead, TOKENS)])
 def test_a_dry_plan_of_a_model_without_data_is_used_later(make, call, tmp_path):
     with torch.device("meta"):
         shape = make()

@@ -141,6 +141,19 @@ def test_tied_parameters_are_one_input_with_one_gradient():
     assert "add" in str(found.program.calls[gradient].target)
 
 
+def test_the_gradient_of_what_is_tied_is_summed_as_autograd_does():
+    one, two, three = (nn.Linear(4, 4, bias=False) for _ in range(3))
+    two.weight = three.weight = one.weight
+    module = nn.Sequential(one, nn.Tanh(), two, nn.Tanh(), three)
+    program = capture(module, (batch(),), costs="estimate").program
+    at = {name: position for position, name in enumerate(program.order)}
+    (gradient,) = program.gradients.values()
+    last = program.calls[gradient]
+    first = program.calls[last.reads[0]]
+    made = [program.storage[name] for name in (*first.reads, last.reads[1])]
+    assert [at[name] for name in made] == sorted(at[name] for name in made)
+
+
 def test_a_layer_used_at_two_places_of_the_tree_is_one_layer():
     layer = nn.Linear(4, 4)
     module = nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,12 +63,15 @@ def copy_joint(joint: Joint) -> Joint:
 def merge_tied(joint: Joint, tensor_of: Callable[[str, str | int], torch.Tensor]) -> Joint:
     """Make inputs that are the same tensor one input, whose gradient is the sum of theirs.
 
+    They are summed in the order in which they are made, as autograd does.
+
     Raises:
         CaptureError: if such an input is changed in place.
     """
     inputs, gradients = dict(joint.inputs), dict(joint.gradients)
     mutated = {node for node, _ in joint.mutations}
     first: dict[int, Node] = {}
+    summed: dict[Node, list[Node]] = {}
     for node, role in joint.inputs.items():
         keep = first.setdefault(id(tensor_of(*role)), node)
         if keep is node:
@@ -80,18 +83,21 @@ def merge_tied(joint: Joint, tensor_of: Callable[[str, str | int], torch.Tensor]
             )
         node.replace_all_uses_with(keep)
         del inputs[node]
-        own = gradients.pop(node, None)
-        if own is not None:
-            gradients[keep] = _sum(joint.graph, gradients[keep], own) if keep in gradients else own
+        if node in gradients:
+            known = [gradients[keep]] if keep in gradients else []
+            summed.setdefault(keep, known).append(gradients.pop(node))
         joint.graph.erase_node(node)
+    for keep, parts in summed.items():
+        gradients[keep] = _sum(joint.graph, parts)
     return dataclasses.replace(joint, inputs=inputs, gradients=gradients)
 
 
-def _sum(graph: Graph, a: Node, b: Node) -> Node:
-    later = max(a, b)  # nodes of a graph compare by their position
-    with graph.inserting_after(later):
-        total = graph.call_function(aten.add.Tensor, (a, b))
-    total.meta = {"partitioner_tag": "is_backward", "val": later.meta["val"]}
+def _sum(graph: Graph, parts: Sequence[Node]) -> Node:
+    total, *later = sorted(parts)  # nodes of a graph compare by their position
+    for node in later:
+        with graph.inserting_after(max(total, node)):
+            total = graph.call_function(aten.add.Tensor, (total, node))
+        total.meta = {"partitioner_tag": "is_backward", "val": node.meta["val"]}
     return total
 
 
