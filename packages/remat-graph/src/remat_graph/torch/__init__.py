@@ -17,7 +17,7 @@ from remat_graph.torch.errors import (
     NoBackward,
     UnknownCapture,
 )
-from remat_graph.torch.operators import Operator, operator_of
+from remat_graph.torch.operators import Operator, operator_of, placements
 from remat_graph.torch.process import (
     beside_profilers,
     collector_at_rest,
@@ -40,13 +40,18 @@ from remat_graph.torch.program import (
     Write,
 )
 from remat_graph.torch.recomputing import allow_recompute
+from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
+from remat_graph.torch.ways.slice_by_slice import SlicedBody
+from remat_graph.torch.ways.stretches import Stretch, stretch_from
 
 __all__ = [
     "DEVICES",
     "GENERATOR_STATE_BYTES",
+    "SUMMED",
+    "WHOLE",
     "AllocationRecorder",
     "Alternative",
     "Body",
@@ -67,12 +72,18 @@ __all__ = [
     "NoBackward",
     "Operator",
     "Output",
+    "Placement",
     "Program",
     "RealStrides",
+    "Sliced",
+    "SlicedBody",
+    "Stretch",
     "Structure",
+    "Summed",
     "TensorFacts",
     "UnknownCapture",
     "Variable",
+    "Whole",
     "Write",
     "allow_recompute",
     "beside_profilers",
@@ -91,9 +102,11 @@ __all__ = [
     "original_forward",
     "original_forwards",
     "own_thread",
+    "placements",
     "process_lock",
     "quietly",
     "read_call",
     "source_of",
+    "stretch_from",
     "tensor_at",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from typing import Any
 
@@ -82,6 +82,32 @@ class Call:
         found: list[str] = []
         _list_variables((*self.args, *self.kwargs.values()), found)
         return found
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """What the schema calls the arguments that are given, in the order of `variables`."""
+        schema = self.target._schema.arguments
+        return (*(each.name for each in schema[: len(self.args)]), *self.kwargs)
+
+    def argument(self, name: str) -> Any:
+        """Give an argument of an operator by its name in the schema, or its default."""
+        for position, each in enumerate(self.target._schema.arguments):
+            if each.name == name:
+                if position < len(self.args):
+                    return self.args[position]
+                return self.kwargs.get(name, each.default_value)
+        raise KeyError(f"{self.name} has no argument {name!r}")
+
+    def with_arguments(self, changed: Mapping[str, Any]) -> Call:
+        """Make the same call of an operator with other arguments, by their names in the schema."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        names = [each.name for each in self.target._schema.arguments]
+        for name, item in changed.items():
+            if names.index(name) < len(args):
+                args[names.index(name)] = item
+            else:
+                kwargs[name] = item
+        return replace(self, args=tuple(args), kwargs=kwargs)
 
     def of(self, variables: Iterable[str], results: tuple[str | None, ...]) -> Call:
         """Make the same call of other variables, as many; what it makes again is as it was."""

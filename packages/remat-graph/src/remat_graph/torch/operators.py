@@ -6,13 +6,14 @@ record. `operator_of(target)` gives an empty one for all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
 import torch
 
+from remat_graph.torch.calls import Call, TensorFacts
 from remat_graph.torch.kernels import batch_norm
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
@@ -24,8 +25,11 @@ from remat_graph.torch.kernels.packing import (
     pack_within,
     unpack_mask,
 )
+from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
+from remat_graph.torch.slices.placement import Placement, Reading, Rule
+from remat_graph.torch.slices.rules import RULES
 
-__all__ = ["OPERATORS", "Operator", "operator_of"]
+__all__ = ["OPERATORS", "Operator", "operator_of", "placements"]
 
 aten = torch.ops.aten
 
@@ -52,6 +56,7 @@ class Operator:
       at which of its elements lie within limits, alone. `packs` packs these; `None` if nothing may.
     - `statistics_like`: where its weight is, in whose type the CPU keeps mean and deviation.
     - `sum_in_terms`: a loss whose result, though one number, takes the memory of all its terms.
+    - `in_slices` lists the ways in which a call of it can be run slice by slice.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     """
 
@@ -71,6 +76,7 @@ class Operator:
     packs: Function | None = None
     statistics_like: int | None = None
     sum_in_terms: bool = False
+    in_slices: Rule | None = None
     flops_like: Function | None = None
 
     @property
@@ -85,6 +91,20 @@ def operator_of(target: Any) -> Operator:
 
 
 _NOTHING = Operator()
+
+
+def placements(call: Call, facts: Mapping[str, TensorFacts]) -> tuple[Placement, ...]:
+    """List the ways in which a call can be run slice by slice; none of an operator without a rule.
+
+    Without one of its own, what torch tags as pointwise is cut along any axis. What draws is not.
+    """
+    rule = operator_of(call.target).in_slices
+    if rule is None and is_pointwise(call.target):
+        rule = pointwise
+    if rule is None or call.random is not None or not all(name in facts for name in call.reads):
+        return ()
+    listed = dict.fromkeys(rule(Reading(call, facts)))
+    return tuple(each for each in listed if not each.is_sliced or each.units(call, facts) > 1)
 
 
 def _over_gradient(operator: Any) -> Function:
@@ -265,3 +285,5 @@ OPERATORS: dict[Any, Operator] = {
 }
 for _decision in _overloads(_DECISIONS):
     OPERATORS[_decision] = replace(operator_of(_decision), decides=True)
+for _target, _rule in RULES.items():
+    OPERATORS[_target] = replace(operator_of(_target), in_slices=_rule)

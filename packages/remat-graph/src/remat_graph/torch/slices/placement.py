@@ -1,0 +1,212 @@
+"""How a call runs slice by slice: where each tensor that it reads or makes stands.
+
+The calculus is that of sharding (DTensor's Shard, Replicate and Partial). A tensor is *sliced*
+along an axis, *whole* (each slice reads, or makes, the same), or *summed* (each slice makes an
+addend). All that is sliced in one run is cut at the same fractions, so that an axis of 6 and one of
+3 are cut together into thirds: a run has so many `units`, the length of each sliced axis is a
+multiple of them, and a slice is a range of units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat_graph.torch.calls import Call, TensorFacts, Variable
+
+__all__ = [
+    "SUMMED",
+    "WHOLE",
+    "Place",
+    "Placement",
+    "Reading",
+    "Rule",
+    "Sliced",
+    "Summed",
+    "Whole",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """Cut along an axis."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return f"sliced along axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The same for each slice."""
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The sum of what slices make; divided by the whole of the result `over`, if that is given."""
+
+    over: int | None = None
+
+    def __str__(self) -> str:
+        """Name it in a sentence."""
+        return "summed"
+
+
+Place = Sliced | Whole | Summed
+WHOLE, SUMMED = Whole(), Summed()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One way of running a call slice by slice.
+
+    `inputs` are the places of the variables among its arguments, in the order of `Call.variables`;
+    `outputs` those of its results. `sizes` names the numbers among the arguments that are lengths
+    along the cut: by argument, and by position if that is a list. `replaced` are arguments that
+    each slice takes in place of those of the call. Results in `by_share` are multiplied by the
+    slice's share of the whole, as where the call divides by a count of elements.
+    """
+
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    sizes: tuple[tuple[str, int | None], ...] = ()
+    replaced: tuple[tuple[str, Any], ...] = ()
+    by_share: frozenset[int] = frozenset()
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether a tensor is cut, not summed alone."""
+        return any(isinstance(place, Sliced) for place in (*self.inputs, *self.outputs))
+
+    def units(self, call: Call, facts: Mapping[str, TensorFacts]) -> int:
+        """Give the most units that the sliced tensors of a call can be cut into; 1 if none can."""
+        names = (*call.variables, *call.results)
+        lengths = [
+            facts[name].shape[place.axis]
+            for name, place in zip(names, (*self.inputs, *self.outputs), strict=True)
+            if isinstance(place, Sliced) and name is not None
+        ]
+        for name, position in self.sizes:
+            given = call.argument(name)
+            lengths.append(given if position is None else given[position])
+        return math.gcd(*(length for length in lengths if length != -1)) or 1
+
+    def call_for(self, call: Call, count: int, units: int) -> Call:
+        """Make the call that runs on `count` of all units."""
+        changed = dict(self.replaced)
+        for name, position in self.sizes:
+            given = changed.get(name, call.argument(name))
+            if position is None:
+                changed[name] = given * count // units
+            else:
+                numbers = list(given)
+                if numbers[position] != -1:
+                    numbers[position] = numbers[position] * count // units
+                changed[name] = numbers
+        return call.with_arguments(changed) if changed else call
+
+
+class Reading:
+    """A call as a rule reads it: arguments by their names in the schema, and shapes of tensors."""
+
+    def __init__(self, call: Call, facts: Mapping[str, TensorFacts]) -> None:
+        self.call = call
+        self._facts = facts
+
+    def __getitem__(self, name: str) -> Any:
+        """Give an argument, or its default."""
+        return self.call.argument(name)
+
+    @property
+    def tensors(self) -> Iterator[tuple[str, TensorFacts]]:
+        """The arguments that are tensors, and what is known of them."""
+        for name in self.call.argument_names:
+            known = self.facts(name)
+            if known is not None:
+                yield name, known
+
+    def facts(self, name: str) -> TensorFacts | None:
+        """Say what is known of an argument that is a tensor; `None` if it is none."""
+        given = self[name]
+        return self.facts_of(given) if isinstance(given, Variable) else None
+
+    def facts_of(self, variable: Variable) -> TensorFacts:
+        """Say what is known of a tensor."""
+        return self._facts[variable.name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Give the shape of an argument that is a tensor."""
+        return self.facts_of(self[name]).shape
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether the schema lets the call name the axes that it goes along."""
+        return any(each.name == "dim" for each in self.call.target._schema.arguments)
+
+    @property
+    def keeps_axes(self) -> bool:
+        """Whether reduced axes stay, with a length of one."""
+        names = {each.name for each in self.call.target._schema.arguments}
+        return "keepdim" in names and bool(self["keepdim"])
+
+    def rank(self, name: str) -> int:
+        """Count the dimensions of an argument that is a tensor."""
+        return len(self.shape(name))
+
+    def axis(self, name: str, rank: int) -> int:
+        """Give an argument that counts dimensions, from the front."""
+        given = int(self[name])
+        return given + rank if given < 0 else given
+
+    def made(self, result: int = 0) -> TensorFacts | None:
+        """Say what is known of a result, if anything reads it."""
+        name = self.call.results[result]
+        return None if name is None else self._facts.get(name)
+
+    def placement(
+        self,
+        places: Mapping[str, int | Place | Sequence[int | Place]],
+        outputs: Sequence[int | Place],
+        *,
+        sizes: Sequence[tuple[str, int | None]] = (),
+        replaced: Mapping[str, Any] | None = None,
+        by_share: Sequence[int] = (),
+    ) -> Placement:
+        """Make a placement: an axis stands for `Sliced`, a tensor that is not named is whole.
+
+        The places of a list of tensors are a list.
+        """
+        inputs: list[Place] = []
+        for name in self.call.argument_names:
+            place, given = places.get(name, WHOLE), self[name]
+            if isinstance(place, Sequence):
+                pairs = zip(given, place, strict=True)
+                inputs += [_place(each) for item, each in pairs if isinstance(item, Variable)]
+            else:
+                several = given if isinstance(given, (list, tuple)) else [given]
+                inputs += [_place(place) for item in several if isinstance(item, Variable)]
+        made = [_place(place) for place in outputs]
+        made += [WHOLE] * (len(self.call.results) - len(made))
+        return Placement(
+            tuple(inputs),
+            tuple(made),
+            tuple(sizes),
+            tuple((replaced or {}).items()),
+            frozenset(by_share),
+        )
+
+
+def _place(place: int | Place) -> Place:
+    return Sliced(place) if isinstance(place, int) else place
+
+
+# What lists the ways of running a call slice by slice.
+Rule = Callable[[Reading], Iterator[Placement]]

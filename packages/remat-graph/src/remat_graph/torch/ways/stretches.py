@@ -1,0 +1,334 @@
+"""Stretches: convex sets of ops that can run slice by slice along one axis.
+
+From one variable and one of its axes, placements are followed to its readers and its maker, and on
+from there, for as long as an operator's rule (`operators.placements`) fits what is known. What is
+read or made inside has one place, on which all that is inside agrees. Nothing outside may stand
+between two ops of a stretch: what lies between is taken in, or the op beyond it stays out.
+
+A stretch is grown greedily, so it depends on where it is grown from; no op beside it can be added
+(`Stretch.ends` says why not). What leads to what is kept as one set of bits for each op, which for
+thousands of ops takes some megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from remat_graph.torch.calls import Body, Call
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.operators import placements
+from remat_graph.torch.program import LOSS, Program
+from remat_graph.torch.recomputing import may_run_again
+from remat_graph.torch.slices.placement import Place, Placement, Sliced, Summed, Whole
+from remat_graph.torch.ways.slice_by_slice import SlicedBody
+
+__all__ = ["Stretch", "stretch_from"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Ops that can run slice by slice, and the views between them.
+
+    `ops` are in the order of the program. `again` are those of them that run for this stretch
+    alone: others read what they made elsewhere. `places` says where each variable stands that is
+    read or made inside. `body` is what runs: it reads what comes from outside, and gives what ops
+    inside make and something outside reads. `ends` says of each op beside the stretch why it is
+    outside; views have the name of the first variable that they make.
+    """
+
+    ops: tuple[str, ...]
+    again: frozenset[str]
+    places: Mapping[str, Place]
+    body: SlicedBody
+    ends: Mapping[str, str]
+
+
+def stretch_from(
+    program: Program,
+    seed: str,
+    axis: int,
+    *,
+    units: int | None = None,
+    ops: Collection[str] | None = None,
+    again: Collection[str] = (),
+) -> Stretch:
+    """Grow a stretch from a variable that is sliced along an axis.
+
+    `units` is how many equal parts everything sliced can be cut into: the length of the axis,
+    unless given. Fewer let in ops that join or part axes, as the batch does where the axis is of
+    all tokens. `ops` are those that may be inside: all, if not given, or the backward half if
+    `again` is. Ops in `again`, of the forward half, may run once more inside, for what backward ops
+    read of them.
+
+    Raises:
+        CaptureError: if there is no such variable or axis, the units do not divide its length, or
+            an op in `again` may not run twice.
+    """
+    facts = program.facts.get(seed)
+    if facts is None or not -len(facts.shape) <= axis < len(facts.shape):
+        raise CaptureError(f"the program has no tensor {seed!r} with an axis {axis}")
+    axis %= len(facts.shape)
+    length = facts.shape[axis]
+    units = length if units is None else units
+    if units < 1 or length % units:
+        raise CaptureError(f"axis {axis} of {seed!r}, {length} long, has no {units} equal parts")
+    for op in again:
+        call = program.calls[op]
+        if op in program.backward_ops or call.random or not may_run_again(call.target, call.body):
+            raise CaptureError(f"{op} ({call.name}) is not of the forward half, or runs once")
+    allowed = ops if ops is not None else program.backward_ops if again else program.calls
+    growth = _Growth(program, units, frozenset(allowed) - frozenset(again), frozenset(again))
+    growth.places[seed] = Sliced(axis)
+    growth.grow()
+    return growth.stretch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An op or a view; those without a call, as the loss, are never inside."""
+
+    call: Call | None
+    reads: tuple[str, ...]
+    made: tuple[str, ...]
+
+
+class _Flow:
+    """The ops and views of a program in an order in which they can run, and what leads to what."""
+
+    def __init__(self, program: Program) -> None:
+        self.steps: dict[str, _Step] = {}
+        self.maker: dict[str, str] = {}
+        self.readers: dict[str, list[str]] = {}
+        for op in program.order:
+            if op == LOSS:
+                step = _Step(None, program.returned, tuple(program.tangents))
+            elif op in program.writes:
+                step = _Step(None, (program.writes[op].variable,), ())
+            else:
+                step = _step_of(program.calls[op])
+            self._add_views(program, step.reads)
+            self._add(op, step)
+        self._add_views(program, program.views)
+        self.names = tuple(self.steps)
+        bit = {name: 1 << at for at, name in enumerate(self.names)}
+        self.before: dict[str, int] = {}
+        for name, step in self.steps.items():
+            makers = {self.maker[read] for read in step.reads if read in self.maker}
+            self.before[name] = bit[name] | _union(self.before[maker] for maker in makers)
+        self.behind: dict[str, int] = {}
+        for name in reversed(self.names):
+            made = self.steps[name].made
+            readers = {reader for each in made for reader in self.readers.get(each, ())}
+            self.behind[name] = bit[name] | _union(self.behind[reader] for reader in readers)
+
+    def _add_views(self, program: Program, names: Iterable[str]) -> None:
+        for name in names:
+            call = program.views.get(name)
+            if call is not None and name not in self.maker:
+                step = _step_of(call)
+                self._add_views(program, step.reads)
+                self._add(step.made[0], step)
+
+    def _add(self, name: str, step: _Step) -> None:
+        self.steps[name] = step
+        self.maker.update(dict.fromkeys(step.made, name))
+        for read in step.reads:
+            self.readers.setdefault(read, []).append(name)
+
+    def named(self, bits: int) -> list[str]:
+        """List the steps of a set, in order."""
+        found = []
+        while bits:
+            lowest = bits & -bits
+            found.append(self.names[lowest.bit_length() - 1])
+            bits ^= lowest
+        return found
+
+
+def _step_of(call: Call) -> _Step:
+    return _Step(call, call.reads, tuple(name for name in call.results if name is not None))
+
+
+def _union(sets: Iterable[int]) -> int:
+    bits = 0
+    for each in sets:
+        bits |= each
+    return bits
+
+
+class _Growth:
+    """A stretch while it grows: its steps, and where the variables stand that they touch."""
+
+    def __init__(
+        self, program: Program, units: int, ops: frozenset[str], again: frozenset[str]
+    ) -> None:
+        self.program = program
+        self.units = units
+        self.own = ops - program.alternatives.keys()
+        self.again = again
+        self.flow = _Flow(program)
+        self.places: dict[str, Place] = {}
+        self.inside: dict[str, Placement] = {}
+        self.ends: dict[str, str] = {}
+        self._bit = {name: 1 << at for at, name in enumerate(self.flow.names)}
+        self._set = self._behind = self._before = 0
+        self._ways: dict[str, list[Placement]] = {}
+
+    def grow(self) -> None:
+        """Take in what is beside the stretch, forwards and backwards, until nothing more fits."""
+        size = -1
+        while len(self.inside) > size:
+            size = len(self.inside)
+            self.ends.clear()
+            for names in (self.flow.names, reversed(self.flow.names)):
+                for name in names:
+                    if name not in self.inside and self._is_beside(name):
+                        reason = self._take(name)
+                        if reason is not None:
+                            self.ends[name] = reason
+
+    def _is_beside(self, name: str) -> bool:
+        """Whether it touches something sliced or summed; what runs again, as its maker alone."""
+        step = self.flow.steps[name]
+        touched = step.made if name in self.again else (*step.reads, *step.made)
+        return any(not isinstance(self.places.get(each, _WHOLE), Whole) for each in touched)
+
+    def _take(self, name: str) -> str | None:
+        """Take in a step with all that lies between; or say why it cannot be."""
+        between = self._behind & self.flow.before[name]
+        if name in self.own:
+            between |= self.flow.behind[name] & self._before
+        missing = [each for each in self.flow.named(between & ~self._set) if each != name]
+        missing.append(name)
+        for each in missing:
+            refused = self._refuses(each)
+            if refused is not None:
+                return refused if each == name else f"{each} lies between: {refused}"
+        places = dict(self.places)
+        chosen: dict[str, Placement] = {}
+        while missing:
+            reasons = {}
+            for each in missing:
+                fitting = self._fit(each, places)
+                if isinstance(fitting, Placement):
+                    chosen[each] = fitting
+                    places.update(_places(self._call(each), fitting) or {})
+                else:
+                    reasons[each] = fitting
+            if len(reasons) == len(missing):
+                reason = reasons[missing[0]]
+                return reason if missing[0] == name else f"{missing[0]} lies between: {reason}"
+            missing = list(reasons)
+        self.places = places
+        self.inside |= chosen
+        for each in chosen:
+            self._set |= self._bit[each]
+            self._before |= self.flow.before[each]
+            if each in self.own:
+                self._behind |= self.flow.behind[each]
+        return None
+
+    def _call(self, name: str) -> Call:
+        call = self.flow.steps[name].call
+        assert call is not None, name
+        return call
+
+    def _refuses(self, name: str) -> str | None:
+        """Say why a step can be in no such stretch, if so."""
+        call = self.flow.steps[name].call
+        if call is None:
+            return "it is outside the program" if name == LOSS else "it writes to an input"
+        if name in self.program.calls and name not in self.own and name not in self.again:
+            return "it is not among the ops that may be inside"
+        if call.random is not None:
+            return f"{call.name} draws"
+        if name not in self._ways:
+            self._ways[name] = [
+                way
+                for way in placements(call, self.program.facts)
+                if not way.is_sliced or way.units(call, self.program.facts) % self.units == 0
+            ]
+        if not self._ways[name]:
+            return f"{call.name} cannot be cut into {self.units} parts along any axis"
+        return None
+
+    def _fit(self, name: str, places: Mapping[str, Place]) -> Placement | str:
+        """Find the placement of a step that agrees with what is known, or say what has none.
+
+        It must touch something that is sliced or summed; a sum is made inside.
+        """
+        call = self._call(name)
+        known = {each: places[each] for each in _variables(call) if each in places}
+        touched = {each: place for each, place in known.items() if not isinstance(place, Whole)}
+        for way in self._ways[name] if touched else ():
+            wanted = _places(call, way)
+            if wanted is not None and all(
+                place == known[each]
+                if each in known
+                else each not in call.reads or not isinstance(place, Summed)
+                for each, place in wanted.items()
+            ):
+                return way
+        standing = ", ".join(f"{each} {place}" for each, place in known.items())
+        return f"{call.name} has no rule for {standing or 'what is whole'} ({self.units} parts)"
+
+    def _needed(self) -> list[str]:
+        """List the steps inside in order; of views and what runs again, those that are read."""
+        needed: list[str] = []
+        read: set[str] = set()
+        for name in reversed(self.flow.names):
+            if name in self.inside:
+                step = self.flow.steps[name]
+                if name in self.own or not read.isdisjoint(step.made):
+                    needed.append(name)
+                    read.update(step.reads)
+        return needed[::-1]
+
+    def stretch(self) -> Stretch:
+        """Give what has grown."""
+        names = self._needed()
+        steps = [self.flow.steps[name] for name in names]
+        made = {each for step in steps for each in step.made}
+        inputs = dict.fromkeys(read for step in steps for read in step.reads if read not in made)
+        body = Body(tuple(inputs), tuple(map(self._call, names)), tuple(self._outputs(names)))
+        touched = {*inputs, *made}
+        return Stretch(
+            ops=tuple(name for name in names if name in self.program.calls),
+            again=self.again.intersection(names),
+            places={name: place for name, place in self.places.items() if name in touched},
+            body=SlicedBody(
+                body,
+                tuple(self.inside[name] for name in names),
+                self.units,
+                {name: self.program.facts[name] for name in body.outputs},
+            ),
+            ends=self.ends,
+        )
+
+    def _outputs(self, names: list[str]) -> Iterator[str]:
+        """List what own ops make and something outside reads, itself or a view of it."""
+        storage = self.program.storage
+        inside = set(names)
+        leaving = {storage[name] for name in self.program.gradients.values()}
+        for name, step in self.flow.steps.items():
+            if name not in inside and (step.call is None or name in self.program.calls):
+                leaving.update(storage[read] for read in step.reads if read in storage)
+        for name in names:
+            if name in self.own:
+                yield from (each for each in self.flow.steps[name].made if storage[each] in leaving)
+
+
+_WHOLE = Whole()
+
+
+def _variables(call: Call) -> tuple[str, ...]:
+    """List what a call reads, as often as it does, and makes."""
+    return (*call.variables, *(name for name in call.results if name is not None))
+
+
+def _places(call: Call, way: Placement) -> dict[str, Place] | None:
+    """Say where a placement has each variable; `None` if one is read in two places."""
+    pairs = zip((*call.variables, *call.results), (*way.inputs, *way.outputs), strict=True)
+    known = {(name, place) for name, place in pairs if name is not None}
+    return dict(known) if len(known) == len(set(_variables(call))) else None
