@@ -1,7 +1,6 @@
 """Plans as files: made here, used there, and refused where they do not belong."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -85,10 +84,6 @@ def use(plan, model, *call, **more):
 def test_a_saved_plan_is_used_without_solving(made, tmp_path, no_solving):
     path = tmp_path / "plan.json"
     made.save(path)
-    read = remat.Plan.load(path)
-    assert read == replace(made, source="")
-    read.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
     model = use(path, mlp(), BATCH)
     assert model.plan.schedule == made.schedule
     assert made.recomputations > 0
@@ -206,56 +201,11 @@ def of_one(plan, graph, schedule, **changes):
     return replace(plan, kinds=(replace(kind, front=front, **changes),))
 
 
-def damaged(document, **changes):
-    return {**document, "body": {**document["body"], **changes}}
-
-
-def with_kind(document, **changes):
-    (kind,) = document["body"]["kinds"]
-    return damaged(document, kinds=[{**kind, **changes}])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda d: {**d, "version": 99}, "is a plan of schema version 99"),
-        (lambda d: {**d, "version": 1}, "is a plan of schema version 1"),
-        (lambda d: {**d, "version": 1, "kind": "step plan"}, "is a step plan of schema version 1"),
-        (lambda d: {**d, "kind": "graph"}, "a plan is needed"),
-        (lambda d: damaged(d, budget_bytes=-1), "budget_bytes"),
-        (lambda d: damaged(d, more=1), "more"),
-        (
-            lambda d: with_kind(d, graph=d["body"]["kinds"][0]["options"][0]["schedule"]),
-            "is of kind 'schedule'",
-        ),
-        (lambda d: with_kind(d, options=[]), "options"),
-        (lambda d: with_kind(d, options=2 * d["body"]["kinds"][0]["options"]), "no moments"),
-        (lambda d: damaged(d, status="unknown"), "status"),
-        (lambda d: damaged(d, budget_bytes=2**63), "budget_bytes"),
-        (lambda d: damaged(d, predicted_peak_bytes=5), "the peak of its schedule is"),
-        (lambda d: damaged(d, store_all_peak_bytes=7), "the peak of storing everything is"),
-        (lambda d: damaged(d, lower_bound=1e9), "less than its bound"),
-        (lambda d: damaged(d, status="infeasible"), "is said to be infeasible"),
-    ],
-)
-def test_a_damaged_plan_is_refused_by_name(made, tmp_path, change, said):
+def test_a_damaged_file_is_refused_by_name(made, tmp_path):
     path = tmp_path / "plan.json"
-    made.save(path)
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(DocumentError, match=r"plan\.json") as refused:
-        remat.Plan.load(path)
-    assert said in str(refused.value)
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(made.encode()[:-20])
     with pytest.raises(DocumentError, match=r"plan\.json"):
         use(path, mlp(), BATCH)
-
-
-def test_a_schedule_that_is_none_of_its_graph_is_refused(made, tmp_path):
-    first, *rest = made.schedule
-    bad = of_one(made, made.graph, Schedule((*rest, first)))
-    bad.save(tmp_path / "bad.json")
-    with pytest.raises(DocumentError, match="invalid plan"):
-        remat.Plan.load(tmp_path / "bad.json")
 
 
 def test_the_budget_is_kept_whatever_the_plan_says(made, no_solving):

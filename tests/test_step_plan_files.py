@@ -16,7 +16,6 @@ import remat
 from remat.command import app
 from remat.session import choosing, kind_finder
 from remat_exec import measure_peak
-from remat_graph import DocumentError
 
 WIDTH = 32
 X = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -101,20 +100,6 @@ def no_solving(monkeypatch):
 
     monkeypatch.setattr(kind_finder, "region_front", refuse)
     monkeypatch.setattr(choosing, "choose", refuse)
-
-
-def test_a_file_holds_all_of_a_plan(made, tmp_path):
-    path, plan = made
-    read = remat.Plan.load(path)
-    assert read == plan
-    assert str(read) == str(plan)
-    assert str(plan).startswith(f"remat plan of {len(plan.calls)} calls of regions\n")
-    assert replace(plan, calls=plan.calls[:1]).title == "remat plan of one call"
-    doubted = replace(plan, doubt="HIGHS was wrong")
-    assert "not certified        HIGHS was wrong" in str(doubted)
-    assert remat.Plan.decode(doubted.encode()) == doubted
-    read.save(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
 def test_a_loaded_plan_is_used_without_solving(made, no_solving):
@@ -302,58 +287,12 @@ def test_other_calls_of_the_same_regions_are_planned_anew_by_their_schedules(mon
     assert len(model.plan.calls) == 4
 
 
-def first_of(key, **changes):
-    return lambda body: body[key][0].update(changes)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda body: body.update(more=1), "more"),
-        (lambda body: body.update(budget_bytes=-1), "budget_bytes"),
-        (lambda body: body.update(calls=[]), "calls"),
-        (lambda body: body.update(lower_bound=1e9), "less than its bound"),
-        (first_of("calls", option=99), "call 0 is of no option"),
-        (first_of("calls", kind=99), "call 0 is of no option"),
-        (first_of("calls", name="x" * 9999), "name"),
-        (first_of("moments", live=[99]), "names a call that there is not"),
-        (first_of("moments", live=[0, 0]), "names a call"),
-        (first_of("moments", running=[0, "sideways"]), "running"),
-        (first_of("kinds", outline="0" * 64), "hash of the outline of region 0"),
-        (lambda body: body["kinds"][0].update(graph=body["kinds"][1]["graph"]), "region 0"),
-        (
-            lambda body: body["kinds"][0]["options"][0]["schedule"]["body"]["steps"].pop(0),
-            "invalid plan",
-        ),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(made, tmp_path, change, said):
-    path, _ = made
-    bad = tmp_path / "bad.json"
-    bad.write_text(changed(path, change))
-    with pytest.raises(DocumentError, match=r"bad\.json") as refused:
-        use(bad)
-    assert said in str(refused.value)
-
-
-def test_files_cut_short_or_of_another_version_are_refused_by_name(made, tmp_path):
-    path, _ = made
-    bad = tmp_path / "bad.json"
-    bad.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DocumentError, match=r"bad\.json"):
-        use(bad)
-    bad.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
-    with pytest.raises(DocumentError, match=r"bad\.json is a plan of schema version 99"):
-        use(bad)
-
-
 def test_names_of_a_file_reach_no_code(made, tmp_path, no_solving):
     path, plan = made
     evil = "__import__('os').abort() #"
 
     def rename(body):
-        for call in body["calls"]:
-            call["name"] = evil
+        body["calls"] = [[evil, kind] for _, kind in body["calls"]]
         body["breaks"] = [evil]
         for kind in body["kinds"]:
             text = json.dumps([kind["graph"], kind["options"]])

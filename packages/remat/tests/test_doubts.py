@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+import remat
 from remat.cache import cached_solution, keep_smallest, keep_solution
 from remat.planning.solving import solution_for
-from remat.plans import plan as plans
 from remat_graph import Solution, Status, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import BrokenSolver, smallest_budget, store_all
@@ -18,16 +18,16 @@ DOUBT = "HIGHS was wrong in this process: it lied"
 
 
 def test_a_plan_says_so_and_keeps_it_in_its_file():
-    plan = plans.Plan.of(GRAPH, store_all(GRAPH), 100)
+    plan = remat.Plan.of(GRAPH, store_all(GRAPH), 100)
     assert "not certified" not in str(plan)
     doubted = replace(plan, doubt=DOUBT)
     assert f"  not certified        {DOUBT}" in str(doubted)
-    assert plans.Plan.decode(doubted.encode()).solution.doubt == DOUBT
+    assert remat.Plan.decode(doubted.encode()).solution.doubt == DOUBT
 
 
 def test_what_is_not_certified_is_not_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("REMAT_CACHE", str(tmp_path))
-    solution = plans.Plan.of(GRAPH, store_all(GRAPH), 100).solution
+    solution = remat.Plan.of(GRAPH, store_all(GRAPH), 100).solution
     for doubt in (DOUBT, None):
         keep_solution(GRAPH, 100, "auto", None, replace(solution, doubt=doubt))
         assert (cached_solution(GRAPH, 100, "auto", None) is None) == (doubt is not None)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from remat.plans.file import read_lone_head
 from remat.plans.outlines import Outline
 from remat.plans.plan import Plan
-from remat_graph import DocumentError, Graph, Solution, Status, simulate
+from remat_graph import DocumentError, Graph, Solution
 
 __all__ = ["shared_solution"]
 
@@ -50,16 +49,7 @@ def _read(path: Path, graph: Graph, here: Outline) -> Solution | None:
         logger.warning("the shared plan %s is left out: %s", path, error)
         return None
     schedule = Outline.of(plan.graph).translate(plan.schedule, here)
-    timeline = simulate(graph, schedule)
-    return replace(
-        plan.solution,
-        schedule=schedule,
-        time=timeline.time,
-        peak_bytes=timeline.peak_bytes,
-        status=Status.FEASIBLE,
-        lower_bound=graph.least_time,
-        trials=(),
-    )
+    return plan.solution_on(graph, schedule)
 
 
 def _heads() -> list[tuple[Path, str, int]]:

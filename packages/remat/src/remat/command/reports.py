@@ -23,7 +23,7 @@ from remat.command.terminal import (
     waiting,
 )
 from remat.errors import RematError
-from remat.plans.words import mib
+from remat.report.words import mib
 from remat_graph import printable
 
 if TYPE_CHECKING:

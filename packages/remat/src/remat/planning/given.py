@@ -25,7 +25,6 @@ from remat_graph import (
     Numerics,
     Schedule,
     Solution,
-    Status,
     canonical_hash,
     decode,
     simulate,
@@ -161,14 +160,12 @@ class GivenPlan:
         Raises:
             BudgetExceeded: if it takes more, speaking of the budget.
         """
-        here = _within(self.name, graph, schedule, target, budget)
-        solution = replace(
-            self.plan.solution, schedule=schedule, time=here.time, peak_bytes=here.peak_bytes
-        )
-        same = canonical_hash(self.plan.graph) == canonical_hash(graph)
-        if same and self.plan.budget_bytes == budget:
+        plan = self.plan
+        solution = _within(self.name, plan.solution_on(graph, schedule), target, budget)
+        same = canonical_hash(plan.graph) == canonical_hash(graph)
+        if not same or plan.budget_bytes != budget:
             return solution
-        return replace(solution, status=Status.FEASIBLE, lower_bound=here.lower_bound, trials=())
+        return replace(plan.solution, schedule=schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,8 @@ class GivenSchedule:
 
     def solution(self, graph: Graph, schedule: Schedule, target: int, budget: int) -> Solution:
         """Judge it; as that of a plan, of which nothing is proved."""
-        return _within(self.name, graph, schedule, target, budget)
+        solution = Plan.of(graph, schedule, budget).solution
+        return _within(self.name, solution, target, budget)
 
 
 Given = GivenPlan | GivenSchedule
@@ -240,13 +238,12 @@ def read_given(given: PlanLike) -> Given:
     )
 
 
-def _within(name: str, graph: Graph, schedule: Schedule, target: int, budget: int) -> Solution:
-    """Simulate a given schedule.
+def _within(name: str, solution: Solution, target: int, budget: int) -> Solution:
+    """Give a solution that takes no more than `target`.
 
     Raises:
-        BudgetExceeded: if it takes more than `target`, speaking of the budget.
+        BudgetExceeded: if it takes more, speaking of the budget.
     """
-    solution = Plan.of(graph, schedule, budget).solution
     if solution.peak_bytes > target:
         raise over_budget(name, solution.peak_bytes + budget - target, budget)
     return solution

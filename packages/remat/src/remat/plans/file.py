@@ -13,7 +13,7 @@ says was proved must not contradict them.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -26,15 +26,13 @@ from remat_solvers.step import Moment, RegionBound, RegionFront, measure_option
 
 __all__ = [
     "CLOSE",
-    "CallBody",
     "PlanBody",
+    "check_moment",
     "encode_body",
     "is_plan",
     "read_body",
     "read_lone_head",
-    "read_moment",
     "read_region",
-    "write_moment",
     "write_region",
 ]
 
@@ -67,32 +65,19 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     least_kept_bytes: _Size
     least_forward_bytes: _Size
     least_backward_bytes: _Size
-    missing: list[_Size]
-    released_outputs: list[_Size]
-    laid_out: list[_Size]
-
-
-class CallBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of a region: its name, and the positions of its kind and of its option."""
-
-    name: _Name
-    kind: _Size
-    option: _Size
-
-
-class _Moment(msgspec.Struct, forbid_unknown_fields=True):
-    fixed_bytes: _Size
-    live: list[_Size]
-    running: tuple[_Size, Literal["forward", "backward"]] | None
+    missing: frozenset[_Size]
+    released_outputs: frozenset[_Size]
+    laid_out: tuple[_Size, ...]
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     """A plan as it is written, all but its version."""
 
-    kinds: Annotated[list[_Region], msgspec.Meta(min_length=1)]
-    calls: Annotated[list[CallBody], msgspec.Meta(min_length=1)]
-    moments: list[_Moment]
-    breaks: list[str]
+    kinds: Annotated[tuple[_Region, ...], msgspec.Meta(min_length=1)]
+    calls: Annotated[tuple[tuple[str, _Size], ...], msgspec.Meta(min_length=1)]
+    chosen: tuple[_Size, ...]
+    moments: tuple[Moment, ...]
+    breaks: tuple[str, ...]
     budget_bytes: _Size
     set_aside_bytes: _Size
     predicted_peak_bytes: _Size
@@ -105,7 +90,7 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     status: Status
     solver: _Name
     solve_seconds: _Seconds
-    trials: list[Trial]
+    trials: tuple[Trial, ...]
     capture_seconds: _Seconds
     origin: Origin
 
@@ -196,9 +181,9 @@ def write_region(region: PlannedRegion) -> _Region:
         front.least_kept_bytes,
         front.least_forward_bytes,
         front.least_backward_bytes,
-        sorted(region.missing),
-        sorted(region.released_outputs),
-        list(region.laid_out),
+        region.missing,
+        region.released_outputs,
+        region.laid_out,
     )
 
 
@@ -229,25 +214,21 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
         graph, tuple(options), tuple(bounds),
         region.least_kept_bytes, region.least_forward_bytes, region.least_backward_bytes,
     )  # fmt: skip
-    released = frozenset(region.released_outputs)
-    return PlannedRegion(front, frozenset(region.missing), released, tuple(region.laid_out))
+    return PlannedRegion(front, region.missing, region.released_outputs, region.laid_out)
 
 
-def write_moment(moment: Moment) -> _Moment:
-    """Say a moment as it is written."""
-    return _Moment(moment.fixed_bytes, [call for call, _ in moment.live], moment.running)
-
-
-def read_moment(moment: _Moment, calls: int) -> Moment:
-    """Read a moment of a step with so many calls.
+def check_moment(moment: Moment, calls: int) -> None:
+    """Check what a file says of a moment of a step with so many calls.
 
     Raises:
-        GraphError: if it names a call that there is not, or one twice.
+        GraphError: if it names a call that there is not, or one twice, or bytes that cannot be.
     """
-    named = [*moment.live, *(() if moment.running is None else moment.running[:1])]
-    if len(set(named)) != len(named) or any(call >= calls for call in named):
+    named = [(call, 1) for call in (() if moment.running is None else moment.running[:1])]
+    named += moment.live
+    if len(set(named)) != len(named) or not set(named) <= {(call, 1) for call in range(calls)}:
         raise GraphError("a moment names a call that there is not, or one twice")
-    return Moment(moment.fixed_bytes, tuple((call, 1) for call in moment.live), moment.running)
+    if moment.fixed_bytes < 0:
+        raise GraphError(f"a moment holds {moment.fixed_bytes} bytes")
 
 
 def _part(item: Graph | Schedule) -> msgspec.Raw:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -13,20 +13,16 @@ from typing import Any, Self
 from remat.budgets.plain_step import Basis
 from remat.plans.file import (
     CLOSE,
-    CallBody,
     PlanBody,
+    check_moment,
     encode_body,
     read_body,
-    read_moment,
     read_region,
-    write_moment,
     write_region,
 )
 from remat.plans.origin import Origin
-from remat.plans.reads import compared
 from remat.plans.regions import PlannedRegion, lone_front, lone_option, peak_of
 from remat.plans.whole_step import WholeStep
-from remat.plans.words import mib, mib_or_dash
 from remat_graph import (
     Compute,
     DocumentError,
@@ -36,22 +32,20 @@ from remat_graph import (
     Op,
     Schedule,
     Solution,
-    Stage,
     Status,
     Trial,
-    printable,
     simulate,
     write_atomically,
 )
 from remat_solvers import SolverError, store_all
 from remat_solvers.step import Moment, RegionOption, measure_option
 
-__all__ = ["Plan", "least_exact"]
-
-_BASES: dict[Basis, str] = {
-    "measured": "",
-    "in proportion": ", by one step that was measured, in proportion to what regions keep",
-    "predicted": ", predicted: a plain step could not be measured",
+__all__ = ["Plan", "least_exact", "run_of"]
+# What a file has as a plan has it.
+_AS_WRITTEN = frozenset(PlanBody.__struct_fields__) - {
+    "kinds",
+    "predicted_peak_bytes",
+    "store_all_peak_bytes",
 }
 
 
@@ -168,33 +162,19 @@ class Plan:
                 read_region(kind, f"region {at} of {source}", alone=alone)
                 for at, kind in enumerate(body.kinds)
             )
-            for at, call in enumerate(body.calls):
-                if call.kind >= len(kinds) or call.option >= len(kinds[call.kind].front.options):
+            if len(body.chosen) != len(body.calls):
+                raise GraphError(f"{len(body.calls)} calls run by {len(body.chosen)} options")
+            for at, ((_, kind), option) in enumerate(zip(body.calls, body.chosen, strict=True)):
+                if kind >= len(kinds) or option >= len(kinds[kind].front.options):
                     raise GraphError(f"call {at} is of no option")
             if body.status not in (Status.OPTIMAL, Status.FEASIBLE):
                 raise GraphError(f"it has a schedule, and is said to be {body.status.value}")
             if alone and not len(kinds) == len(body.calls) == len(kinds[0].front.options) == 1:
                 raise GraphError("it has no moments, and more than one call, region or option")
-            plan = cls(
-                calls=tuple((call.name, call.kind) for call in body.calls),
-                kinds=kinds,
-                chosen=tuple(call.option for call in body.calls),
-                budget_bytes=body.budget_bytes,
-                lower_bound=body.lower_bound,
-                origin=body.origin,
-                moments=tuple(read_moment(moment, len(body.calls)) for moment in body.moments),
-                breaks=tuple(body.breaks),
-                set_aside_bytes=body.set_aside_bytes,
-                measured_peak_bytes=body.measured_peak_bytes,
-                plain_peak_bytes=body.plain_peak_bytes,
-                plain_basis=body.plain_basis,
-                doubt=body.doubt,
-                status=body.status,
-                solver=body.solver,
-                solve_seconds=body.solve_seconds,
-                trials=tuple(body.trials),
-                capture_seconds=body.capture_seconds,
-            )
+            for moment in body.moments:
+                check_moment(moment, len(body.calls))
+            shared = {name: getattr(body, name) for name in _AS_WRITTEN}
+            plan = cls(kinds=kinds, **shared)
             plan._check(body)
         except (GraphError, SolverError) as error:
             raise DocumentError(f"{source} holds an invalid plan: {error}") from error
@@ -217,27 +197,11 @@ class Plan:
 
     def encode(self) -> bytes:
         """Give the bytes of a plan file, without generated code; equal plans give equal bytes."""
-        calls = zip(self.calls, self.chosen, strict=True)
         body = PlanBody(
-            kinds=[write_region(kind) for kind in self.kinds],
-            calls=[CallBody(name[:500], kind, option) for (name, kind), option in calls],
-            moments=[write_moment(moment) for moment in self.moments],
-            breaks=list(self.breaks),
-            budget_bytes=self.budget_bytes,
-            set_aside_bytes=self.set_aside_bytes,
+            kinds=tuple(write_region(kind) for kind in self.kinds),
             predicted_peak_bytes=self.predicted_peak_bytes,
             store_all_peak_bytes=self.store_all_peak_bytes,
-            measured_peak_bytes=self.measured_peak_bytes,
-            plain_peak_bytes=self.plain_peak_bytes,
-            plain_basis=self.plain_basis,
-            lower_bound=self.lower_bound,
-            doubt=self.doubt,
-            status=self.status,
-            solver=self.solver,
-            solve_seconds=self.solve_seconds,
-            trials=list(self.trials),
-            capture_seconds=self.capture_seconds,
-            origin=self.origin,
+            **{name: getattr(self, name) for name in _AS_WRITTEN},
         )
         return encode_body(body)
 
@@ -311,6 +275,20 @@ class Plan:
             self.solver, self.solve_seconds, self.trials, self.doubt,
         )  # fmt: skip
 
+    def solution_on(self, graph: Graph, schedule: Schedule) -> Solution:
+        """Give what is known of its schedule on another graph, in the names of that.
+
+        Of that nothing is proved.
+
+        Raises:
+            InvalidSchedule: if it is no schedule of the graph.
+        """
+        timeline = simulate(graph, schedule)
+        return replace(
+            self.solution, schedule=schedule, time=timeline.time, peak_bytes=timeline.peak_bytes,
+            status=Status.FEASIBLE, lower_bound=graph.least_time, trials=(),
+        )  # fmt: skip
+
     @property
     def predicted_peak_bytes(self) -> int:
         """The most that the step holds, with what is set aside.
@@ -332,7 +310,7 @@ class Plan:
     @property
     def numerics(self) -> Numerics | None:
         """How exact what it runs by choice or in another layout is; `None` if nothing is."""
-        return least_exact(op for graph, option in self._runs for op in _run(graph, option))
+        return least_exact(op for graph, schedule in self.runs for op in run_of(graph, schedule))
 
     @property
     def predicted_overhead(self) -> float:
@@ -361,71 +339,15 @@ class Plan:
         return sum(run.total() - len(run) for run in runs)
 
     @property
-    def _runs(self) -> tuple[tuple[Graph, Schedule], ...]:
+    def runs(self) -> tuple[tuple[Graph, Schedule], ...]:
+        """The graph and the schedule of each call."""
         return tuple(
             (graph, option.schedule)
             for graph, option in zip(self.graphs, self.options, strict=True)
         )
 
-    @property
-    def title(self) -> str:
-        """What it is a plan of."""
-        if self.is_one_region:
-            return "remat plan"
-        count = len(self.calls)
-        return f"remat plan of {count} calls of regions" if count > 1 else "remat plan of one call"
 
-    def __str__(self) -> str:
-        """Say it readably."""
-        return "\n".join([self.title, *(f"  {name:<20} {text}" for name, text in self.facts())])
-
-    def facts(self) -> list[tuple[str, str]]:
-        """Say what is known of it as rows of a name and a text, as they are printed."""
-        measured, bound = self.measured_peak_bytes, self.bound_overhead
-        count = sum(len(compared(graph, schedule)) for graph, schedule in self._runs)
-        rows = [
-            ("budget", mib(self.budget_bytes)),
-            ("peak, predicted", mib(self.predicted_peak_bytes)),
-            ("peak, measured", "the plan was not run" if measured is None else mib(measured)),
-            ("plain autograd", mib_or_dash(self.plain_peak_bytes) + _BASES[self.plain_basis]),
-            ("storing everything", mib(self.store_all_peak_bytes)),
-            ("overhead, predicted", _percent(self.predicted_overhead)),
-            ("overhead, at least", "unknown" if bound is None else _percent(bound)),
-            *(("not certified", doubt) for doubt in [self.doubt] if doubt),
-        ]
-        if self.is_one_region:
-            rows += [("made another way", text) for text in _other_ways(*self._runs[0])]
-        if count:
-            text = f"{count} tensors that eager would not keep, before the backward reads them"
-            rows.append(("compared", text))
-        return self._with_operations(rows) if self.is_one_region else self._with_regions(rows)
-
-    def _with_operations(self, rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        ops = self.graph.ops
-        forward = sum(op.stage is Stage.FORWARD for op in ops)
-        counts = f"{forward} forward, {len(ops) - forward} backward, {self.recomputations}"
-        solved = f"{self.solver} ({self.status.value}), {self.solve_seconds:.1f} s"
-        return [
-            ("operations", f"{counts} recomputed"),
-            *rows,
-            ("solver", f"{solved} after {self.capture_seconds:.1f} s of capture"),
-        ]
-
-    def _with_regions(self, rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        runs = Counter(
-            (name, option.kept_bytes, option.peak_bytes) for name, option in self.regions
-        )
-        return [
-            *rows,
-            *(
-                (printable(name), f"{_times(count)}keeps {mib(kept)}, peak {mib(peak)}")
-                for (name, kept, peak), count in runs.items()
-            ),
-            *(("break", printable(" ".join(reason.split()))) for reason in self.breaks),
-        ]
-
-
-def _run(graph: Graph, schedule: Schedule) -> list[Op]:
+def run_of(graph: Graph, schedule: Schedule) -> list[Op]:
     """List the ops of a graph that a schedule runs."""
     run = {step.op for step in schedule if isinstance(step, Compute)}
     return [op for op in graph.ops if op.name in run]
@@ -435,29 +357,3 @@ def least_exact(ops: Iterable[Op]) -> Numerics | None:
     """Find how exact the least exact op is that stands for others, packs, or is laid out anew."""
     exactness = {op.numerics for op in ops if not op.owed or op.numerics is not Numerics.BITWISE}
     return max(exactness, key=list(Numerics).index, default=None)
-
-
-def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
-    """Say what runs by alternatives, what is kept packed, and how exact that is."""
-    ops = _run(graph, schedule)
-    laid = sum(op.owed and op.numerics is Numerics.ROUNDING for op in ops)
-    if laid:
-        yield f"{laid} operations in channels_last, {Numerics.ROUNDING.value}"
-    chosen = [op for op in ops if not op.owed]
-    if not chosen:
-        return
-    packed = [op for op in ops if op.optional]
-    size = graph.value_by_name
-    kept = sum(size[v].size_bytes for op in packed for v in op.outputs)
-    yield (
-        f"{len(chosen) - len(packed)} operations, {len(packed)} values kept packed "
-        f"({mib(kept)}), {least_exact(chosen)}"
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share, 2) + 0.0:.2f}%"
-
-
-def _times(count: int) -> str:
-    return f"{count} times " if count > 1 else ""

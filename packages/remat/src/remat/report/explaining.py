@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from remat.errors import RematError
-from remat.plans.words import mib, ms
 from remat.report.lifetimes import Life, compute_steps, lifetimes
+from remat.report.words import mib, ms
 from remat_graph import Graph, Op, Provenance, Schedule, Timeline, simulate
 
 __all__ = ["By", "Explanation", "Moment", "Part", "explain"]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from remat.plans.words import mib, ms
 from remat.report.curve import Curve
 from remat.report.explaining import Part
 from remat.report.lifetimes import compute_steps
+from remat.report.words import mib, ms
 from remat_graph import Graph, Provenance, Schedule, printable, simulate
 
 __all__ = ["curve_figure", "memory_figure", "treemap_figure"]

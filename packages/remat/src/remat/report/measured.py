@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["Curve", "measured_events", "measured_memory"]
+__all__ = ["Curve", "blocks_of", "measured_events", "measured_memory"]
 
 Curve = Sequence[tuple[float, int]]
 """Seconds since the start of a run, with the bytes held from then on."""
@@ -54,12 +54,13 @@ def measured_memory(
     left = sorted((address, size) for size, kept in alive.items() for address in kept)
     segment = {
         "device": device, "address": base, "total_size": max(1, end - base), "stream": 0,
-        "allocated_size": sum(size for _, size in left), "blocks": [*_blocks(left, base, end)],
+        "allocated_size": sum(size for _, size in left), "blocks": [*blocks_of(left, base, end)],
     }  # fmt: skip
     return [segment], trace
 
 
-def _blocks(left: list[tuple[int, int]], here: int, end: int) -> Iterator[dict[str, Any]]:
+def blocks_of(left: list[tuple[int, int]], here: int, end: int) -> Iterator[dict[str, Any]]:
+    """List what is held at the end, by address and size, and the room between, as blocks."""
     for address, size in left:
         if address > here:
             yield {"address": here, "size": address - here, "state": "inactive"}

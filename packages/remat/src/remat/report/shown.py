@@ -9,6 +9,7 @@ from dataclasses import replace
 from remat.plans.plan import Plan
 from remat.report.curve import Curve
 from remat.report.explaining import By, Explanation, explain
+from remat.report.facts import facts_of, title_of
 from remat.report.notebook import notebook_page
 from remat.report.page import Chapter, check_plotly, report_page
 from remat.report.traces import save_trace
@@ -90,8 +91,8 @@ class ShownPlan(Plan):
             Chapter(name, graph, option.schedule, option.peak_bytes, _OF_REGION)
             for (name, option), graph in self._distinct()
         ]  # fmt: skip
-        facts = [*self.facts(), ("made with", str(self.origin))]
-        write_atomically(path, report_page(title or self.title, facts, [step, *regions]))
+        facts = [*facts_of(self), ("made with", str(self.origin))]
+        write_atomically(path, report_page(title or title_of(self), facts, [step, *regions]))
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what runs and what is held, as planned and as measured, for another tool.
@@ -112,10 +113,15 @@ class ShownPlan(Plan):
         }
         save_trace(self.graph, self.schedule, path, facts, self.measured_curve)
 
+    def __str__(self) -> str:
+        """Say it readably."""
+        rows = (f"  {name:<20} {text}" for name, text in facts_of(self))
+        return "\n".join([title_of(self), *rows])
+
     def _repr_html_(self) -> str:
         """Say it in a notebook: what `print` says, and what is held over the step."""
         drawn = {"this plan": self.schedule, "storing everything": self.store_all_schedule}
-        return notebook_page(self.facts(), self.graph, drawn, self.budget_bytes)
+        return notebook_page(facts_of(self), self.graph, drawn, self.budget_bytes)
 
     def _distinct(self) -> Iterable[tuple[tuple[str, RegionOption], Graph]]:
         """List each region once for each option that calls of it run by, and its graph."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from remat.errors import RematError
 from remat.report.lifetimes import Life, compute_steps, lifetimes
-from remat.report.measured import Curve, measured_events, measured_memory
+from remat.report.measured import Curve, blocks_of, measured_events, measured_memory
 from remat_graph import Compute, Graph, Op, Provenance, Schedule, simulate, write_atomically
 
 __all__ = ["check_ending", "chrome_trace", "memory_snapshot", "save_trace"]
@@ -131,31 +131,17 @@ def memory_snapshot(graph: Graph, schedule: Schedule, measured: Curve = ()) -> d
                     trace.append(event(action, end, op.workspace_bytes, frames))
     trace += ended(len(schedule))
     left = [life for life in lives if life.end > len(schedule)]
+    held = [(address[life], life.size_bytes) for life in left]
     most = max((op.workspace_bytes for op in graph.ops), default=0)
     segment = {
         "device": 0, "address": _BASE, "total_size": end + most - _BASE, "stream": 0,
         "allocated_size": sum(life.size_bytes for life in left),
-        "blocks": [*_blocks(left, address, end + most)],
+        "blocks": [*blocks_of(held, _BASE, end + most)],
     }  # fmt: skip
     if not measured:
         return {"segments": [segment], "device_traces": [trace]}
     segments, run = measured_memory(measured, 1, end + most)
     return {"segments": [segment, *segments], "device_traces": [trace, run]}
-
-
-def _blocks(left: list[Life], address: dict[Life, int], end: int) -> Iterator[dict[str, Any]]:
-    """List what is held at the end, and the room between it, as blocks of one segment."""
-    here = _BASE
-    for life in left:
-        if address[life] > here:
-            yield {"address": here, "size": address[life] - here, "state": "inactive"}
-        yield {
-            "address": address[life], "size": life.size_bytes, "requested_size": life.size_bytes,
-            "state": "active_allocated",
-        }  # fmt: skip
-        here = address[life] + life.size_bytes
-    if end > here:
-        yield {"address": here, "size": end - here, "state": "inactive"}
 
 
 def _frame(op: Op) -> dict[str, Any]:
