@@ -6,8 +6,8 @@ from torch import nn
 
 from remat_graph.torch import capture
 from remat_graph.torch.rewrites.propagate import propagate
-from remat_graph.torch.rewrites.rewrite import copy_joint
 from remat_graph.torch.tracing.fakes import storage_key
+from remat_graph.torch.tracing.joint import copy_joint
 
 aten = torch.ops.aten
 

@@ -1,6 +1,6 @@
 """Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
 
-from remat_graph.torch.capturing.capture import capture, capture_region, tensor_at
+from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
 from remat_graph.torch.capturing.trace import original_forward, original_forwards
@@ -40,6 +40,7 @@ from remat_graph.torch.program import (
     Write,
 )
 from remat_graph.torch.recomputing import allow_recompute
+from remat_graph.torch.rewrites.passes import PassRun
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
@@ -72,6 +73,7 @@ __all__ = [
     "NoBackward",
     "Operator",
     "Output",
+    "PassRun",
     "Placement",
     "Program",
     "RealStrides",
@@ -102,6 +104,7 @@ __all__ = [
     "original_forward",
     "original_forwards",
     "own_thread",
+    "passes_of",
     "placements",
     "process_lock",
     "quietly",

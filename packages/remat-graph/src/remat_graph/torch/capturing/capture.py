@@ -1,7 +1,7 @@
 """Capture: from a module and one example call to a training graph, and its program.
 
 The joint graph of AOTAutograd is functional, holds forward and backward, and names the role of each
-input and output. It is rewritten (see `rewrite`), read into a `Program`, and costed into a `Graph`.
+input and output. It is rewritten (`passes`), read into a `Program`, and costed into a `Graph`.
 A loss computed outside the module stands between the halves as the op `loss`, which turns what the
 module returns into the gradients of it.
 """
@@ -9,9 +9,9 @@ module returns into the gradients of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,20 +27,19 @@ from remat_graph.torch.capturing.checks import (
     is_dry,
     is_on_cuda,
 )
-from remat_graph.torch.capturing.trace import FlatRegion, trace, trace_region
+from remat_graph.torch.capturing.trace import FlatRegion, Traced, trace, trace_region
 from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.process import collector_at_rest
 from remat_graph.torch.repeats.periods import Irregular
-from remat_graph.torch.rewrites.rewrite import merge_tied
-from remat_graph.torch.rewrites.tangents import merge_tangents
+from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, run_passes
 from remat_graph.torch.tracing.failures import not_traced
 from remat_graph.torch.tracing.fakes import StandIns, has_no_data, without_modes
 from remat_graph.torch.tracing.joint import Joint, returned_nodes
-from remat_graph.torch.tracing.structure import Structure, distinct, read_call
+from remat_graph.torch.tracing.structure import FlatCall, Structure, distinct, read_call
 
-__all__ = ["capture", "capture_region", "tensor_at"]
+__all__ = ["capture", "capture_region", "passes_of", "tensor_at"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,41 +67,108 @@ def capture(
             devices, the forward is no static graph (the message names the line), or an operator
             cannot be measured, as none can without data.
     """
-    keywords = dict(kwargs or {})
-    if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
-        raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
-    call = read_call(args, keywords)
-    check_differentiable(module, call)
-    check_devices(module, call)
-    if costs == "measure":
-        check_measurable(module, call)
-    real = RealStrides() if costs == "measure" else None
-    capability = None
-    if isinstance(costs, DeviceSpec) and not is_on_cuda(module, call):
-        capability = costs.capability
+    step = _ModuleCall.of(module, args, kwargs, costs)
+    dry = step.capability is not None or is_dry(module, step.call)
 
     def captured(*, whole: bool) -> Capture:
+        traced, missing = step.traced(whole=whole)
+        with own_modes():
+            return finish(
+                traced.joint, missing, costs, {} if known is None else known, traced.structure,
+                step.real, dry, traced.repeats,
+            )  # fmt: skip
+
+    with _collector(costs):
+        return _traced_in_part(captured)
+
+
+def passes_of(
+    module: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    costs: Costs = "measure",
+) -> tuple[PassRun, ...]:
+    """Give what each pass between tracing and lowering does to the program of a call: print them.
+
+    All arguments are as for `capture`, whose program this is, with every block traced. Nothing is
+    measured but the layouts that operators give.
+
+    Raises:
+        CaptureError: as `capture` does.
+    """
+    runs: list[PassRun] = []
+    step = _ModuleCall.of(module, args, kwargs, costs)
+    with _errors_told(), _collector(costs):
+        traced, missing = step.traced(whole=True, watch=runs.append)
+        with own_modes():
+            run_passes(
+                EACH, traced.joint, Setting(missing=missing, real=step.real), watch=runs.append
+            )
+    return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _ModuleCall:
+    """A call of a module that can be traced.
+
+    `real` is for layouts that differ from those of fake tensors, if anything may be run;
+    `capability` that of the CUDA device to trace for on the host.
+    """
+
+    module: torch.nn.Module
+    call: FlatCall
+    real: RealStrides | None
+    capability: tuple[int, int] | None
+
+    @classmethod
+    def of(
+        cls,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        costs: Costs,
+    ) -> _ModuleCall:
+        """Check that a call can be traced, and costed so.
+
+        Raises:
+            CaptureError: if not.
+        """
+        if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
+            raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+        call = read_call(args, dict(kwargs or {}))
+        check_differentiable(module, call)
+        check_devices(module, call)
+        if costs == "measure":
+            check_measurable(module, call)
+        capability = None
+        if isinstance(costs, DeviceSpec) and not is_on_cuda(module, call):
+            capability = costs.capability
+        return cls(module, call, RealStrides() if costs == "measure" else None, capability)
+
+    def traced(
+        self, *, whole: bool, watch: Callable[[PassRun], None] | None = None
+    ) -> tuple[Traced, frozenset[int]]:
+        """Trace it, and find which gradients do not come: only that of the loss does, if any is.
+
+        Raises:
+            CaptureError: if it is no static graph, or there is no backward pass.
+        """
         with without_modes(), torch.enable_grad():
-            traced = trace(module, call, whole=whole, capability=capability)
-        check_changed(traced.joint, call.tensors)
-        joint = merge_tied(
-            traced.joint, lambda kind, key: tensor_at(module, call.tensors, kind, key)
-        )
-        joint = merge_tangents(joint)
+            traced = trace(self.module, self.call, whole=whole, capability=self.capability)
+            check_changed(traced.joint, self.call.tensors)
+            setting = Setting(
+                {key: tensor_at(self.module, self.call.tensors, *key)
+                 for key in traced.joint.inputs.values()},
+                to_cuda=self.capability is not None,
+            )  # fmt: skip
+            joint = run_passes(ONCE, traced.joint, setting, watch=watch)
         if not joint.gradients:
             raise CaptureError(
                 "nothing that the forward returns depends on a tensor that requires a gradient; "
                 "there is no backward pass to plan"
             )
-        missing = _all_but_loss(joint, traced.structure)
-        with own_modes():
-            return finish(
-                joint, missing, costs, {} if known is None else known, traced.structure, real,
-                capability is not None or is_dry(module, call), traced.repeats,
-            )  # fmt: skip
-
-    with _collector(costs):
-        return _traced_in_part(captured)
+        return replace(traced, joint=joint), _all_but_loss(joint, traced.structure)
 
 
 def capture_region(
@@ -135,7 +201,8 @@ def capture_region(
         with torch.enable_grad():
             joint = trace_region(flat, tensors)
         check_changed(joint, tensors)
-        joint = merge_tangents(merge_tied(joint, lambda _, key: tensors[int(key)]))
+        setting = Setting({key: tensors[int(key[1])] for key in joint.inputs.values()})
+        joint = run_passes(ONCE, joint, setting)
         if not joint.gradients:
             raise NoBackward(
                 "nothing that the region returns depends on a tensor that requires a gradient; "
@@ -172,12 +239,19 @@ def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
     Raises:
         CaptureError: also for what torch raises, with the user's line; not if there is no memory.
     """
-    try:
+    with _errors_told():
         try:
             return captured(whole=False)
         except Irregular as error:
             logger.info("every block is traced: %s", error)
             return captured(whole=True)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Raise what torch raises as a `CaptureError` with the user's line; not if memory is short."""
+    try:
+        yield
     except (RematError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

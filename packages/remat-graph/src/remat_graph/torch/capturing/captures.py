@@ -26,21 +26,9 @@ from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.repeats.unrolling import unroll
-from remat_graph.torch.rewrites.attention import name_causal_masks
-from remat_graph.torch.rewrites.propagate import propagate
-from remat_graph.torch.rewrites.rewrite import (
-    copy_joint,
-    drop_dead,
-    forward_first,
-    merge_items,
-    pin_mutated,
-    separate_gradients,
-    set_batch_norm_apart,
-)
-from remat_graph.torch.rewrites.simplify import drop_copies, merge_equal
-from remat_graph.torch.rewrites.tangents import drop_tangents
+from remat_graph.torch.rewrites.passes import EACH, Setting, run_passes
 from remat_graph.torch.tracing.fakes import without_modes
-from remat_graph.torch.tracing.joint import Joint, returned_nodes
+from remat_graph.torch.tracing.joint import Joint, copy_joint
 from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
@@ -266,7 +254,8 @@ class Capture:
         with contextlib.suppress(Irregular), own_modes():
             made = finish(
                 self._joint, self.missing, self._costs, self._known, self.output_structure,
-                self._real, self.dry, self._repeats, merging=False,
+                self._real, self.dry, self._repeats,
+                leave_out=frozenset({"merge-equal"}),
             )  # fmt: skip
             return made.with_loss(self.loss).with_released_outputs(self.released_outputs).graph
         return self.graph
@@ -314,34 +303,15 @@ def finish(
     dry: bool,
     repeats: tuple[Repeat, ...] = (),
     *,
-    merging: bool = True,
+    leave_out: frozenset[str] = frozenset(),
 ) -> Capture:
     """Make the capture of a traced step in which the gradients at positions `missing` do not come.
-
-    What eager computes several times from the same is computed once, unless not `merging`.
 
     Raises:
         CaptureError: if no gradient is left, or an operator cannot be measured.
     """
-    joint = copy_joint(base)
-    returned = returned_nodes(joint)
-    gone = {t for t, output in joint.tangents.items() if returned.index(output) in missing}
-    if len(gone) == len(joint.tangents):
-        raise CaptureError("none of the module's outputs gets a gradient; nothing to plan")
-    joint = drop_tangents(joint, gone)
-    merge_items(joint)
-    set_batch_norm_apart(joint)
-    drop_dead(joint)
-    forward_first(joint)
-    propagate(joint, real)
-    dropped, merged = drop_copies(joint), merging and merge_equal(joint)
-    if any([dropped, merged, name_causal_masks(joint)]):
-        drop_dead(joint)
-        propagate(joint, real)
-    pinned = pin_mutated(joint)
-    joint, copied = separate_gradients(joint)
-    if pinned or copied:
-        propagate(joint, real)
+    setting = Setting(missing=missing, real=real)
+    joint = run_passes(EACH, copy_joint(base), setting, leave_out=leave_out)
     program = unroll(build_program(joint), repeats)
     loss = program.loss_allowance
     graph = _costed(program, costs, known, loss)
@@ -351,7 +321,7 @@ def finish(
     )  # fmt: skip
     return Capture(
         graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats,
-        merged,
+        joint.merged,
     )  # fmt: skip
 
 

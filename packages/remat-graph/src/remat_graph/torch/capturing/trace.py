@@ -22,15 +22,14 @@ from remat_graph.torch.capturing.checks import check_traceable
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.repeats.blocks import Repeat, candidates, find_repeats, passed_over
-from remat_graph.torch.repeats.noting import Key, Run, forwards_replaced
+from remat_graph.torch.repeats.noting import Run, forwards_replaced
 from remat_graph.torch.repeats.rows import shortened
-from remat_graph.torch.rewrites.moved_to_cuda import moved_to_cuda
 from remat_graph.torch.tracing.aot import let_other_threads_compile, trace_joint, try_start
 from remat_graph.torch.tracing.as_on_cuda import as_on_cuda
 from remat_graph.torch.tracing.caches import caches_within, tensors_forgotten
 from remat_graph.torch.tracing.fakes import StandIns
 from remat_graph.torch.tracing.given_data import DataWriter
-from remat_graph.torch.tracing.joint import Joint
+from remat_graph.torch.tracing.joint import Joint, Key
 from remat_graph.torch.tracing.provenance import NotedModules
 from remat_graph.torch.tracing.restoring import left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten
@@ -64,7 +63,7 @@ def trace(
     """Trace a call of `module.forward` and its backward pass.
 
     Of blocks that do the same few are traced, unless it is to be `whole`. With the compute
-    `capability` of a CUDA device, it is traced on the host and taken to be on such a device.
+    `capability` of a CUDA device, it is traced on the host with the operators of such a device.
 
     Raises:
         CaptureError: if the forward cannot be one static graph.
@@ -95,10 +94,7 @@ def trace(
         joint = trace_joint(flat, flat.inputs, few_traced)
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
-    joint = flat.name_inputs(joint)
-    if capability is not None:
-        joint = moved_to_cuda(joint)
-    return Traced(joint, flat.output_structure, repeats)
+    return Traced(flat.name_inputs(joint), flat.output_structure, repeats)
 
 
 class FlatRegion(torch.nn.Module):

@@ -29,7 +29,6 @@ import torch
 
 from remat_graph.torch.repeats.noting import (
     Given,
-    Key,
     Notes,
     Read,
     RepeatsUnclear,
@@ -39,6 +38,7 @@ from remat_graph.torch.repeats.noting import (
 )
 from remat_graph.torch.tracing.aot import autocast_as_traced
 from remat_graph.torch.tracing.fakes import failures_untold
+from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.structure import Structure, flatten
 
 __all__ = ["FEWEST_PERIODS", "KEPT_PERIODS", "Repeat", "candidates", "find_repeats", "passed_over"]

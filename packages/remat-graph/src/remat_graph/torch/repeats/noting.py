@@ -21,13 +21,13 @@ from remat_graph.errors import RematError
 from remat_graph.torch.repeats.fake_outputs import FakeOutputs, looks_of
 from remat_graph.torch.tracing.aot import is_custom_backward, saves_through_hooks
 from remat_graph.torch.tracing.fakes import storage_key
+from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.provenance import noted_now
 from remat_graph.torch.tracing.structure import Structure, flatten
 
 __all__ = [
     "Block",
     "Given",
-    "Key",
     "Notes",
     "Read",
     "RepeatsUnclear",
@@ -38,7 +38,6 @@ __all__ = [
 
 _DEVICE = torch.ops.prim.device.default
 
-Key: TypeAlias = "tuple[str, str | int]"  # of an input of the program
 Given: TypeAlias = "Mapping[str, tuple[Key, torch.Tensor]]"
 Run: TypeAlias = "Callable[[Mapping[str, torch.Tensor], TorchDispatchMode], list[torch.Tensor]]"
 Read: TypeAlias = "tuple[Any, ...]"  # ("given", key), ("made", call, output) or ("found", count)

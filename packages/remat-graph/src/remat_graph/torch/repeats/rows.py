@@ -31,7 +31,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from remat_graph.torch.repeats.blocks import FEWEST_PERIODS, KEPT_PERIODS, Repeat
-from remat_graph.torch.repeats.noting import Key
+from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.provenance import noted
 
 __all__ = ["shortened"]

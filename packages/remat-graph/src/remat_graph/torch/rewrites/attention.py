@@ -37,31 +37,29 @@ _MASKS = ("attn_mask", "attn_bias")
 _MOST_ELEMENTS = 1 << 27  # of a mask that is computed to be looked at
 
 
-def name_causal_masks(joint: Joint) -> bool:
-    """Replace the masks that are the causal one, in attention and its backward; say if any were."""
-    known: dict[Node, bool] = {}
-    replaced = False
+def name_causal_masks(joint: Joint) -> Joint:
+    """Replace the masks that are the causal one, in attention and its backward."""
+    causal: dict[Node, bool] = {}
     for node in list(joint.graph.nodes):
         if node.target not in _BACKWARD:
             continue
         readers = {user for item in node.users for user in item.users}
         backward = [user for user in readers if user.target is _BACKWARD[node.target]]
         calls = [node, *backward]
-        if all(_masks_causally(joint, call, known) for call in calls):
+        if all(_masks_causally(joint, call, causal) for call in calls):
             for call in calls:
                 _set(call, _mask_name(call), None)
                 _set(call, "is_causal", True)
-            replaced = True
-    return replaced
+    return joint
 
 
-def _masks_causally(joint: Joint, call: Node, known: dict[Node, bool]) -> bool:
+def _masks_causally(joint: Joint, call: Node, causal: dict[Node, bool]) -> bool:
     mask = _get(call, _mask_name(call))
     if not isinstance(mask, Node) or _get(call, "is_causal"):
         return False
-    if mask not in known:
-        known[mask] = _is_causal(joint, mask)
-    return known[mask]
+    if mask not in causal:
+        causal[mask] = _is_causal(joint, mask)
+    return causal[mask]
 
 
 def _is_causal(joint: Joint, mask: Node) -> bool:
@@ -69,11 +67,11 @@ def _is_causal(joint: Joint, mask: Node) -> bool:
     rows, columns = fake.shape[-2:]
     if rows != columns or fake.numel() > _MOST_ELEMENTS or fake.device.type == "meta":
         return False
-    made = _compute(joint, mask)
-    if made is None or not made.is_floating_point():
+    data = _compute(joint, mask)
+    if data is None or not data.is_floating_point():
         return False
-    causal = torch.full((rows, columns), -torch.inf, dtype=made.dtype).triu_(1)
-    return torch.equal(made, causal.expand_as(made))
+    causal = torch.full((rows, columns), -torch.inf, dtype=data.dtype).triu_(1)
+    return torch.equal(data, causal.expand_as(data))
 
 
 def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:

@@ -26,12 +26,12 @@ from remat_graph.torch.tracing.fakes import (
 )
 from remat_graph.torch.tracing.joint import Joint
 
-__all__ = ["propagate"]
+__all__ = ["propagate", "view_closure"]
 
 aten = torch.ops.aten
 
 
-def propagate(joint: Joint, real: RealStrides | None = None) -> None:
+def propagate(joint: Joint, real: RealStrides | None = None) -> Joint:
     """Run the graph on fake tensors and leave each result in `meta["fake"]`.
 
     What the tracer left in `meta["val"]` has the shapes, but not which tensors share a storage.
@@ -54,10 +54,11 @@ def propagate(joint: Joint, real: RealStrides | None = None) -> None:
                     except Exception as error:
                         raise not_planned(call, error) from error
             elif node.op != "output" and "fake" not in node.meta:
-                node.meta["fake"] = _given(joint, node, mode)
+                node.meta["fake"] = _input(joint, node, mode)
+    return joint
 
 
-def _given(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
+def _input(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
     """Make the fake tensor of an input or a constant, with a storage of its own."""
     if node.op == "get_attr":
         constant = getattr(joint.constants, str(node.target))
@@ -82,19 +83,19 @@ def _run(node: Node, real: RealStrides | None) -> None:
     """Run a call on the fake tensors that it reads, unless it has been run on the same."""
     sources = [source.meta["fake"] for source in node.all_input_nodes]
     call = (node.target, node.args, node.kwargs)
-    call_then, sources_then = node.meta.get("made_of", (None, []))
+    call_then, sources_then = node.meta.get("ran_on", (None, []))
     if call == call_then and all(map(operator.is_, sources, sources_then)):
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
-    made = _with_seeds_on_the_host(node, run_as_if_there(node, args, kwargs))
+    result = _with_seeds_on_the_host(node, run_as_if_there(node, args, kwargs))
     if real is not None:
-        made = real.correct(node, args, kwargs, made)
-    made = placed_as_input(node, args, in_memory_of_terms(node, args, made))
-    made = _with_types_of_statistics(node, args, made)
+        result = real.correct(node, args, kwargs, result)
+    result = placed_as_input(node, args, in_memory_of_terms(node, args, result))
+    result = _with_types_of_statistics(node, args, result)
     then = node.meta.get("fake")
-    if then is None or _new_tensors(made, sources) != _new_tensors(then, sources_then):
-        node.meta["fake"] = made
-    node.meta["made_of"] = call, sources
+    if then is None or _new_tensors(result, sources) != _new_tensors(then, sources_then):
+        node.meta["fake"] = result
+    node.meta["ran_on"] = call, sources
 
 
 def _new_tensors(made: Any, sources: list[Any]) -> Any:
@@ -138,3 +139,18 @@ def _with_seeds_on_the_host(node: Node, made: Any) -> Any:
     if made[0].device.type != "cuda" or torch.version.hip is not None:
         return made
     return (*made[:2], *(made[0].new_empty((), dtype=s.dtype, device="cpu") for s in made[2:]))
+
+
+def view_closure(node: Node) -> set[Node]:
+    """Find a node with all views of it."""
+    storage = storage_key(node.meta["fake"])
+    closure, pending = {node}, [node]
+    while pending:
+        for user in pending.pop().users:
+            value = user.meta.get("fake")
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+            if user not in closure and any(storage_key(part) == storage for part in tensors):
+                closure.add(user)
+                pending.append(user)
+    return closure

@@ -7,6 +7,8 @@ the user is handed keeps a storage of its own.
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -14,31 +16,51 @@ from torch.fx import Node
 
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
-from remat_graph.torch.rewrites.rewrite import view_closure
+from remat_graph.torch.rewrites.propagate import view_closure
 from remat_graph.torch.tracing.fakes import storage_key
 from remat_graph.torch.tracing.joint import Joint, is_backward, is_random
 
-__all__ = ["drop_copies", "merge_equal"]
+__all__ = ["drop_copies", "drop_statistics", "merge_equal", "merge_items"]
 
 aten = torch.ops.aten
 
 
-def drop_copies(joint: Joint) -> bool:
-    """Use the source of a copy in place of the copy, where nobody can tell; say if any went.
+def merge_items(joint: Joint) -> Joint:
+    """Take each item of an operator's tuple once."""
+    first: dict[Any, Node] = {}
+    returned = set(joint.graph.output_node().all_input_nodes)
+    for node in joint.graph.find_nodes(op="call_function", target=operator.getitem):
+        keep = first.setdefault(node.args, node)
+        if keep is not node and node not in returned:
+            node.replace_all_uses_with(keep)
+    return joint
+
+
+def drop_statistics(joint: Joint) -> Joint:
+    """Drop the running statistics from training batch-norm backwards, which do not use them."""
+    for node in joint.graph.find_nodes(
+        op="call_function", target=aten.native_batch_norm_backward.default
+    ):
+        grad, x, weight, _, _, mean, invstd, train, *rest = node.args
+        if train is True:
+            node.args = (grad, x, weight, None, None, mean, invstd, train, *rest)
+    return joint
+
+
+def drop_copies(joint: Joint) -> Joint:
+    """Use the source of a copy in place of the copy, where nobody can tell.
 
     That is a clone of the same layout, and a copy that only feeds assignments to slices.
     """
     handed = _handed_storages(joint)
-    given = {key for node in joint.inputs for key in _storages(node)}
-    dropped = False
+    inputs = {key for node in joint.inputs for key in _storages(node)}
     for node in list(joint.graph.nodes):
         source = _copied(node)
-        if source is None or _storages(node) & handed or _storages(source) & (handed | given):
+        if source is None or _storages(node) & handed or _storages(source) & (handed | inputs):
             continue
         if _is_same_buffer(source, node) or _only_assigned(node, source):
             node.replace_all_uses_with(source)
-            dropped = True
-    return dropped
+    return joint
 
 
 def _copied(node: Node) -> Node | None:
@@ -76,8 +98,8 @@ def _only_assigned(copy: Node, source: Node) -> bool:
     return never_target or a.stride() == b.stride()
 
 
-def merge_equal(joint: Joint) -> bool:
-    """Compute once what the forward computes several times from the same; say if any went."""
+def merge_equal(joint: Joint) -> Joint:
+    """Compute once what the forward computes several times from the same."""
     handed = _handed_storages(joint)
     first: dict[Any, Node] = {}
     merged = False
@@ -92,7 +114,7 @@ def merge_equal(joint: Joint) -> bool:
         if keep is not node:
             node.replace_all_uses_with(keep)
             merged = True
-    return merged
+    return dataclasses.replace(joint, merged=True) if merged else joint
 
 
 def _frozen(item: Any) -> Any:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 __all__ = [
     "Joint",
+    "Key",
     "Layout",
     "OutputRole",
+    "copy_joint",
     "is_backward",
     "is_gradient_sum",
     "is_random",
     "returned_nodes",
 ]
 
+Key: TypeAlias = "tuple[str, str | int]"  # of an input: its kind, and its name or index
 Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int]"
 
 
@@ -48,18 +51,20 @@ class Joint:
     gradient. `leaves` are the inputs that keep their gradient in `.grad`, besides all parameters.
     `device` is where its tensors are taken to be, if they were traced elsewhere.
     `changed` are inputs that autograd would see changed, which none but leaves may be.
+    `merged` says whether what eager computes several times from the same is computed once.
     """
 
     graph: torch.fx.Graph
     constants: torch.nn.Module
-    inputs: dict[torch.fx.Node, tuple[str, str | int]]
+    inputs: dict[torch.fx.Node, Key]
     tangents: dict[torch.fx.Node, torch.fx.Node]
     outputs: tuple[OutputRole, ...]
     mutations: tuple[tuple[torch.fx.Node, torch.fx.Node], ...]
     gradients: dict[torch.fx.Node, torch.fx.Node]
-    leaves: frozenset[tuple[str, str | int]] = frozenset()
+    leaves: frozenset[Key] = frozenset()
     device: torch.device | None = None
-    changed: frozenset[tuple[str, str | int]] = frozenset()
+    changed: frozenset[Key] = frozenset()
+    merged: bool = False
 
 
 def returned_nodes(joint: Joint) -> list[Node]:
@@ -90,3 +95,30 @@ def is_random(node: Node) -> bool:
             given = node.args[position] if position < len(node.args) else argument.default_value
             return bool(node.kwargs.get("dropout_p", given))
     return True
+
+
+def copy_joint(joint: Joint) -> Joint:
+    """Copy a joint graph, so that rewriting it leaves the original as it is."""
+    copies: dict[Node, Node] = {}
+    graph = Graph()
+    result = graph.graph_copy(joint.graph, copies)
+    graph.output(result)
+    graph.output_node().meta = dict(joint.graph.output_node().meta)
+    for old, new in copies.items():
+        new.meta = dict(old.meta)
+    return replace(
+        joint,
+        graph=graph,
+        inputs={copies[node]: role for node, role in joint.inputs.items()},
+        tangents={copies[node]: copies[output] for node, output in joint.tangents.items()},
+        outputs=tuple(
+            replace(
+                output,
+                node=copies[output.node],
+                base=None if output.base is None else copies[output.base],
+            )
+            for output in joint.outputs
+        ),
+        mutations=tuple((copies[node], copies[new]) for node, new in joint.mutations),
+        gradients={copies[node]: copies[g] for node, g in joint.gradients.items()},
+    )

@@ -1,4 +1,4 @@
-"""Taking gradients that do not come out of a joint graph, and all that is zero with them.
+"""Gradients of a joint graph: those that do not come are taken out, others get their own memory.
 
 Autograd passes nothing where no gradient comes; a graph captured for all gradients would multiply
 zeros. What depends on missing gradients alone goes, as autograd never calls it; an operator that
@@ -8,13 +8,16 @@ reads others, too, is given zeros for them.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.tracing.fakes import storage_key
 from remat_graph.torch.tracing.joint import Joint, returned_nodes
 
-__all__ = ["drop_tangents", "merge_tangents"]
+__all__ = ["drop_missing", "merge_tangents", "separate_gradients"]
 
 aten = torch.ops.aten
 
@@ -31,10 +34,23 @@ def merge_tangents(joint: Joint) -> Joint:
         for tangent, output in joint.tangents.items()
         if output not in returned or first.setdefault(output, tangent) is not tangent
     }
-    return drop_tangents(joint, gone)
+    return _drop_tangents(joint, gone)
 
 
-def drop_tangents(joint: Joint, gone: set[Node]) -> Joint:
+def drop_missing(joint: Joint, missing: frozenset[int]) -> Joint:
+    """Take out the gradients at positions `missing` of what the forward half returns.
+
+    Raises:
+        CaptureError: if no gradient is left.
+    """
+    returned = returned_nodes(joint)
+    gone = {t for t, output in joint.tangents.items() if returned.index(output) in missing}
+    if len(gone) == len(joint.tangents):
+        raise CaptureError("none of the module's outputs gets a gradient; nothing to plan")
+    return _drop_tangents(joint, gone)
+
+
+def _drop_tangents(joint: Joint, gone: set[Node]) -> Joint:
     """Take out the tangents `gone` and all that is zero with them.
 
     A gradient that is zero because of it is left out, as autograd leaves it `None`.
@@ -89,3 +105,41 @@ def _zeros(graph: Graph, like: Node, before: Node) -> Node:
         )
     zeros.meta = {"partitioner_tag": "is_backward", "val": value}
     return zeros
+
+
+def separate_gradients(joint: Joint) -> Joint:
+    """Give each gradient a storage of its own, so that no two `.grad` share their memory.
+
+    And the layout of the leaf that it is of: autograd would copy it into that, and hold both.
+    """
+    border = (*joint.tangents, *joint.inputs, *(output.node for output in joint.outputs))
+    taken = {storage_key(node.meta["fake"]) for node in border}
+    gradients = {}
+    for node, gradient in joint.gradients.items():
+        storage = storage_key(gradient.meta["fake"])
+        layout = _other_layout(joint, node, gradient)
+        if storage in taken or layout is not None:
+            options: dict[str, Any] = {} if layout is None else {"memory_format": layout}
+            with joint.graph.inserting_before(joint.graph.output_node()):
+                copy = joint.graph.call_function(aten.clone.default, (gradient,), options)
+            copy.meta = {"partitioner_tag": "is_backward", "val": gradient.meta["val"]}
+            gradients[node] = copy
+        else:
+            taken.add(storage)
+            gradients[node] = gradient
+    return dataclasses.replace(joint, gradients=gradients)
+
+
+def _other_layout(joint: Joint, node: Node, gradient: Node) -> torch.memory_format | None:
+    """Find the layout of a leaf, where its gradient comes in another."""
+    role = joint.inputs[node]
+    leaf, made = node.meta["fake"], gradient.meta["fake"]
+    if (role[0] != "parameter" and role not in joint.leaves) or leaf.stride() == made.stride():
+        return None
+    if leaf.is_contiguous():
+        return None if made.is_contiguous() else torch.contiguous_format
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        rank = 4 if layout is torch.channels_last else 5
+        if leaf.ndim == rank and leaf.is_contiguous(memory_format=layout):
+            return layout
+    return None

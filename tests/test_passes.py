@@ -1,0 +1,52 @@
+"""A plan is right with any pass left out that may be."""
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat_graph.torch import passes_of
+
+
+class Model(nn.Module):
+    """Gives each pass that may be left out something to do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(8, 24)
+        self.norm = nn.BatchNorm1d(6)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)
+        position = torch.arange(x.shape[1])
+        mask = position[:, None] >= position[None, :]
+        h = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+        h = self.norm(h.double().float() + h.double().float())
+        return self.out(h.clone()).relu().square().sum()
+
+
+def step(model, x):
+    model(x).backward()
+    return [parameter.grad for parameter in model.parameters()], list(model.buffers())
+
+
+@pytest.mark.parametrize(
+    "name", ["drop-statistics", "drop-copies", "merge-equal", "name-causal-masks"]
+)
+def test_a_plan_without_a_pass_is_right(name, monkeypatch):
+    x = torch.rand(256, 6, 8)
+    plain = step(Model(), x)
+    monkeypatch.setenv("REMAT_PASSES", f"-{name}")
+    assert name not in {run.name for run in passes_of(Model(), (x,))}
+    model = remat.rematerialize(Model(), (x,), budget="90%")
+    ours = step(model, x)
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_that_is_unknown_is_an_error(monkeypatch):
+    monkeypatch.setenv("REMAT_PASSES", "-merge")
+    with pytest.raises(remat.RematError, match="merge-equal"):
+        remat.rematerialize(Model(), (torch.rand(4, 6, 8),), budget="80%")
