@@ -39,13 +39,16 @@ RANDOM["other data of a bias"] = lambda step: [
     if layer.bias is not None
 ]
 WAYS = ("rematerialize", "compile")
+# One of what is handed out whole, in part, without a version, and in another layout.
+KEPT = [(handed, "rematerialize") for handed in ("whole", "detached", "unsafe half", "transposed")]
+KEPT.append(("slice", "compile"))
 
 
 def planned(plain, budget, way, **step):
     """Plan a copy of a model for a budget, the least that can be had if it is too small."""
     while True:
         torch._dynamo.reset()
-        options = {"budget": budget, "limit_seconds": 0.2}
+        options = {"budget": budget, "limit_seconds": 0.2, "costs": "estimate"}
         if way == "compile":
             model = torch.compile(copy.deepcopy(plain), backend="remat", options=options)
         else:
@@ -88,8 +91,12 @@ def all_wrong(model, plain, changes, **options):
     return {name: what for name, what in found.items() if what}
 
 
-CASES = [(handed, 1, way) for handed in HANDED for way in WAYS]
-CASES += [("whole", budget, "rematerialize") for budget in ("80KB", "100KB", "1MB")]
+CASES = [
+    pytest.param(handed, 1, way, marks=() if (handed, way) in KEPT else pytest.mark.sweep)
+    for handed in HANDED
+    for way in WAYS
+]
+CASES += [("whole", budget, "rematerialize") for budget in ("80KB", "1MB")]
 
 
 @pytest.mark.parametrize(("handed", "budget", "way"), CASES)
@@ -104,7 +111,7 @@ def test_what_is_written_to_after_the_forward(handed, budget, way):
 
 
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
-@pytest.mark.parametrize("handed", ["whole", "half"])
+@pytest.mark.parametrize("handed", ["half"])
 def test_what_is_written_to_where_an_output_gets_no_gradient(handed):
     torch.manual_seed(0)
     plain = Net(HANDED[handed])
@@ -115,8 +122,7 @@ def test_what_is_written_to_where_an_output_gets_no_gradient(handed):
 
 
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
-@pytest.mark.parametrize("budget", [1, "300KB"])
-@pytest.mark.parametrize("handed", ["whole", "half"])
+@pytest.mark.parametrize(("handed", "budget"), [("half", 1), ("whole", "300KB")])
 def test_what_is_written_to_between_regions_in_a_later_step(handed, budget):
     """That it is not was learnt from the first ones."""
     torch.manual_seed(0)
@@ -153,14 +159,19 @@ def test_a_buffer_that_is_refilled_while_the_backward_runs(monkeypatch):
     plain = Net(HANDED["whole"])
     model = planned(plain, 1, "rematerialize")
 
+    hooks = []
+
     def refill_when_a_gradient_comes(step):
-        bias = step.model.c.bias
-        bias.register_post_accumulate_grad_hook(lambda _: step.buffer.fill(7))
+        """At the first: which that is, the plan says."""
+        for parameter in filter(lambda each: each.requires_grad, step.model.parameters()):
+            refill = parameter.register_post_accumulate_grad_hook(lambda _: step.buffer.fill(7))
+            hooks.append(refill)
 
     assert len(model.plan.source.split("yield given")) > 2
     with pytest.raises(remat.BackwardError, match=UNCOUNTED):
         gradients(model, refill_when_a_gradient_comes)
-    model.c.bias._post_accumulate_grad_hooks.clear()
+    for hook in hooks:
+        hook.remove()
     assert all(map(torch.equal, gradients(model), gradients(plain)))
 
 

@@ -1,14 +1,11 @@
-"""Some of the architectures of `benchmarks/matrix.py`, by its own judgement."""
+"""A few of the architectures of `benchmarks/matrix.py`, by its own judgement."""
 
 import pytest
 
 import matrix_cases
 from matrix_cases import judging
 
-CASES = (
-    "albert", "bert", "convnext", "deberta_v2", "fnet", "gpt2",
-    "llama", "mixtral", "mpnet", "patchtst", "squeezebert", "timesfm",
-)  # fmt: skip
+CASES = ("deberta_v2", "fnet", "patchtst")
 PLANNING_SECONDS = 0.3  # what counts here is that they train
 
 

@@ -1,7 +1,7 @@
 """The promise, for models of the zoo: the bits of storing everything, within the budget.
 
-Of the two that come with and without dropout one each: attention is one operator without, and
-several with it. For all of them, T5 among them: `benchmarks/exact.py`.
+Convolutions, poolings and activations with limits in one, attention and masks of dropout in the
+other. For all models of the zoo: `benchmarks/exact.py`.
 """
 
 import copy
@@ -15,9 +15,7 @@ import remat
 import zoo
 
 LIMIT_SECONDS = 0.5
-# Convolutions, poolings, activations with limits, masks of dropout: what is made in other ways.
-WITH_OTHER_WAYS = ("resnet", "unet", "inplace", "transformer")
-NAMES = (*WITH_OTHER_WAYS, "gpt2-no-dropout", "fno")
+NAMES = ("inplace", "transformer")
 # Everything computed by the program is what eager computes bit by bit; this sums in another order.
 SUMS_IN_ANOTHER_ORDER = ("inplace",)
 # Its loss takes less than what a loss of all its outputs is allowed, so it is handed over.
@@ -87,7 +85,6 @@ def test_a_tight_budget_changes_no_bit_and_is_kept(reference):
     assert peak.peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=0.03)
 
 
-@pytest.mark.parametrize("reference", WITH_OTHER_WAYS, indirect=True)
 def test_other_ways_to_make_the_same_bits_change_none(reference):
     example = reference.example
     model = rematerialized(example, 0.5, "bitwise")
@@ -99,13 +96,12 @@ def test_other_ways_to_make_the_same_bits_change_none(reference):
     assert peak.peak_bytes <= model.plan.budget_bytes
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet"])
-def test_training_with_adam_and_clipped_gradients(name):
+def test_training_with_adam_and_clipped_gradients():
     def clipped(model, _):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         return model(*example.args, **example.kwargs)
 
-    example = zoo.build(name)
+    example = zoo.build("gpt2")
     records = [
         train(m, clipped, example.loss, steps=3, optimizer=torch.optim.AdamW, lr=1e-3, foreach=True)
         for m in (rematerialized(example, 0.7), copy.deepcopy(example.model))

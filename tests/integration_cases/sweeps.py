@@ -1,0 +1,10 @@
+"""Which cases of a test are always run, and which by `hatch run sweep` alone."""
+
+import pytest
+
+
+def swept(names, kept):
+    """Give a parameter for each name; all but the kept ones, each of another kind, are a sweep."""
+    kept = set(kept)
+    assert kept <= set(names), kept - set(names)
+    return [pytest.param(n, marks=() if n in kept else pytest.mark.sweep, id=str(n)) for n in names]
