@@ -104,7 +104,7 @@ def test_a_curve_falls_to_storing_everything(seed):
     moments = (*ups, *downs)
     most = peak_of(moments, everything)
     curve = curve_of_step(fronts, moments, most, 2.0)
-    budgets, times = zip(*curve.found, strict=True)
+    budgets, times = zip(*curve.points, strict=True)
     assert list(budgets) == sorted(budgets)
     assert budgets[-1] == most
     assert list(times) == sorted(times, reverse=True)

@@ -101,8 +101,8 @@ def check(
     """Simulate a schedule on a graph: whether it is legal, its peak and its time."""
     loaded = load_graph(graph)
     data = schedule.read_bytes()
-    given = _plan(data, schedule) if is_plan(data) else decode(data, source=str(schedule))
-    steps = getattr(given, "schedule", given)  # of a plan or a solution
+    item = _plan(data, schedule) if is_plan(data) else decode(data, source=str(schedule))
+    steps = getattr(item, "schedule", item)  # of a plan or a solution
     if not isinstance(steps, Schedule):
         raise GraphError(f"{schedule} holds no schedule")
     timeline = simulate(loaded, steps)

@@ -48,13 +48,13 @@ def plan(
 ) -> None:
     """Plan for a model within a budget, without running the plan; by default without its data."""
     check_output(save)
-    made, _ = options.plan(model, budget)
+    result, _ = options.plan(model, budget)
     if save is not None:
-        made.save(save)
+        result.save(save)
     if json:
-        print_json(_document(made))
+        print_json(_document(result))
         return
-    out.print(str(made), markup=False, highlight=False)
+    out.print(str(result), markup=False, highlight=False)
     if save is not None:
         out.print(f"written to {save}", markup=False)
 
@@ -97,13 +97,13 @@ def largest_batch(
             with waiting(f"batch {size}", limit_seconds) as report:
                 try:
                     example = target.with_batch(size).build(costs)
-                    made: Plan | None = dry_plan(
+                    result: Plan | None = dry_plan(
                         example, costs, wanted, solver, limit_seconds, report
                     )
                 except BudgetTooSmall as error:
-                    made, refused[size] = None, error
-            slow = made is not None and made.predicted_overhead > most_overhead
-            tried[size] = None if slow else made
+                    result, refused[size] = None, error
+            slow = result is not None and result.predicted_overhead > most_overhead
+            tried[size] = None if slow else result
         return tried[size] is not None
 
     said = "was not found to"
@@ -111,9 +111,9 @@ def largest_batch(
         _search(fits)
     except KeyboardInterrupt:  # the best so far is kept
         said = "was not tried before it was stopped"
-    best = max((size for size, made in tried.items() if made is not None), default=0)
-    found = tried.get(best)
-    if found is None:
+    best = max((size for size, result in tried.items() if result is not None), default=0)
+    largest = tried.get(best)
+    if largest is None:
         if not tried:
             raise KeyboardInterrupt
         if 1 in refused:
@@ -124,12 +124,12 @@ def largest_batch(
             f"more time"
         )
     if save is not None:
-        found.save(save)
+        largest.save(save)
     if json:
-        print_json({"batch_size": best, "tried": sorted(tried), **_document(found)})
+        print_json({"batch_size": best, "tried": sorted(tried), **_document(largest)})
         return
     out.print(f"batch {best} fits, {best + 1} {said}; tried {sorted(tried)}")
-    out.print(str(found), markup=False, highlight=False)
+    out.print(str(largest), markup=False, highlight=False)
 
 
 def _search(fits: Callable[[int], bool]) -> None:

@@ -220,8 +220,8 @@ def _lines(parts: Sequence[Part], width: int) -> Iterator[Text]:
         ("other", "ways"): [str(part.other_ways or "") for part in parts],
         ("at peak", "MiB"): [_figure(part.peak_bytes / 2**20) for part in parts],
     }
-    told = {head: texts for head, texts in cells.items() if any(texts)}
-    wide = {head: max(map(len, (*head, *texts))) for head, texts in told.items()}
+    shown = {head: texts for head, texts in cells.items() if any(texts)}
+    wide = {head: max(map(len, (*head, *texts))) for head, texts in shown.items()}
     places = [" ".join(map(printable, filter(None, (p.label, p.source)))) for p in parts]
     room = max(8, width - sum(wide.values()) - _SPACE * len(wide))
     name = min(room, max(map(len, (*places, "part"))))
@@ -230,13 +230,16 @@ def _lines(parts: Sequence[Part], width: int) -> Iterator[Text]:
         figures = (text.rjust(w + _SPACE) for text, w in zip(texts, wide.values(), strict=True))
         return place.ljust(name) + "".join(figures)
 
-    for place, words in (("part", (first for first, _ in told)), ("", (unit for _, unit in told))):
+    for place, words in (
+        ("part", (first for first, _ in shown)),
+        ("", (unit for _, unit in shown)),
+    ):
         yield Text(line(place, words).rstrip(), style="bold")
     for at, (part, place) in enumerate(zip(parts, places, strict=True)):
         is_wide = len(place) > name
         if is_wide:
             yield Text(place, overflow="fold")
-        figures = (texts[at] for texts in told.values())
+        figures = (texts[at] for texts in shown.values())
         yield Text(line("" if is_wide else place, figures).rstrip())
         for reason in wrap(printable(part.why), max(20, width - _INDENT)):
             yield Text(" " * _INDENT + reason, style="dim")

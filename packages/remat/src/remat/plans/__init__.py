@@ -1,1 +1,1 @@
-"""A plan: what it promises, its file, and where it fits."""
+"""A plan as data: what it promises, its file, and where it fits."""

@@ -54,20 +54,20 @@ class Outline:
 
         def outlined(op: Op) -> Op:
             read = sorted(value_at[value] for value in op.inputs if value in value_at)
-            given = [_blocks(size[v].size_bytes) for v in op.inputs if v not in value_at]
+            resident = [_blocks(size[v].size_bytes) for v in op.inputs if v not in value_at]
             return Op(
                 f"o{op_at[op.name]}",
                 tuple(f"v{index}" for index in read),
                 tuple(f"v{value_at[value]}" for value in op.outputs),
                 0.0,
                 stage=op.stage,
-                equivalence=repr(sorted(given)),
+                equivalence=repr(sorted(resident)),
                 replayable=op.replayable,
                 order_after=tuple(
                     f"o{index}" for index in sorted(op_at[name] for name in op.order_after)
                 ),
                 overwrites=tuple(
-                    (f"v{value_at[read]}", f"v{value_at[made]}") for read, made in op.overwrites
+                    (f"v{value_at[read]}", f"v{value_at[new]}") for read, new in op.overwrites
                 ),
                 alternative_of=None
                 if op.alternative_of is None
@@ -125,7 +125,7 @@ class Outline:
         counts = len(self.ops), len(other.ops)
         first = f"{counts[0]:,} ops in {mine}, {counts[1]:,} in {its}; " * (counts[0] != counts[1])
         for index in range(min(counts)):
-            for ours, theirs in zip(self._told(index), other._told(index), strict=True):
+            for ours, theirs in zip(self._facts(index), other._facts(index), strict=True):
                 if ours != theirs:
                     kinds = dict.fromkeys((self._kind(index), other._kind(index)))
                     where = f"op {index} ({' or '.join(kinds)})"
@@ -135,15 +135,15 @@ class Outline:
     def _kind(self, index: int) -> str:
         return repr(re.sub(r"_\d+$", "", self.ops[index][:60]))
 
-    def _told(self, index: int) -> tuple[str, ...]:
+    def _facts(self, index: int) -> tuple[str, ...]:
         """Say all that counts of an op."""
         graph = self.graph
         op, size = graph.ops[index], graph.value_by_name
-        made = sum(size[value].size_bytes for value in op.outputs)
+        total = sum(size[value].size_bytes for value in op.outputs)
         makers = sorted({graph.producer[value] for value in op.inputs})
         return (
             f"is of the {op.stage.value}",
-            f"makes {made:,} bytes",
+            f"makes {total:,} bytes",
             f"makes {[size[value].size_bytes for value in op.outputs]} bytes",
             f"reads inputs or parameters of {op.equivalence} bytes",
             f"reads what ops {', '.join(map(str, makers)) or '-'} make",

@@ -19,5 +19,5 @@ def compared(graph: Graph, schedule: Schedule) -> set[str]:
     kept = {
         value for op in graph.ops if op.stage is Stage.BACKWARD and op.owed for value in op.inputs
     }
-    made = {value for op in graph.ops[: graph.boundary_index] for value in op.outputs}
-    return read_by_backward(graph, schedule) & (graph.resident | graph.results & made) - kept
+    by_forward = {value for op in graph.ops[: graph.boundary_index] for value in op.outputs}
+    return read_by_backward(graph, schedule) & (graph.resident | graph.results & by_forward) - kept

@@ -52,8 +52,8 @@ class WholeStep:
             for call, graph in enumerate(self.graphs)
             for value in graph.values
         }
-        made = [name for op in ops[Stage.FORWARD] + ops[Stage.BACKWARD] for name in op.outputs]
-        values += [Value(name, sizes[name]) for name in made if name in sizes]
+        outputs = [name for op in ops[Stage.FORWARD] + ops[Stage.BACKWARD] for name in op.outputs]
+        values += [Value(name, sizes[name]) for name in outputs if name in sizes]
         return Graph(
             values=(*resident, *values),
             ops=(*ops[Stage.FORWARD], *ops[Stage.BACKWARD]),
@@ -88,7 +88,7 @@ class WholeStep:
     @cached_property
     def _halves(self) -> dict[int, _Half]:
         """Which half of which call runs, by moment: each once, the forward one before."""
-        found: dict[int, _Half] = {}
+        halves: dict[int, _Half] = {}
         seen: set[_Half] = set()
         for at, moment in enumerate(self.moments):
             half = moment.running
@@ -96,8 +96,8 @@ class WholeStep:
                 continue
             if half[1] == "forward" or (half[0], "forward") in seen:
                 seen.add(half)
-                found[at] = half
-        return found
+                halves[at] = half
+        return halves
 
     def _ops(self, at: int) -> Iterator[Op]:
         """List the operations of the half that runs at a moment, as those of its call."""
@@ -117,8 +117,8 @@ class WholeStep:
                 twin=None,
                 order_after=(),
                 overwrites=tuple(
-                    (_of_call(read, call), _of_call(made, call))
-                    for read, made in op.overwrites
+                    (_of_call(read, call), _of_call(new, call))
+                    for read, new in op.overwrites
                     if read not in graph.results  # they are freed here, and are not there
                 ),
             )

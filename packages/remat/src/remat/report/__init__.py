@@ -1,5 +1,5 @@
-"""What a plan does, told: by module and source line, as a page, as traces of other tools.
+"""Shows what a plan does: in words, by module and source line, as a page, as traces.
 
-`lifetimes` says when which buffer is held and `explaining` why; both need a graph and a schedule
-and nothing else. `page`, `figures` and `traces` write files of it.
+`shown` is the plan that users hold. `lifetimes` says when which buffer is held and `explaining`
+why; both need a graph and a schedule and nothing else. `page`, `figures` and `traces` write files.
 """

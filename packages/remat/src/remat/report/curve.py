@@ -20,11 +20,11 @@ _SECONDS = 5.0  # for one choice; most take far less
 class Curve:
     """Pairs of a budget in bytes and a time in seconds, by rising budget.
 
-    Within the budgets of `found` a schedule takes that time; within those of `bounds` none takes
+    Within the budgets of `points` a schedule takes that time; within those of `bounds` none takes
     less.
     """
 
-    found: tuple[tuple[int, float], ...]
+    points: tuple[tuple[int, float], ...]
     bounds: tuple[tuple[int, float], ...]
 
     @classmethod
@@ -68,10 +68,10 @@ def curve_of_step(
         smallest = 1
     except StepTooLarge as error:
         smallest = error.smallest_bytes
-    found = []
+    chosen = []
     for point in range(_POINTS):
         budget = smallest + max(0, most_bytes - smallest) * point // (_POINTS - 1)
         with contextlib.suppress(StepTooLarge):  # none was found in time
             choice = choose(options, calls, moments, budget, limit_seconds=seconds)
-            found.append((budget, choice.time))
-    return Curve(tuple(found), ())
+            chosen.append((budget, choice.time))
+    return Curve(tuple(chosen), ())

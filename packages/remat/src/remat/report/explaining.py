@@ -239,12 +239,12 @@ def _key(op: Op, by: By, depth: int | None) -> _Key:
 
 def _runs_again(ran: list[tuple[int, str]], lives: dict[_Key, list[Life]]) -> Counter[str]:
     """Count the runs of each operation that make nothing new."""
-    new = {life.start for found in lives.values() for life in found if not life.again}
+    new = {life.start for of_part in lives.values() for life in of_part if not life.again}
     seen: set[str] = set()
     again: Counter[str] = Counter()
-    made = {life.start for found in lives.values() for life in found}
+    starts = {life.start for of_part in lives.values() for life in of_part}
     for step, op in ran:
-        again[op] += step not in new if step in made else op in seen
+        again[op] += step not in new if step in starts else op in seen
         seen.add(op)
     return again
 
@@ -254,8 +254,8 @@ def _gaps(lives: list[Life]) -> Iterator[tuple[int, int, int]]:
     of_value: dict[str, list[Life]] = defaultdict(list)
     for life in lives:
         of_value[life.value].append(life)
-    for found in of_value.values():
-        for before, after in pairwise(found):
+    for of_one in of_value.values():
+        for before, after in pairwise(of_one):
             if before.end < after.start:
                 yield before.end, after.start, after.size_bytes
 

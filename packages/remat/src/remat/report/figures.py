@@ -127,7 +127,7 @@ def curve_figure(
 
     if curve is not None:
         # A schedule serves every larger budget, a bound holds at every smaller one.
-        add("found", curve.found, line={"shape": "hv", "color": _PLANNED, "width": 1.5})
+        add("found", curve.points, line={"shape": "hv", "color": _PLANNED, "width": 1.5})
         if curve.bounds:
             bound = {"shape": "vh", "color": _BOUND, "width": 1.5}
             add("no schedule is faster", curve.bounds, line=bound)
@@ -157,9 +157,9 @@ def treemap_figure(parts: Sequence[Part]) -> Any:
         if not any(figures):
             continue
         for length in range(len(path) + 1):
-            known = sums.setdefault(path[:length], [0, 0, 0])
-            sums[path[:length]] = [a + b for a, b in zip(known, figures, strict=True)]
-    shown = {path: told for path, told in sums.items() if told[0] + told[1] > 0}
+            so_far = sums.setdefault(path[:length], [0, 0, 0])
+            sums[path[:length]] = [a + b for a, b in zip(so_far, figures, strict=True)]
+    shown = {path: sizes for path, sizes in sums.items() if sizes[0] + sizes[1] > 0}
     whole = sum(shown[()][:2]) if () in shown else 0
     figure = go.Figure(
         go.Treemap(

@@ -35,13 +35,13 @@ def lifetimes(graph: Graph, schedule: Schedule) -> list[Life]:
     size = graph.value_by_name
     alive: dict[str, tuple[str, int]] = {}
     overwritten: set[str] = set()
-    made: set[str] = set()
+    before: set[str] = set()
     ended: list[Life] = []
 
     def end(value: str, at: int) -> None:
         op, start = alive.pop(value)
-        again = value in made
-        made.add(value)
+        again = value in before
+        before.add(value)
         ended.append(Life(value, op, start, at, size[value].size_bytes, again))
 
     for position, step in enumerate(schedule.steps):

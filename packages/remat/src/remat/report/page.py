@@ -144,9 +144,9 @@ def _about_curve(chapter: Chapter) -> str:
             "Lower left is better. Where this plan stands; the whole curve takes more solving, and "
             "is drawn if asked for (<code>curve=True</code>, <code>--curve</code>)."
         )
-    told = "Lower left is better. The least time found within each budget"
+    text = "Lower left is better. The least time found within each budget"
     beaten = ", and what no schedule in the order of the graph can beat"
-    return f"{told}{beaten if chapter.curve.bounds else ''}."
+    return f"{text}{beaten if chapter.curve.bounds else ''}."
 
 
 def _drawn(figure: Any, name: str) -> str:
@@ -156,8 +156,8 @@ def _drawn(figure: Any, name: str) -> str:
     return drawn
 
 
-def _table(told: Explanation) -> Iterator[str]:
-    parts = sorted(told.parts, key=lambda p: p.kept_bytes + p.recomputed_bytes, reverse=True)
+def _table(explanation: Explanation) -> Iterator[str]:
+    parts = sorted(explanation.parts, key=lambda p: p.kept_bytes + p.recomputed_bytes, reverse=True)
     shown = parts[:_MOST_ROWS]
     figures = [_figures(part) for part in shown]
     used = [any(column) for column in zip(*figures, strict=True)] if figures else []

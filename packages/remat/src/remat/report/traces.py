@@ -84,11 +84,11 @@ def _events(graph: Graph, schedule: Schedule) -> Iterator[dict[str, Any]]:
         row = "again" if name in seen else op.stage.value
         place = op.provenance or Provenance()
         shared = {"pid": 1, "ts": 1e6 * time}
-        told = {"module": place.module, "source": place.source, "held_bytes": during[step]}
+        place_of = {"module": place.module, "source": place.source, "held_bytes": during[step]}
         yield shared | {"ph": "C", "name": "held", "args": {"bytes": during[step]}}
         yield shared | {
             "ph": "X", "tid": _ROWS[row], "name": name, "cat": row, "dur": 1e6 * op.time,
-            "args": told,
+            "args": place_of,
         }  # fmt: skip
         seen.add(name)
         time += op.time
@@ -102,17 +102,17 @@ def memory_snapshot(graph: Graph, schedule: Schedule, measured: Curve = ()) -> d
     for life in lives:
         address[life] = end
         end += max(1, life.size_bytes)
-    made: dict[int, list[Life]] = defaultdict(list)
-    gone: dict[int, list[Life]] = defaultdict(list)
+    starting: dict[int, list[Life]] = defaultdict(list)
+    ending: dict[int, list[Life]] = defaultdict(list)
     for life in lives:
-        made[life.start].append(life)
-        gone[life.end].append(life)
+        starting[life.start].append(life)
+        ending[life.end].append(life)
 
     def event(action: str, where: int, size: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
         return {"action": action, "addr": where, "size": size, "stream": 0, "frames": frames}
 
     def ended(step: int) -> Iterator[dict[str, Any]]:
-        for life in gone[step]:
+        for life in ending[step]:
             for action in ("free_requested", "free_completed"):
                 yield event(action, address[life], life.size_bytes, [])
 
@@ -123,7 +123,8 @@ def memory_snapshot(graph: Graph, schedule: Schedule, measured: Curve = ()) -> d
             op = graph.ops[graph.op_index[step.op]]
             frames = [_frame(op)]
             trace += [
-                event("alloc", address[life], life.size_bytes, frames) for life in made[position]
+                event("alloc", address[life], life.size_bytes, frames)
+                for life in starting[position]
             ]
             if op.workspace_bytes:
                 frames = [{**frames[0], "name": f"{frames[0]['name']}, workspace"}]
