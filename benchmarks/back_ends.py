@@ -67,7 +67,7 @@ def programs(graph: Graph, rng: random.Random) -> Iterator[tuple[str, Program, n
                 dataclasses.replace(f.program, right=right),
                 whole,
             )
-        bounding = bounding_program(stages, budget)
+        bounding = bounding_program(wiring, budget)
         yield "checkmate, bound", bounding, bounding.integral
         points = sorted(rng.sample(range(wiring.op_count), 3))
         running = [(c, op) for c in points for op in range(c) if rng.random() < 0.3]

@@ -20,6 +20,8 @@ class EvictAndSearch:
     name = "evict-and-search"
     exact = False
     needs_hierarchy = False
+    takes_alternatives = False
+    citation = ""  # of no paper
 
     patience: int = 20
 

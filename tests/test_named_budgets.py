@@ -28,6 +28,7 @@ class FindsNothing:
     name: ClassVar[str] = "finds-nothing"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = "none"
 
     def can_solve(self, problem):

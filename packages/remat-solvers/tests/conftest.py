@@ -62,3 +62,24 @@ def cluster(importable, tmp_path_factory):
 @pytest.fixture
 def dask_executor(cluster):
     return cluster.get_executor(pure=False)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Make a distribution `name` with a module of its own and these entry points."""
+    modules = []
+
+    def make(name, version, source, **points):
+        root = tmp_path / f"{name}-{version}"
+        info = root / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (root / f"{name}_code.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"{point} = {name}_code:{target}" for point, target in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[remat.solvers]", *lines]))
+        monkeypatch.syspath_prepend(root)
+        modules.append(f"{name}_code")
+
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from solver_cases.answers import check_staged, peak_of
+from solver_cases.bounding import direct_program
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.staged_brute_force import fastest_staged
 from solver_cases.synthetic import gpt2
@@ -13,7 +14,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Status, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, Limit, Problem, UnsuitableSolver, solve
-from remat_solvers.core.milp import BudgetedProgram, Outcome, solve_program
+from remat_solvers.core.milp import BudgetedProgram, Outcome, relaxed, solve_program
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.errors import InvalidProblem
@@ -120,10 +121,23 @@ def test_every_sequence_satisfies_the_bounding_program(graph, random):
         random.shuffle(again)
         sequence += [*again, op]
     now = trace(wiring, np.array(sequence))
-    answer = solve_program(bounding_program(Stages.of(wiring), max(1, now.peak_bytes)), seconds=10)
+    answer = solve_program(bounding_program(wiring, max(1, now.peak_bytes)), seconds=NO_LIMIT)
     assert answer.outcome is Outcome.SOLVED
     bound = graph.time * (1 + answer.bound / 1000)
     assert bound <= sequence_time(wiring, now.sequence) * (1 + 1e-6) + 1e-9
+
+
+@thorough
+@given(cases, st.integers(0, 100))
+def test_the_bounding_program_proves_what_it_does_written_by_itself(graph, share):
+    wiring = Wiring.of(graph)
+    least_bytes, most_bytes = smallest(graph), peak_of(graph)
+    budget = max(1, least_bytes + (most_bytes - least_bytes) * share // 100 - (share < 10))
+    ours, direct = bounding_program(wiring, budget), direct_program(Stages.of(wiring), budget)
+    for one, other in ((ours, direct), (relaxed(ours), relaxed(direct))):
+        found, wanted = (solve_program(program, seconds=NO_LIMIT) for program in (one, other))
+        assert found.outcome is wanted.outcome is not Outcome.STOPPED
+        assert found.bound == pytest.approx(wanted.bound, rel=1e-6, abs=1e-6)
 
 
 def some_staged_schedule(stages: Stages, random):

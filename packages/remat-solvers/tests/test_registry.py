@@ -76,7 +76,7 @@ class Hierarchical(StoreAll):
     needs_hierarchy = True
 
 class Sourceless(StoreAll):
-    citation = None
+    citation = ""
 
 class NeedsArguments(StoreAll):
     def __init__(self, size):
@@ -84,28 +84,11 @@ class NeedsArguments(StoreAll):
 
 class NoSolver:
     name = "no"
+
+class Older:
+    name, exact, needs_hierarchy = "older", False, False
+    can_solve = solve = print
 """
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Make a distribution `name` with a module of its own and these entry points."""
-    modules = []
-
-    def make(name, version, source, **points):
-        root = tmp_path / f"{name}-{version}"
-        info = root / f"{name}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (root / f"{name}_code.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = [f"{point} = {name}_code:{target}" for point, target in points.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[remat.solvers]", *lines]))
-        monkeypatch.syspath_prepend(root)
-        modules.append(f"{name}_code")
-
-    yield make
-    for module in modules:
-        sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -312,6 +295,21 @@ def test_a_class_is_no_solver(ask):
         ask(Refine)
     with pytest.raises(InvalidProblem, match="give a name, such as 'auto' or 'refine', or a solv"):
         ask(object())
+
+
+def test_what_a_solver_lacks_is_named(install):
+    install("older", "0.1", SOLVERS, older="Older")
+    lacks = "has no takes_alternatives, citation"
+    assert "older" in list_solvers()
+    with pytest.raises(BrokenSolver, match=f"'older' of older 0.1 .* is broken: it {lacks}"):
+        get_solver("older")
+
+    class Older:
+        name, exact, needs_hierarchy = "older", False, False
+        can_solve = solve = print
+
+    with pytest.raises(InvalidProblem, match=f"Older object at .*, which {lacks}; give a name"):
+        get_solver(Older())
 
 
 def test_what_ones_own_object_does_wrong_is_said_of_its_class(chain):

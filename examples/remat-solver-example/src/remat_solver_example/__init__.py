@@ -21,6 +21,8 @@ class DropCheapest:
     name = "drop-cheapest"
     exact = False
     needs_hierarchy = False
+    takes_alternatives = False
+    citation = ""  # of no paper
 
     tries: int = 50
 

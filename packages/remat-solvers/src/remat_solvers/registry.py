@@ -52,10 +52,8 @@ def cite(solver: str | Solver) -> str:
         InvalidProblem, UnknownSolver, DuplicateSolver, BrokenSolver: as `get_solver`.
     """
     chosen = resolve_solver(solver)
-    citation = getattr(chosen.solver, "citation", None)
-    if isinstance(citation, str) and citation.strip():
-        return citation
-    return f"solver {chosen.name!r} names no source; cite what {chosen.origin} is described in"
+    no_source = f"solver {chosen.name!r} names no source; cite what {chosen.origin} is described in"
+    return chosen.solver.citation or no_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,12 @@ def resolve_solver(solver: str | Solver) -> Chosen:
         raise InvalidProblem(
             f"solver={solver.__name__}, which is a class; give an object: {solver.__name__}()"
         )
-    if _missing(solver):
+    missing = _missing(solver)
+    if missing:
+        lacks = f", which has no {', '.join(missing)}" if hasattr(solver, "solve") else ""
         raise InvalidProblem(
-            f"solver={solver!r}; give a name, such as 'auto' or 'refine', or a solver with its "
-            f"settings, such as Checkmate(gap=0.01)"
+            f"solver={solver!r}{lacks}; give a name, such as 'auto' or 'refine', or a solver with "
+            f"its settings, such as Checkmate(gap=0.01)"
         )
     told = with_settings(solver.name, solver)
     offered = offering(GROUP, solver.name, solver)
@@ -116,11 +116,9 @@ def find(name: str) -> Plugin:
 
 
 def _missing(solver: object) -> list[str]:
-    return [
-        attribute
-        for attribute in ("name", "exact", "needs_hierarchy", "can_solve", "solve")
-        if not hasattr(solver, attribute)
-    ]
+    """List what of the protocol an object lacks."""
+    required = (*inspect.get_annotations(Solver), "can_solve", "solve")
+    return [attribute for attribute in required if not hasattr(solver, attribute)]
 
 
 def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:

@@ -311,7 +311,7 @@ def _fitting(
 def _why_not(chosen: Solver, problem: Problem) -> str | None:
     if chosen.needs_hierarchy and problem.hierarchy is None:
         return "it needs a hierarchy; make one with remat_partition.partition"
-    if problem.graph.has_alternatives and not getattr(chosen, "takes_alternatives", False):
+    if problem.graph.has_alternatives and not chosen.takes_alternatives:
         return (
             "it does not choose among alternatives, which the graph has; "
             "give it graph.without_alternatives(), or use 'refine'"

@@ -5,39 +5,52 @@
 - `trace(wiring, sequence)` is what the sequence holds at each moment, with `peak_bytes`;
   `sequence_time` what it takes, `expand` the schedule that it stands for, which frees each value
   after its last use, and `sequence_of` the way back.
+- `in_order` reads a given schedule, such as a problem's `start`, as a sequence in the order of the
+  graph; `None` if it is in another.
 - `Incumbent` keeps the fastest sequence that fits and the bound on all, tells of them, and makes
-  the `Solution`.
-- `evict` and `page` bring a sequence within a budget, `prune` takes out what it does not need,
-  `local_search` improves one that fits, `smallest_trace` looks for the least peak.
+  the `Solution`. `prove` takes a bound that you proved, `raise_bound` and `refuse` what a back end
+  did: it is believed until a schedule proves it wrong. `Attempt` is one with a deadline and the
+  first steps of a solve; `starts` are schedules to begin with.
+- `evict` and `page` bring a sequence within a budget, each in other ways by an
+  `EvictionPerturbation` or a `PagingPerturbation`; `prune` takes out what it does not need,
+  `local_search` improves one that fits, `smallest_trace` looks for the minimal peak.
 - `least` (a `Least`) and `bottleneck` prove what no schedule goes below in bytes, `least_time` in
   time.
-- `Program` and `solve_program` are integer programs, `HIGHS` is the back end that is always there,
-  and `doubt_of` says why one is not believed; `run_all` runs tasks on an executor.
+- `Program` and `solve_program` are integer programs, of which an `Answer` with its `Outcome`
+  comes; `HIGHS` is the back end that is always there, and `doubt_of` says why one is not believed.
+- `run_all` runs tasks on an executor.
 """
 
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import Least, least
+from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.makers import least_time
-from remat_solvers.core.milp import HIGHS, Program, solve_program
+from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.trust import doubt_of
-from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, sequence_of
-from remat_solvers.search.evict import evict
+from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, in_order, sequence_of
+from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.local_search import local_search
-from remat_solvers.search.paging import page
+from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
 from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.search.starts import starts
 
 __all__ = [
     "HIGHS",
+    "Answer",
+    "Attempt",
+    "EvictionPerturbation",
     "Floats",
     "Incumbent",
     "Ints",
     "Least",
     "Limit",
+    "Outcome",
+    "PagingPerturbation",
     "Problem",
     "Program",
     "Progress",
@@ -49,6 +62,7 @@ __all__ = [
     "doubt_of",
     "evict",
     "expand",
+    "in_order",
     "least",
     "least_time",
     "local_search",
@@ -59,5 +73,6 @@ __all__ = [
     "sequence_time",
     "smallest_trace",
     "solve_program",
+    "starts",
     "trace",
 ]

@@ -71,18 +71,18 @@ class Incumbent:
             self._confront()
         return True
 
-    def raise_bound(self, extra: float, back_end: str) -> None:
-        """Take the word of a back end on what every schedule takes beyond `once`, as a share of it.
+    def raise_bound(self, bound: float, back_end: str) -> None:
+        """Take the word of a back end that no schedule takes less time.
 
-        Slightly less counts, as it proves it within its tolerances.
+        Slightly less counts, as it proves what is beyond `once` within its tolerances.
         """
-        proved = self.once * (1 + extra * (1 - 1e-7) - 1e-8)
+        proved = bound - 1e-7 * (bound - self.once) - 1e-8 * self.once
         if self._believes(back_end) and math.isfinite(proved) and proved > self.bound:
             self.bound, self._back_end = proved, back_end
             self._confront()
 
     def prove(self, bound: float) -> None:
-        """Take a bound on the time of every schedule that needs no back end."""
+        """Take it that no schedule takes less time, which no back end has to be believed for."""
         self._searched = max(self._searched, bound)
         if bound > self.bound:
             self.bound, self._back_end = bound, None

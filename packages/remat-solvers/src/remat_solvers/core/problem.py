@@ -230,14 +230,16 @@ class Solver(Protocol):
     """Turns a graph and a byte budget into a schedule.
 
     `exact` solvers prove optimality for the order of the graph when given enough time. A solver
-    whose `needs_hierarchy` is true is only asked about problems that have one. There may be two
-    more attributes: `citation` is what `cite` gives; only a solver whose `takes_alternatives` is
-    true is asked about graphs whose values have several makers.
+    whose `needs_hierarchy` is true is only asked about problems that have one, and only one whose
+    `takes_alternatives` is true about graphs whose values have several makers. `citation` says
+    where the method is from (authors, title, where); it is empty if that is nowhere.
     """
 
     name: ClassVar[str]
     exact: ClassVar[bool]
     needs_hierarchy: ClassVar[bool]
+    takes_alternatives: ClassVar[bool]
+    citation: ClassVar[str]
 
     def can_solve(self, problem: Problem) -> str | None:
         """Say why not, or return `None`; asked before work, so it must be quick."""

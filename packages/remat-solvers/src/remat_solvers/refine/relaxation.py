@@ -134,12 +134,15 @@ def relax(
     splits: Sequence[tuple[int, int]] = (),
     reserves: Mapping[int, int] | None = None,
     paired: bool = False,
+    complete: bool = False,
 ) -> Relaxation:
     """Write the program for checkpoints (op numbers, ascending).
 
     `running` asks for row (e) for pairs (checkpoint op that opens the segment, op made again), and
     `splits` for (j) for some of these, left out where it cannot be; `reserves` lowers the budget at
     a checkpoint by some bytes, which spoils the bound; `paired` adds (g), for a linear relaxation.
+    `complete` asks for (e) for all pairs, and for room for the results at the end, without (f): for
+    checkpoints at all ops of an ordinary graph.
     """
     reserves = {} if reserves is None else reserves
     makers = Makers.of(wiring)
@@ -151,7 +154,8 @@ def relax(
     held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
     ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
     both = np.full((stages, wiring.op_count), -1, dtype=np.int64)
-    opened = {c for c, _ in running}
+    total = np.full(stages, -1, dtype=np.int64)
+    opened = set(checkpoints) if complete else {c for c, _ in running}
     needed_later: list[Ints] = []
     width = 0
     for k, c in enumerate(checkpoints):
@@ -168,7 +172,9 @@ def relax(
             there = (makers.rank[useful] < c) | ~makers.optional_value[useful]
             width = number_columns(held[k], useful[there], width)
         ops = ops[np.where(makers.optional, makers.place, makers.group)[ops] < c]
-        if k + 1 < stages:
+        if complete:
+            total[k], width = width, width + 1
+        elif k + 1 < stages:
             width = number_columns(ever[k], ops, width)
         if paired and k + 2 < stages:
             width = number_columns(both[k], ops, width)
@@ -208,7 +214,7 @@ def relax(
         _link(wiring, makers, rows, past, kept[k + 1], redo[k], way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
-        if k + 1 < stages:
+        if k + 1 < stages and not complete:
             _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
             stretch = Stretch(c, wiring.op_count)
             _link(wiring, makers, rows, past, kept[stages], ever[k], way, stretch)
@@ -219,6 +225,10 @@ def relax(
         if c in opened:
             _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
             ways.hold_opened(wiring, makers, rows, way, held[k], c)
+        if complete:
+            _run_rows(wiring, rows, held[k], redo[k], int(total[k]), unit)
+    if complete:
+        rows.add(1000 + _SLACK - float(wiring.size[wiring.results].sum()) / unit, 1)
     for split in cuts:
         k, c = split.stage, checkpoints[split.stage]
         past = (kept[k], dies[k])
@@ -242,13 +252,15 @@ def relax(
         cost[way[there]] = wiring.time[there] * scale
         cost[constant] = math.fsum(wiring.time[makers.owed & ~makers.chosen]) * scale - COST_OF_ONCE
         lower[constant] = 1
+    upper = np.ones(width)
+    upper[total[total >= 0]] = 1000 + _SLACK
     program = Program(
         cost=cost,
         matrix=rows.matrix(width),
         right=rows.bounds(),
         lower=lower,
-        upper=np.ones(width),
-        integral=np.ones(width, dtype=np.bool_),
+        upper=upper,
+        integral=upper == 1,
     )
     return Relaxation(
         program, tuple(checkpoints), kept, dies, redo, held, ever, both, way, early,
@@ -417,3 +429,21 @@ def _run_row(
         np.append(held[values], redo[op]),
         np.append(wiring.size[values], need) / unit,
     )
+
+
+def _run_rows(wiring: Wiring, rows: Rows, held: Ints, redo: Ints, total: int, unit: float) -> None:
+    """Add row (e) for all that is made again in a segment; column `total` is the bytes held."""
+    size = wiring.size / unit
+    values, ops = np.flatnonzero(held >= 0), np.flatnonzero(redo >= 0)
+    rows.add_sum(0.0, np.append(held[values], total), np.append(size[values], -1.0))
+    stays = ~wiring.in_overwritten
+    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))[stays]
+    read = wiring.in_value[stays]
+    need: Floats = (np.array(wiring.made_list) + np.array(wiring.workspace_list)) / unit
+    np.add.at(need, reader, size[read])
+    row = np.full(wiring.op_count, -1, dtype=np.int64)
+    row[ops] = rows.add(
+        1000 + _SLACK, len(ops), (np.full(len(ops), total), 1.0), (redo[ops], need[ops])
+    )
+    edge = row[reader] >= 0
+    rows.extend(row[reader[edge]], held[read[edge]], -size[read[edge]])

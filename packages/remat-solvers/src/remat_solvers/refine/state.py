@@ -80,7 +80,7 @@ class State(Incumbent):
 
     def learn(self, cost: float) -> None:
         """Raise the bound to a cost that a program has at least."""
-        self.raise_bound(cost / COST_OF_ONCE, self.back_end)
+        self.raise_bound(self.time_of(cost), self.back_end)
 
     def time_of(self, cost: float) -> float:
         """Return the time of a schedule whose recomputation has a cost in a program."""

@@ -122,13 +122,13 @@ def _attributes(solver: Solver) -> Iterator[str]:
     if not (isinstance(getattr(solver, "name", None), str) and solver.name.strip()):
         yield "its `name` is no text"
     for name in ("exact", "needs_hierarchy", "takes_alternatives"):
-        told = getattr(solver, name, False if name == "takes_alternatives" else None)
+        told = getattr(solver, name, None)
         if not isinstance(told, bool):
             yield f"its `{name}` is {told!r}; it must be True or False"
     for name in ("can_solve", "solve"):
         if not callable(getattr(solver, name, None)):
             yield f"it has no method `{name}`"
-    citation = getattr(solver, "citation", "")
+    citation = getattr(solver, "citation", None)
     if not isinstance(citation, str):
         yield f"its `citation` is {citation!r}, no text"
 
@@ -139,7 +139,7 @@ def _problems(solver: Solver, count: int, seed: int) -> Iterator[tuple[str, Prob
     yield "a chain of 4 steps with room", _problem(solver, chain, 100)
     yield "a chain of 4 steps within 4 bytes", _problem(solver, chain, 4)
     yield "a chain of 4 steps within 1 byte", _problem(solver, chain, 1)
-    if getattr(solver, "takes_alternatives", False):
+    if solver.takes_alternatives:
         for budget in (40, 26, 20, 8):
             problem = _problem(solver, with_mask(2), budget)
             yield f"a chain with packed masks within {budget} bytes", problem

@@ -33,7 +33,7 @@ from remat_solvers.published.baselines.forward import (
 )
 from remat_solvers.published.baselines.segments import every_root, greedy_choices, keep_segments
 from remat_solvers.published.baselines.sweep import cheapest
-from remat_solvers.published.checkmate.attempt import Attempt
+from remat_solvers.published.checkmate.stages import Stages
 
 __all__ = [
     "CHECKMATE_PAPER",
@@ -60,6 +60,7 @@ class _Checkpoints:
     citation: ClassVar[str] = CHECKMATE_PAPER
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without two halves."""
@@ -73,22 +74,29 @@ class _Checkpoints:
 class _EveryRoot(_Checkpoints):
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
-        attempt = Attempt(self.name, problem, limit, report)
-        chosen = every_root(self.candidates(attempt.wiring))
-        kept = keep_segments(attempt.stages, chosen)
-        return cheapest(attempt, limit, [(f"{len(chosen)} checkpoints", kept)])
+        stages = Stages.of(problem.wiring)
+        chosen = every_root(self.candidates(stages.wiring))
+        kept = keep_segments(stages, chosen)
+        return cheapest(
+            self.name,
+            stages,
+            problem.budget_bytes,
+            limit,
+            report,
+            [(f"{len(chosen)} checkpoints", kept)],
+        )
 
 
 class _GreedyBytes(_Checkpoints):
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Sweep the segment size; keep the fastest schedule that fits."""
-        attempt = Attempt(self.name, problem, limit, report)
-        choices = greedy_choices(attempt.stages, self.candidates(attempt.wiring))
+        stages = Stages.of(problem.wiring)
+        choices = greedy_choices(stages, self.candidates(stages.wiring))
         proposals = (
-            (f"segments of {size:.0f} bytes", keep_segments(attempt.stages, chosen))
+            (f"segments of {size:.0f} bytes", keep_segments(stages, chosen))
             for size, chosen in choices
         )
-        return cheapest(attempt, limit, proposals)
+        return cheapest(self.name, stages, problem.budget_bytes, limit, report, proposals)
 
 
 class _OfChains(_Checkpoints):

@@ -27,7 +27,6 @@ from remat_graph import Solution
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.published.baselines.forward import turns, why_no_chain, why_unsuitable
 from remat_solvers.published.baselines.sweep import cheapest
-from remat_solvers.published.checkmate.attempt import Attempt
 from remat_solvers.published.checkmate.stages import Bits, Stages
 
 __all__ = ["Griewank", "keep_snapshots", "snapshots_taken"]
@@ -98,6 +97,7 @@ class Griewank:
     name: ClassVar[str] = "griewank"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "A. Griewank, A. Walther: Algorithm 799: Revolve: An Implementation of Checkpointing for "
         "the Reverse or Adjoint Mode of Computational Differentiation. ACM TOMS 26(1), 2000."
@@ -109,8 +109,8 @@ class Griewank:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Sweep the number of slots; keep the fastest schedule that fits."""
-        attempt = Attempt(self.name, problem, limit, report)
-        return cheapest(attempt, limit, _proposals(attempt.stages))
+        stages = Stages.of(problem.wiring)
+        return cheapest(self.name, stages, problem.budget_bytes, limit, report, _proposals(stages))
 
 
 def _proposals(stages: Stages) -> Iterator[tuple[str, Bits]]:

@@ -18,7 +18,7 @@ from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.published.baselines.checkpoints import CHECKMATE_PAPER
 from remat_solvers.published.baselines.forward import why_unsuitable
 from remat_solvers.published.baselines.sweep import cheapest
-from remat_solvers.published.checkmate.attempt import Attempt
+from remat_solvers.published.checkmate.stages import Stages
 
 __all__ = ["LastNode"]
 
@@ -31,6 +31,7 @@ class LastNode:
     name: ClassVar[str] = "last-node"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = CHECKMATE_PAPER
 
     def can_solve(self, problem: Problem) -> str | None:
@@ -39,8 +40,15 @@ class LastNode:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
-        attempt = Attempt(self.name, problem, limit, report)
-        maker = attempt.wiring.producer
-        kept = np.arange(attempt.stages.count)[:, None] == maker + 1
-        kept[:, attempt.wiring.results] = True
-        return cheapest(attempt, limit, [("the last op's outputs", kept)])
+        stages = Stages.of(problem.wiring)
+        maker = stages.wiring.producer
+        kept = np.arange(stages.count)[:, None] == maker + 1
+        kept[:, stages.wiring.results] = True
+        return cheapest(
+            self.name,
+            stages,
+            problem.budget_bytes,
+            limit,
+            report,
+            [("the last op's outputs", kept)],
+        )

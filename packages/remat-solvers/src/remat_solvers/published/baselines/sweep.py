@@ -11,22 +11,30 @@ from collections.abc import Iterable
 
 from remat_graph import Solution
 from remat_solvers.bounds.least import least
-from remat_solvers.core.problem import Limit
-from remat_solvers.published.checkmate.attempt import Attempt
-from remat_solvers.published.checkmate.stages import Bits
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.problem import Limit, Report
+from remat_solvers.published.checkmate.stages import Bits, Stages
 
 __all__ = ["cheapest"]
 
 _DEFAULT_SECONDS = 60.0
 
 
-def cheapest(attempt: Attempt, limit: Limit, proposals: Iterable[tuple[str, Bits]]) -> Solution:
+def cheapest(
+    solver: str,
+    stages: Stages,
+    budget_bytes: int,
+    limit: Limit,
+    report: Report,
+    proposals: Iterable[tuple[str, Bits]],
+) -> Solution:
     """Try all proposals (what they are, what they keep), at least one whatever the limit."""
+    found = Incumbent(solver, stages.wiring, budget_bytes, limit, report)
     for label, kept in proposals:
-        fits = attempt.offer_kept(kept)
-        attempt.say(f"{label}: {'fits' if fits else 'over budget'}")
+        fits = found.offer(stages.schedule(kept))
+        found.say(f"{label}: {'fits' if fits else 'over budget'}")
         if limit.left(_DEFAULT_SECONDS) <= 0:
             break
-    if least(attempt.wiring).peak_bytes > attempt.budget_bytes:
-        attempt.refuse()
-    return attempt.solution()
+    if least(stages.wiring).peak_bytes > budget_bytes:
+        found.refuse()
+    return found.solution()

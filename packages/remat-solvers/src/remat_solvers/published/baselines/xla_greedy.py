@@ -40,6 +40,7 @@ class XLAGreedy:
     name: ClassVar[str] = "xla-greedy"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang. "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019. Section 4, GreedyRemat; "

@@ -2,107 +2,57 @@
 
 Between the first runs of ops t-1 and t, Checkmate computes each op at most once and in the order of
 the graph; other schedules may need less memory there, so neither the bound nor the infeasibility of
-its program holds for them. This program asks only for what every schedule satisfies:
+its program holds for them. The program of `refine` asks only for what every schedule satisfies
+(`refine.relaxation`); here with a checkpoint at every op, and all rows of running memory.
 
-- `there[t, v]`, value v is alive while op t runs for the first time: 1 for what op t reads;
-- `run[t, k]`, op k is computed again after the first run of op t-1 and before that of op t;
-- `there[t, v] <= there[t-1, v] + run[t, op of v]`, unless op t-1 makes v;
-- `run[t, k] <= there[t-1, v] + run[t, op of v]` for what k reads, unless op t-1 makes v;
-- the bytes that are there, what op t makes and its workspace are within the budget; of what op t
-  can overwrite, those of `through[t+1]`;
-- `through[t, v] >= there[t, v] - run[t, op of v]`, v is alive all the time between the two runs;
-  for each k the bytes of `through[t]` but for what k reads, and, if k is run, of what k reads and
-  makes and of its workspace, are within the budget. What k can overwrite counts only as `through`.
-
-An op computed twice in between is paid once. Guarantee: the optimum is at most the recomputation of
-any schedule in the order of the graph; if there is no point, there is no schedule.
-Size: O(ops x edges). Source: the rows of `refine` (`refine.relaxation`) at all moments.
+Guarantee: the optimum is at most the recomputation of any schedule in the order of the graph; if
+there is no point, there is no schedule. Size: O(ops x edges).
 """
 
 from __future__ import annotations
 
-import numpy as np
+from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.milp import Outcome, Program, missing_back_end, relaxed, solve_program
+from remat_solvers.core.problem import Problem
+from remat_solvers.core.wiring import Wiring
+from remat_solvers.published.checkmate.formulation import count_columns
+from remat_solvers.published.checkmate.stages import Stages
+from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 
-from remat_solvers.core.milp import Program
-from remat_solvers.core.rows import Rows
-from remat_solvers.core.wiring import Ints
-from remat_solvers.published.checkmate.stages import Bits, Stages
-
-__all__ = ["COST_OF_ONCE", "bounding_program"]
-
-COST_OF_ONCE = 1000  # what computing everything once costs in the program
-_SLACK = 1e-9
+__all__ = ["bound_all", "bounding_program", "why_not"]
 
 
-def bounding_program(stages: Stages, budget_bytes: int) -> Program:
+def why_not(problem: Problem, back_end: str, most_columns: int) -> str | None:
+    """Say why Checkmate's program cannot be written or handed to the back end, or `None`."""
+    if not problem.graph.ops:
+        return "the graph has no ops"
+    missing = missing_back_end(back_end)
+    if missing is not None:
+        return missing
+    columns = count_columns(Stages.of(problem.wiring))
+    if columns > most_columns:
+        return (
+            f"its program would have {columns:,} columns, more than {most_columns:,}; "
+            f"use 'refine', which has stages only where memory binds"
+        )
+    return None
+
+
+def bounding_program(wiring: Wiring, budget_bytes: int) -> Program:
     """Write the program; its value is in thousandths of the time of computing every op once."""
-    wiring = stages.wiring
-    stage = np.arange(stages.count)[:, None]
-    may_run: Bits = stages.may_run()[:, : wiring.op_count] & (stage > np.arange(wiring.op_count))
-    opens: Bits = np.any(may_run, axis=1)
-    run, width = _number(may_run, 0)
-    there, width = _number(stages.may_keep(), width)
-    through, width = _number(stages.may_keep() & opens[:, None], width)
-    total = np.full(stages.count, -1, dtype=np.int64)
-    opened = np.flatnonzero(opens)
-    total[opened] = np.arange(width, width + len(opened))
-    width += len(opened)
-
-    unit = budget_bytes / 1000
-    size, maker = wiring.size / unit, wiring.producer
-    rows = Rows()
-    before = np.vstack([np.full((1, there.shape[1]), -1), there[:-1]])
-    t, v = np.nonzero((there >= 0) & (stage - 1 > maker))
-    rows.add(0.0, len(t), (there[t, v], 1.0), (before[t, v], -1.0), (run[t, maker[v]], -1.0))
-
-    inner = stages.read_op < wiring.op_count
-    value, reader = stages.read_value[inner], stages.read_op[inner]
-    t, e = np.nonzero((run[:, reader] >= 0) & (stage - 1 > maker[value]))
-    rows.add(
-        0.0,
-        len(t),
-        (run[t, reader[e]], 1.0),
-        (before[t, value[e]], -1.0),
-        (run[t, maker[value[e]]], -1.0),
-    )
-
-    made = np.append(wiring.made_list, 0.0) / unit
-    work = np.append(wiring.workspace_list, 0.0) / unit
-    over = np.array([v in wiring.overwritten[k] for v, k in zip(value, reader, strict=True)], bool)
-    spared = np.zeros(stages.count)
-    np.add.at(spared, reader[over], size[value[over]])
-    first = rows.add(1000 + _SLACK - made - work + spared, stages.count)
-    t, v = np.nonzero(there >= 0)
-    rows.extend(first[t], there[t, v], size[v])
-    rows.extend(first[reader[over]], through[reader[over] + 1, value[over]], size[value[over]])
-
-    t, v = np.nonzero(through >= 0)
-    rows.add(0.0, len(t), (there[t, v], 1.0), (through[t, v], -1.0), (run[t, maker[v]], -1.0))
-    sums = np.full(stages.count, -1, dtype=np.int64)
-    sums[opened] = rows.add(0.0, len(opened), (total[opened], -1.0))
-    rows.extend(sums[t], through[t, v], size[v])
-    t, k = np.nonzero(run >= 0)
-    need = made[:-1] + work[:-1]
-    np.add.at(need, reader[~over], size[value[~over]])
-    again = np.full(run.shape, -1, dtype=np.int64)
-    again[t, k] = rows.add(1000 + _SLACK, len(t), (total[t], 1.0), (run[t, k], need[k]))
-    t, e = np.nonzero((run[:, reader] >= 0) & ~over)
-    rows.extend(again[t, reader[e]], through[t, value[e]], -size[value[e]])
-
-    scale = COST_OF_ONCE / max(float(wiring.time.sum()), 1e-300)
-    cost = np.zeros(width)
-    cost[run[may_run]] = np.broadcast_to(wiring.time * scale, run.shape)[may_run]
-    lower, upper = np.zeros(width), np.ones(width)
-    read = there[stages.read_op, stages.read_value]
-    lower[read[read >= 0]] = 1
-    upper[total[opened]] = 1000 + _SLACK
-    integral = np.ones(width, dtype=np.bool_)
-    integral[total[opened]] = False
-    return Program(cost, rows.matrix(width), rows.bounds(), lower, upper, integral)
+    return relax(wiring, budget_bytes, range(wiring.op_count), complete=True).program
 
 
-def _number(present: Bits, start: int) -> tuple[Ints, int]:
-    columns = np.full(present.shape, -1, dtype=np.int64)
-    count = int(present.sum())
-    columns[present] = np.arange(start, start + count)
-    return columns, start + count
+def bound_all(attempt: Attempt, seconds: float, back_end: str, *, whole: bool = True) -> Outcome:
+    """Bound the time of every schedule in the order of the graph, or prove there is none.
+
+    Without `whole`, by the linear relaxation.
+    """
+    program = bounding_program(attempt.wiring, attempt.budget_bytes)
+    program = program if whole else relaxed(program)
+    answer = solve_program(program, seconds=seconds, back_end=back_end)
+    if answer.outcome is Outcome.INFEASIBLE:
+        attempt.refuse(back_end)
+    else:
+        attempt.raise_bound(attempt.once * (1 + answer.bound / COST_OF_ONCE), back_end)
+    return answer.outcome

@@ -20,7 +20,6 @@ Source: Jain et al. 2020, section 5, algorithm 2.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,20 +27,22 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
+from remat_solvers.bounds.least import least
+from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, BudgetedProgram, relaxed
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
-from remat_solvers.core.trace import sequence_time, trace
+from remat_solvers.core.trace import sequence_time
 from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.attempt import Attempt, why_not
-from remat_solvers.published.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.published.checkmate.bound import bound_all, why_not
+from remat_solvers.published.checkmate.formulation import Form, formulate
+from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.search.prune import prune
+from remat_solvers.search.starts import starts
 
 __all__ = ["CheckmateRounding"]
 
 _MOST_COLUMNS = 200_000
-_DEFAULT_SECONDS = 60.0
-_BOUND_SHARE = 0.3
 _EPSILONS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 _PATIENCE = 3
 _THRESHOLDS = (0.5, *(k / 20 for k in range(1, 20) if k != 10))
@@ -59,6 +60,7 @@ class CheckmateRounding:
     name: ClassVar[str] = "checkmate-rounding"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020, "
@@ -93,48 +95,43 @@ class CheckmateRounding:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Search for the epsilon, until the limit is reached (60 s if none is set)."""
-        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once():
-            return attempt.solution()
-        if self.pruned:
-            attempt.begin(problem.start, deadline)
-        if attempt.closed():
-            return attempt.solution()
-        attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end, whole=False)
-        attempt.say("bounded all schedules")
-        if not attempt.infeasible and _left(deadline) > 0:
-            self._search(attempt, deadline)
-        return attempt.solution()
+        wiring, budget = attempt.wiring, attempt.budget_bytes
+        return attempt.run(
+            least(wiring).peak_bytes,
+            starts(wiring, budget, problem.start, attempt.deadline) if self.pruned else (),
+            lambda seconds: bound_all(attempt, seconds, self.back_end, whole=False),
+            lambda _: self._search(attempt),
+        )
 
-    def _search(self, attempt: Attempt, deadline: float) -> None:
-        formulation = formulate(attempt.stages, self.form)
+    def _search(self, attempt: Attempt) -> None:
+        stages = Stages.of(attempt.wiring)
+        formulation = formulate(stages, self.form)
         program = BudgetedProgram(relaxed(formulation.program), formulation.per_byte, self.back_end)
         rng = np.random.default_rng(self.seed)
 
         idle, fastest = 0, math.inf
         for epsilon in _EPSILONS:
-            if attempt.closed() or _left(deadline) <= 0 or idle >= _PATIENCE:
+            if attempt.closed() or attempt.left() <= 0 or idle >= _PATIENCE:
                 return
-            answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=_left(deadline))
+            answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=attempt.left())
             if answer.point is None:
                 return
-            taken = self._round(attempt, formulation, answer.point, rng)
+            taken = self._round(attempt, stages, formulation.read(answer.point)[1], rng)
             idle = idle + 1 if fastest <= taken < math.inf else 0
             fastest = min(fastest, taken)
             fits = "fits" if taken < math.inf else "over budget"
             attempt.say(f"rounded at epsilon {epsilon:.4g}: {fits}")
 
     def _round(
-        self, attempt: Attempt, formulation: Formulation, point: Floats, rng: np.random.Generator
+        self, attempt: Attempt, stages: Stages, share: Floats, rng: np.random.Generator
     ) -> float:
         """Round S in every way asked for, complete it, offer it; the least time of what fits."""
-        share = formulation.read(point)[1]
         choices = [share > threshold for threshold in self.thresholds]
         choices += [rng.random(share.shape) < share for _ in range(self.draws)]
         fastest = math.inf
         for kept in choices:
-            found = trace(attempt.wiring, attempt.stages.sequence(attempt.stages.least_run(kept)))
+            found = stages.schedule(kept)
             if attempt.offer(found):
                 if self.pruned:
                     found = prune(attempt.wiring, found, attempt.budget_bytes)
@@ -147,7 +144,3 @@ def _are_shares(given: object) -> bool:
     if not isinstance(given, Sequence):
         return False
     return all(isinstance(share, int | float) and 0 <= share <= 1 for share in given)
-
-
-def _left(deadline: float) -> float:
-    return deadline - time.perf_counter()

@@ -18,24 +18,25 @@ Rematerialization", section 4, equations 1 to 9.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.bounds.least import least
+from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, BudgetedProgram, Outcome
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
-from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.attempt import Attempt, why_not
+from remat_solvers.published.checkmate.bound import bound_all, why_not
 from remat_solvers.published.checkmate.formulation import Form, Formulation, formulate
+from remat_solvers.published.checkmate.stages import Stages
+from remat_solvers.search.starts import starts
 
 __all__ = ["MOST_COLUMNS", "Checkmate"]
 
 MOST_COLUMNS = 200_000
-_DEFAULT_SECONDS = 60.0
-_BOUND_SHARE = 0.3
 _LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
@@ -54,6 +55,7 @@ class Checkmate:
     name: ClassVar[str] = "checkmate"
     exact: ClassVar[bool] = True
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
@@ -76,32 +78,24 @@ class Checkmate:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
-        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once():
-            return attempt.solution()
-        begun = attempt.begin(problem.start, deadline)
-        if attempt.closed():
-            return attempt.solution()
-        bounded = attempt.bound_all(_BOUND_SHARE * _left(deadline), self.back_end)
-        attempt.say("bounded all schedules")
-        if not attempt.infeasible and not attempt.closed() and _left(deadline) > 0:
-            self._search(attempt, begun, deadline)
-            open_still = bounded is Outcome.STOPPED and not attempt.closed()
-            if open_still and _left(deadline) > 0:
-                attempt.bound_all(_left(deadline), self.back_end)
-                attempt.say("bounded all schedules again")
-        return attempt.solution()
+        return attempt.run(
+            least(attempt.wiring).peak_bytes,
+            starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
+            lambda seconds: bound_all(attempt, seconds, self.back_end),
+            lambda begun: self._search(attempt, begun),
+        )
 
-    def _search(self, attempt: Attempt, begun: list[Trace], deadline: float) -> None:
+    def _search(self, attempt: Attempt, begun: list[Trace]) -> None:
         """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
-        formulation = formulate(attempt.stages, self.form)
+        stages = Stages.of(attempt.wiring)
+        formulation = formulate(stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
-        start = _start(attempt, begun, formulation)
+        start = _start(stages, attempt.budget_bytes, begun, formulation)
         for share in _LESS:
             answer = program.solve(
                 attempt.budget_bytes * share,
-                seconds=_left(deadline),
+                seconds=attempt.left(),
                 gap=self.gap,
                 start=start,
             )
@@ -109,22 +103,18 @@ class Checkmate:
                 ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
                 return attempt.say(f"Checkmate's program {ended}")
             kept = formulation.read(answer.point)[1] > 0.5
-            if attempt.offer_kept(kept):
+            if attempt.offer(stages.schedule(kept)):
                 solved = answer.outcome is Outcome.SOLVED
                 return attempt.say(f"Checkmate's program {'solved' if solved else 'stopped'}")
         return attempt.say("Checkmate's program has only points within its tolerances")
 
 
-def _left(deadline: float) -> float:
-    return deadline - time.perf_counter()
-
-
-def _start(attempt: Attempt, begun: list[Trace], formulation: Formulation) -> Floats | None:
+def _start(
+    stages: Stages, budget_bytes: int, begun: list[Trace], formulation: Formulation
+) -> Floats | None:
     """Write as a point the first of the schedules that in Checkmate's stages still fits."""
     for found in begun:
-        kept = attempt.stages.read_off(found)
-        run = attempt.stages.least_run(kept)
-        staged = trace(attempt.wiring, attempt.stages.sequence(run))
-        if staged.peak_bytes <= attempt.budget_bytes:
-            return formulation.embed(run, kept)
+        kept = stages.read_off(found)
+        if stages.schedule(kept).peak_bytes <= budget_bytes:
+            return formulation.embed(stages.least_run(kept), kept)
     return None

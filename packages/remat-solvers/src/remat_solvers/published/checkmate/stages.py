@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.core.trace import Trace, first_runs
+from remat_solvers.core.trace import Trace, first_runs, trace
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Bits", "Stages"]
@@ -114,6 +114,10 @@ class Stages:
         """List the computations of R in order; `wiring.expand` frees after the last use."""
         ops = np.nonzero(run)[1]
         return ops[ops < self.wiring.op_count]
+
+    def schedule(self, kept: Bits) -> Trace:
+        """Follow the least recomputation for S."""
+        return trace(self.wiring, self.sequence(self.least_run(kept)))
 
     def read_off(self, now: Trace) -> Bits:
         """Say what a trace keeps at the start of each stage."""

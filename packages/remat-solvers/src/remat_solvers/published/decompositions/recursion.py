@@ -142,6 +142,7 @@ class RecursionSolver(ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
 
     k: int | None = None
 

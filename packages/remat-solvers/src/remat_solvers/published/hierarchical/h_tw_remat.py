@@ -25,11 +25,12 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
+from remat_solvers.bounds.least import least
+from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Ints
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.attempt import Attempt
 from remat_solvers.published.decompositions.decomposition import Precedence
 from remat_solvers.published.decompositions.recursion import sequences
 from remat_solvers.published.decompositions.tw_remat import TreeRecursion
@@ -45,7 +46,6 @@ from remat_solvers.search.prune import prune
 
 __all__ = ["HTWRemat", "sequences_within"]
 
-_DEFAULT_SECONDS = 60.0
 _BLOCKS_SHARE = 0.5
 
 
@@ -65,6 +65,7 @@ class HTWRemat:
     name: ClassVar[str] = "h-tw-remat"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = True
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang: "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019. "
@@ -90,17 +91,15 @@ class HTWRemat:
         """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
         if problem.hierarchy is None:
             raise InvalidProblem(f"{self.name} needs a hierarchy")
-        started = time.perf_counter()
-        seconds = limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once(any_order=True):
+        until = attempt.deadline - (1 - _BLOCKS_SHARE) * attempt.left()
+        if attempt.settled_at_once(least(attempt.wiring, any_order=True).peak_bytes):
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
-        until = started + _BLOCKS_SHARE * seconds
         blocks.plan(_fitting, problem.executor, until, attempt.say)
         tops = {len(top.nodes): top for top in map(blocks.top, self.most_nodes)}
         for nodes, top in tops.items():
-            for sequence in sequences_within(top, problem.budget_bytes, started + seconds):
+            for sequence in sequences_within(top, problem.budget_bytes, attempt.deadline):
                 attempt.offer(trace(attempt.wiring, sequence))
             attempt.say(f"swept over a top level of {nodes} nodes")
         return attempt.solution()

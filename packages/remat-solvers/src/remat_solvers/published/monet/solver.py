@@ -20,7 +20,6 @@ Source: Shah et al. 2021, "Memory Optimization for Deep Networks", section 4, ap
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +27,7 @@ import numpy as np
 
 from remat_graph import Solution, simulate
 from remat_solvers.bounds.least import least
-from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
@@ -48,7 +47,6 @@ __all__ = ["MOST_COLUMNS", "Monet"]
 
 MOST_COLUMNS = 200_000
 _MOST_OPS = 4000
-_DEFAULT_SECONDS = 60.0
 _LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
@@ -95,10 +93,9 @@ class Monet:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
-        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         course = _Course(self.name, problem, limit, report)
-        if not course.begin(problem, deadline):
-            course.search(self.back_end, self.gap, deadline)
+        if not course.begin(problem):
+            course.search(self.back_end, self.gap)
         return course.kept.solution()
 
 
@@ -106,36 +103,30 @@ class _Course:
     """One solve: what it begins with, and the program."""
 
     def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
-        wiring, budget = problem.wiring, problem.budget_bytes
-        self.kept = Incumbent(solver, wiring, budget, limit, report, bounded=False)
-        self._layout = Layout.of(wiring)
+        self.kept = Attempt(solver, problem, limit, report, bounded=False)
+        self._layout = Layout.of(problem.wiring)
         self._begun: list[Trace] = []
 
-    def begin(self, problem: Problem, deadline: float) -> bool:
+    def begin(self, problem: Problem) -> bool:
         """Offer schedules that are found without a program; say whether there is nothing to gain.
 
-        Takes a small share of the time until `deadline`.
+        Takes a small share of the time.
         """
         kept, wiring = self.kept, self._layout.wiring
-        self._offer(store_all_sequence(wiring))
-        if kept.closed():
-            kept.say("storing everything fits")
+        if kept.settled_at_once(least(wiring).peak_bytes):
             return True
-        if kept.best is None and least(wiring).peak_bytes > kept.budget_bytes:
-            kept.refuse()
-            kept.say("one op alone needs more than the budget")
-            return True
+        self._begun.append(trace(wiring, store_all_sequence(wiring)))
         if problem.start is not None:
             self._offer(sequence_of(wiring, problem.start))
         if not problem.graph.has_alternatives:
-            for found in starts(wiring, kept.budget_bytes, None, deadline):
+            for found in starts(wiring, kept.budget_bytes, None, kept.deadline):
                 self._offer(found.sequence)
         else:
-            self._begin_with_choices(deadline)
+            self._begin_with_choices()
         kept.say("began without a program")
         return kept.closed()
 
-    def _begin_with_choices(self, deadline: float) -> None:
+    def _begin_with_choices(self) -> None:
         """Offer what is found under each of the first choices of makers."""
         layout, budget = self._layout, self.kept.budget_bytes
         wiring, makers = layout.wiring, layout.makers
@@ -143,19 +134,19 @@ class _Course:
             arranged = arrange(wiring, makers, choice)
             if arranged is not None:
                 unfolded = unfold(wiring, arranged)
-                for found in starts(unfolded.wiring, budget, None, deadline):
+                for found in starts(unfolded.wiring, budget, None, self.kept.deadline):
                     self._offer(unfolded.fold(found).sequence)
 
-    def search(self, back_end: str, gap: float, deadline: float) -> None:
+    def search(self, back_end: str, gap: float) -> None:
         """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
         kept = self.kept
         for share in _LESS:
-            if deadline <= time.perf_counter():
+            if kept.left() <= 0:
                 return kept.say("out of time before MONeT's program")
             formulation = formulate(self._layout, kept.budget_bytes * share)
             answer = solve_program(
                 formulation.program,
-                seconds=deadline - time.perf_counter(),
+                seconds=kept.left(),
                 gap=gap,
                 start=self._start(formulation),
                 back_end=back_end,

@@ -7,14 +7,11 @@ every schedule is simulated, and only one within the budget counts.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
-from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.problem import Limit, Report
+from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import trace
-from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.rotor.costs import StageCosts
 from remat_solvers.published.rotor.program import fastest, least_bytes
 from remat_solvers.search.prune import drop_unused
@@ -28,16 +25,13 @@ _ROUNDS = 3
 _MOST_ENTRIES, _MOST_ENTRIES_AT_NEED = 6_000_000, 20_000_000
 
 
-class Search(Incumbent):
+class Search(Attempt):
     """The best schedule of the chains of a graph so far; says what all chains need at least."""
 
-    def __init__(
-        self, solver: str, wiring: Wiring, budget_bytes: int, limit: Limit, report: Report
-    ) -> None:
-        super().__init__(solver, wiring, budget_bytes, limit, report, bounded=False)
-        self._deadline = time.perf_counter() + limit.left(DEFAULT_SECONDS)
+    def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
+        super().__init__(solver, problem, limit, report, seconds=DEFAULT_SECONDS, bounded=False)
 
-    def run(self, costs: tuple[StageCosts, ...], slots: int) -> None:
+    def fill(self, costs: tuple[StageCosts, ...], slots: int) -> None:
         """Fill a table for a chain, and finer ones while they stay small."""
         if self.closed():
             return
@@ -46,7 +40,7 @@ class Search(Incumbent):
         if least > budget:
             return
         for _ in range(_ROUNDS):
-            sequence = fastest(costs, budget, slots, self._deadline)
+            sequence = fastest(costs, budget, slots, self.deadline)
             if sequence is not None:
                 self._offer_used(sequence)
             self.say(f"{len(costs)} stages, {min(slots, budget)} slots")
@@ -54,7 +48,7 @@ class Search(Incumbent):
             if (
                 self.closed()
                 or slots >= budget
-                or time.perf_counter() > self._deadline
+                or self.left() == 0
                 or entries > (_MOST_ENTRIES_AT_NEED if sequence is None else _MOST_ENTRIES)
             ):
                 return

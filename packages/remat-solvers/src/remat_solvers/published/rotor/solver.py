@@ -48,6 +48,7 @@ class Rotor:
     name: ClassVar[str] = "rotor"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Olivier Beaumont, Lionel Eyraud-Dubois, Julien Herrmann, Alexis Joly, Alena Shilova. "
         "Optimal checkpointing for heterogeneous chains: how to train deep neural networks with "
@@ -79,7 +80,7 @@ class Rotor:
         if isinstance(found, str):
             raise UnsuitableSolver(self.name, found)
         chains = [merged(wiring, chain, self.most_stages) for chain in found]
-        search = Search(self.name, wiring, problem.budget_bytes, limit, report)
+        search = Search(self.name, problem, limit, report)
         for chain in chains:
-            search.run(measure_stages(wiring, chain), self.slots)
+            search.fill(measure_stages(wiring, chain), self.slots)
         return search, chains

@@ -20,27 +20,28 @@ Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution, simulate
-from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end
+from remat_solvers.bounds.least import least
+from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.milp import HIGHS, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, sequence_of
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.attempt import Attempt, why_not
+from remat_solvers.published.checkmate.bound import bound_all, why_not
 from remat_solvers.published.checkmate.solver import MOST_COLUMNS
 from remat_solvers.published.hierarchical.blocks.level import Level
 from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.hilp.search import search
+from remat_solvers.search.starts import starts
 
 __all__ = ["HILP", "RKCheckmate"]
 
-_DEFAULT_SECONDS = 60.0
 _BLOCKS_SHARE = 0.5
-_BOUND_SHARE = 0.3
 _PLANNER = LevelPlanner()
 
 
@@ -60,6 +61,7 @@ class HILP:
     name: ClassVar[str] = "h-ilp"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = True
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "J. Gusak, X. Zhao, T. Le Hellard, Z. Li, L. Eyraud-Dubois, O. Beaumont: HiRemate: "
         "Hierarchical Approach for Efficient Re-materialization of Neural Networks. 2024."
@@ -86,29 +88,29 @@ class HILP:
         """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
         if problem.hierarchy is None:
             raise InvalidProblem(f"{self.name} needs a hierarchy")
-        started = time.perf_counter()
-        seconds = limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once(any_order=True):
+        wiring, deadline = attempt.wiring, attempt.deadline
+        until = deadline - (1 - _BLOCKS_SHARE) * attempt.left()
+        if attempt.settled_at_once(least(wiring, any_order=True).peak_bytes):
             return attempt.solution()
         begun = _given(attempt, problem)
-        begun += [found.sequence for found in attempt.begin(problem.start, started + seconds)]
+        found = attempt.begin(starts(wiring, attempt.budget_bytes, problem.start, deadline))
+        begun += [start.sequence for start in found]
         if attempt.closed():
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
-        until = started + _BLOCKS_SHARE * seconds
         blocks.plan(self.planner, problem.executor, until, attempt.say)
-        found = search(
+        top = search(
             blocks.top(self.most_nodes, begun),
             problem.budget_bytes,
-            deadline=started + seconds,
+            deadline=deadline,
             gap=self.gap,
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
             begun=begun,
         )
-        attempt.say(f"the program of the top level is {found.outcome.value}")
+        attempt.say(f"the program of the top level is {top.outcome.value}")
         return attempt.solution()
 
 
@@ -138,6 +140,7 @@ class RKCheckmate:
     name: ClassVar[str] = "rk-checkmate"
     exact: ClassVar[bool] = True
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "X. Zhao, T. Le Hellard, L. Eyraud-Dubois, J. Gusak, O. Beaumont: Rockmate: an Efficient, "
         "Fast, Automatic and Generic Tool for Re-materialization in PyTorch. ICML 2023."
@@ -157,31 +160,24 @@ class RKCheckmate:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
-        deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         attempt = Attempt(self.name, problem, limit, report)
-        if attempt.settled_at_once():
-            return attempt.solution()
-        begun = attempt.begin(problem.start, deadline)
-        if attempt.closed():
-            return attempt.solution()
-        left = deadline - time.perf_counter()
-        bounded = attempt.bound_all(_BOUND_SHARE * left, self.back_end)
-        attempt.say("bounded all schedules")
-        if attempt.infeasible or attempt.closed():
-            return attempt.solution()
+        return attempt.run(
+            least(attempt.wiring).peak_bytes,
+            starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
+            lambda seconds: bound_all(attempt, seconds, self.back_end),
+            lambda begun: self._search(attempt, begun),
+        )
+
+    def _search(self, attempt: Attempt, begun: list[Trace]) -> None:
+        """Solve the program."""
         found = search(
             Level.of(attempt.wiring),
-            problem.budget_bytes,
-            deadline=deadline,
+            attempt.budget_bytes,
+            deadline=attempt.deadline,
             gap=self.gap,
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
-            begun=[found.sequence for found in begun],
+            begun=[start.sequence for start in begun],
         )
         attempt.say(f"the program is {found.outcome.value}")
-        left = deadline - time.perf_counter()
-        if bounded is Outcome.STOPPED and not attempt.closed() and left > 0:
-            attempt.bound_all(left, self.back_end)
-            attempt.say("bounded all schedules again")
-        return attempt.solution()

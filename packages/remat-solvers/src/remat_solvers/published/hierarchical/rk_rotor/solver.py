@@ -46,6 +46,7 @@ class RKRotor(Rotor):
     name: ClassVar[str] = "rk-rotor"
     exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Xunyi Zhao, Théotime Le Hellard, Lionel Eyraud-Dubois, Julia Gusak, Olivier Beaumont. "
         "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materialization in "
@@ -70,5 +71,5 @@ class RKRotor(Rotor):
                 break
             options = plans.of(chain, _BLOCKS_SHARE * left)
             search.say(f"options of {len(chain.stages)} stages")
-            search.run(measure_stages(wiring, chain, options), self.slots)
+            search.fill(measure_stages(wiring, chain, options), self.slots)
         return search.solution()

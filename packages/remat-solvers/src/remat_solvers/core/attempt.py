@@ -1,0 +1,97 @@
+"""One solve with an integer program: the steps that solvers of this kind have in common.
+
+Schedules that are found without a program come first, then a bound on all schedules, for a share of
+the time, then the program, and at last the bound again, if it was stopped and there is time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from remat_graph import Solution
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.makers import store_all_sequence
+from remat_solvers.core.milp import Outcome
+from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.trace import Trace, sequence_time, trace
+from remat_solvers.core.wiring import Ints
+
+__all__ = ["Attempt"]
+
+_BOUND_SHARE = 0.3  # of the time
+
+
+class Attempt(Incumbent):
+    """What a solve has found and proved, and until when; `seconds` where no limit is set."""
+
+    def __init__(
+        self,
+        solver: str,
+        problem: Problem,
+        limit: Limit,
+        report: Report,
+        *,
+        seconds: float = 60.0,
+        bounded: bool = True,
+    ) -> None:
+        super().__init__(
+            solver, problem.wiring, problem.budget_bytes, limit, report, bounded=bounded
+        )
+        self.deadline = time.perf_counter() + limit.left(seconds)
+
+    def left(self) -> float:
+        """Return the seconds until the deadline; never below 0."""
+        return max(0.0, self.deadline - time.perf_counter())
+
+    def take(self, sequence: Ints) -> bool:
+        """Offer a sequence, and report it if it is the fastest; say whether it fits."""
+        before = self.best_time
+        fits = self.offer(trace(self.wiring, sequence))
+        if self.best_time < before:
+            self.say("a schedule was found")
+        return fits
+
+    def settled_at_once(self, least_bytes: int) -> bool:
+        """Store everything if that fits; prove that nothing does if an op needs too much.
+
+        `least_bytes` is what ops need one by one (`least`).
+        """
+        self.offer(trace(self.wiring, store_all_sequence(self.wiring)))
+        if self.best is not None:
+            self.say("storing everything fits")
+        elif least_bytes > self.budget_bytes:
+            self.refuse()
+            self.say("one op alone needs more than the budget")
+        return self.infeasible or self.closed()
+
+    def begin(self, found: Iterable[Trace]) -> list[Trace]:
+        """Take schedules as they are found; return those that fit, fastest first."""
+        fitting = [start for start in found if self.take(start.sequence)]
+        return sorted(fitting, key=lambda start: sequence_time(self.wiring, start.sequence))
+
+    def run(
+        self,
+        least_bytes: int,
+        found: Iterable[Trace],
+        bound: Callable[[float], Outcome],
+        search: Callable[[list[Trace]], None],
+    ) -> Solution:
+        """Take all steps in turn, until the schedule is proved the fastest, or that none fits.
+
+        `least_bytes` is as of `settled_at_once`, `found` as of `begin`. `bound` is given seconds;
+        `search` what `begin` returned.
+        """
+        if self.settled_at_once(least_bytes):
+            return self.solution()
+        begun = self.begin(found)
+        if self.closed():
+            return self.solution()
+        outcome = bound(_BOUND_SHARE * self.left())
+        self.say("bounded all schedules")
+        if not self.infeasible and not self.closed() and self.left() > 0:
+            search(begun)
+            if outcome is Outcome.STOPPED and not self.closed() and self.left() > 0:
+                bound(self.left())
+                self.say("bounded all schedules again")
+        return self.solution()
