@@ -202,7 +202,7 @@ def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
 @pytest.mark.parametrize("regions", [None, "[0-9]"])
 @pytest.mark.parametrize("most_times", [1.05, 100.0])
 def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
-    """The least peak needs recomputation, for which there is no need here."""
+    """The minimal peak needs recomputation, for which there is no need here."""
     for module in (planner, choosing):
         monkeypatch.setattr(module, "MOST_TIMES", most_times)
 

@@ -13,10 +13,10 @@ from remat_solvers import store_all
 from remat_solvers.bounds.least import least
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import evict
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import drop_unused, prune
-from remat_solvers.search.smallest import smallest_trace
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 perturbations = st.builds(
@@ -120,7 +120,7 @@ def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
 
 def test_the_smallest_peak_found_is_near_the_bound():
     wiring = Wiring.of(gpt2(layers=4))
-    found = smallest_trace(wiring, time.perf_counter() + 2)
+    found = minimal_peak_trace(wiring, time.perf_counter() + 2)
     assert found.peak_bytes <= 1.25 * least(wiring).peak_bytes
 
 

@@ -13,7 +13,7 @@ from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import least
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,7 +66,7 @@ def test_small_values_and_fewer_sets_only_lower_the_bound(graph):
 @given(graphs(most_ops=16, most_values=20))
 def test_no_schedule_found_of_a_larger_graph_goes_below_the_bound(graph):
     wiring = Wiring.of(graph)
-    found = smallest_trace(wiring, time.perf_counter() + 0.3)
+    found = minimal_peak_trace(wiring, time.perf_counter() + 0.3)
     assert regress(wiring, bottleneck(wiring)).peak_bytes <= found.peak_bytes
 
 

@@ -74,11 +74,11 @@ def test_auto_refines_what_does_not_fit():
     assert solve(GRAPH, int(PEAK * 0.7), solver="refine", limit_seconds=10).trials == ()
 
 
-def test_auto_says_that_it_took_the_schedule_of_least_peak(monkeypatch):
+def test_auto_says_that_it_took_the_schedule_of_minimal_peak(monkeypatch):
     monkeypatch.setattr(sys.modules[solve.__module__], "_PORTFOLIO", ("store-all",))
     solution = solve(GRAPH, int(PEAK * 0.7), limit_seconds=5)
-    assert solution.solver == "least-peak"
-    assert [trial.solver for trial in solution.trials] == ["store-all", "least-peak"]
+    assert solution.solver == "minimal-peak"
+    assert [trial.solver for trial in solution.trials] == ["store-all", "minimal-peak"]
     assert [trial.time for trial in solution.trials] == [None, solution.time]
 
 

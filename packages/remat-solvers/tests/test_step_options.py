@@ -16,7 +16,7 @@ from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simula
 from remat_graph.testing import unit_chain
 from remat_solvers import InvalidProblem, UnknownSolver, solve, store_all
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.step import (
     ANY_BYTES,
     Moment,
@@ -142,7 +142,7 @@ def test_a_front_has_both_ends_and_true_bounds(graph):
     everything = measure_option(graph, store_all(graph))
     assert front.best().time == pytest.approx(everything.time)
     assert min(o.kept_bytes for o in front.options) == least_kept(graph)
-    lowest = smallest_trace(Wiring.of(graph), time.perf_counter() + 10).peak_bytes
+    lowest = minimal_peak_trace(Wiring.of(graph), time.perf_counter() + 10).peak_bytes
     assert min(o.peak_bytes for o in front.options) <= lowest
     for option in front.options:
         for kept, peak in (

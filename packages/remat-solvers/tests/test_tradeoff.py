@@ -180,7 +180,7 @@ def test_a_known_schedule_near_the_bound_needs_no_solve(fake):
     assert {p.status for p in found.points} == {Status.OPTIMAL}
 
 
-def test_a_least_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
+def test_a_minimal_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
     smallest = smallest_budget(CHAIN)
     wrong = dataclasses.replace(smallest, least_bytes=smallest.peak_bytes + 1)
     monkeypatch.setattr(curve, "smallest_budget", lambda *_, **__: wrong)

@@ -28,11 +28,11 @@ from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.store_all import StoreAll
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.minimal_peak.programs import Lowest
 from remat_solvers.published.checkmate.rounding import CheckmateRounding
 from remat_solvers.published.monet import Monet
 from remat_solvers.published.monet import solver as monet_solver
 from remat_solvers.refine.construct import _InWays
-from remat_solvers.refine.lowest import Lowest
 
 SOLVE = importlib.import_module("remat_solvers.solve")  # the name of the function hides it
 GRAPH = unit_chain(6)
@@ -69,7 +69,7 @@ def slow(status=Status.FEASIBLE, bound=None):
     [
         (nothing(Status.INFEASIBLE), PEAK, None, f"nothing fits {PEAK} bytes, .* 'store-all'"),
         (nothing(Status.INFEASIBLE), PEAK - 1, FAST.schedule, f"fits {PEAK - 1} bytes, .* 'start'"),
-        (nothing(Status.INFEASIBLE), PEAK - 1, None, f"fits {PEAK - 1} bytes, .* 'least-peak'"),
+        (nothing(Status.INFEASIBLE), PEAK - 1, None, f"fits {PEAK - 1} bytes, .* 'minimal-peak'"),
         (nothing(bound=1e9), PEAK, None, "the bound 1000000000.0 .* 'store-all' takes 12.0"),
         (slow(Status.OPTIMAL), PEAK, None, "that 20.0 is optimal .* 'store-all' takes 12.0"),
         (slow(Status.OPTIMAL), PEAK - 1, FAST.schedule, "optimal .* 'start' takes 13.0 within 5"),
@@ -167,20 +167,20 @@ def test_from_then_on_nothing_is_certified_by_it(solver):
     assert (certain.status, certain.doubt) == (Status.OPTIMAL, None)
 
 
-def test_that_nothing_fits_is_refuted_by_the_least_peak(monkeypatch):
+def test_that_nothing_fits_is_refuted_by_the_minimal_peak(monkeypatch):
     lie(monkeypatch, infeasible)
     with pytest.raises(BudgetTooSmall, match="though a schedule of 2 B exists") as caught:
         solve(GRAPH, 3, solver=WITHOUT_STARTS)
     assert caught.value.status is Status.LIMIT
     assert caught.value.least_bytes <= caught.value.smallest_bytes == 2
-    assert "nothing fits 3 bytes, but a schedule of 'least-peak'" in trust.doubt_of("HIGHS")
+    assert "nothing fits 3 bytes, but a schedule of 'minimal-peak'" in trust.doubt_of("HIGHS")
 
 
 def test_auto_goes_on_and_tells(monkeypatch):
     lie(monkeypatch, infeasible)
     monkeypatch.setattr(SOLVE, "_PORTFOLIO", ("store-all", "checkmate-rounding(pruned=False)"))
     found = solve(GRAPH, 3)
-    assert (found.solver, found.status) == ("least-peak", Status.FEASIBLE)
+    assert (found.solver, found.status) == ("minimal-peak", Status.FEASIBLE)
     assert "nothing fits 3 bytes, but" in found.doubt
 
 
@@ -258,24 +258,31 @@ def test_a_curve_of_a_back_end_that_lies_says_so(monkeypatch):
     assert "HIGHS was wrong" in curve.doubt
 
 
-def test_a_least_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
+def test_a_minimal_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
     graph = with_mask(3)
     honest = smallest_budget(graph, limit_seconds=1)
-    monkeypatch.setattr("remat_solvers.smallest.CLOSE", 0.5)
+    monkeypatch.setattr("remat_solvers.minimal_peak.budget.CLOSE", 0.5)
     monkeypatch.setattr(
-        "remat_solvers.smallest.lower", lambda _, known, *__: Lowest(known, known.peak_bytes + 1)
+        "remat_solvers.minimal_peak.budget.lower",
+        lambda _, known, *__: Lowest(known, known.peak_bytes + 1),
     )
-    monkeypatch.setattr("remat_solvers.smallest.unfold", lambda wiring, found: _Same(wiring, found))
+    monkeypatch.setattr(
+        "remat_solvers.minimal_peak.budget.unfold", lambda wiring, found: _Same(wiring, found)
+    )
     found = smallest_budget(graph, limit_seconds=1)
     assert found.least_bytes <= found.peak_bytes
     assert found.least_bytes == honest.least_bytes
     assert "nothing fits" in trust.doubt_of("HIGHS")
 
 
-def test_a_least_peak_by_a_back_end_that_is_not_believed_is_not_told(monkeypatch):
+def test_a_minimal_peak_by_a_back_end_that_is_not_believed_is_not_told(monkeypatch):
     stored = trace(WIRING, store_all_sequence(WIRING))
-    monkeypatch.setattr("remat_solvers.smallest.least_peak_trace", lambda *_, **__: stored)
-    monkeypatch.setattr("remat_solvers.smallest.lower", lambda *_: Lowest(stored, PEAK - 1))
+    monkeypatch.setattr(
+        "remat_solvers.minimal_peak.budget.minimal_peak_trace", lambda *_, **__: stored
+    )
+    monkeypatch.setattr(
+        "remat_solvers.minimal_peak.budget.lower", lambda *_: Lowest(stored, PEAK - 1)
+    )
     assert smallest_budget(GRAPH, limit_seconds=1).least_bytes == PEAK - 1
     trust.distrust("HIGHS", "it lied")
     assert smallest_budget(GRAPH, limit_seconds=1).least_bytes == LEAST.least_bytes
@@ -292,7 +299,7 @@ class _Same:
         return found
 
 
-def test_a_start_below_the_least_peak_that_was_found_is_named(monkeypatch):
+def test_a_start_below_the_minimal_peak_that_was_found_is_named(monkeypatch):
     wrong = dataclasses.replace(LEAST, peak_bytes=PEAK, schedule=store_all(GRAPH), least_bytes=PEAK)
     monkeypatch.setattr(SOLVE, "smallest_budget", lambda *_, **__: wrong)
     with pytest.raises(BudgetTooSmall) as caught:

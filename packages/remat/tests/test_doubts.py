@@ -34,7 +34,7 @@ def test_what_is_not_certified_is_not_cached(monkeypatch, tmp_path):
 
 
 def test_a_refusal_is_held_against_what_was_known_from_before(monkeypatch):
-    """Here the solver, and the search for the least peak after it, know less."""
+    """Here the solver, and the search for the minimal peak after it, know less."""
 
     class Pessimist(StoreAll):
         def solve(self, problem, limit, report):

@@ -80,7 +80,7 @@ class Status(enum.StrEnum):
 class Trial:
     """What one solver of a portfolio gave; `time` is `None` if it found no schedule that fits.
 
-    `peak_bytes` is that of its schedule, or of the one of least peak that it tried. `seconds` is
+    `peak_bytes` is that of its schedule, or of the one of minimal peak that it tried. `seconds` is
     how long it ran.
     """
 

@@ -5,12 +5,11 @@ Solvers are found through the entry-point group `remat.solvers`.
 
 From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
 arrays, integer programs), `bounds` (what no schedule beats), `search` (schedules without a
-program), `refine`, our own solver; then `smallest`, the least budget, `registry` and `solve`, which
-ask solvers by name, and on top `queries` and `step`, which ask many times. `published` has the
-methods of papers, a folder for each: `refine` begins with one of them, and the hierarchical ones
-solve their blocks by `refine`. Public beside this module are `step` (several regions under one
-budget), `toolkit` (what a solver is built of), `verdicts` (claims held against schedules) and
-`testing` (what a solver must pass).
+program), `refine`, our own solver; then `minimal_peak`, `registry` and `solve`, which ask solvers
+by name, and on top `queries` and `step`, which ask many times. `published` has the methods of
+papers, a folder for each: `refine` begins with one of them, and others solve parts by it. Public
+beside this module are `step` (several regions under one budget), `toolkit` (what a solver is built
+of), `verdicts` (claims held against schedules) and `testing` (what a solver must pass).
 """
 
 from remat_solvers.__about__ import __version__
@@ -27,10 +26,10 @@ from remat_solvers.errors import (
     UnsuitableSolver,
     WorkerDied,
 )
+from remat_solvers.minimal_peak.budget import SmallestBudget, smallest_budget
 from remat_solvers.queries.batch import LargestBatch, max_batch_size, with_batch
 from remat_solvers.queries.tradeoff import Tradeoff, TradeoffPoint, check_tradeoff, tradeoff
 from remat_solvers.registry import cite, get_solver, list_solvers, resolve_solver
-from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.solve import solve
 
 __all__ = [

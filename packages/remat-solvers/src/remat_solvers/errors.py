@@ -123,7 +123,7 @@ class WorkerDied(SolverError):
 class BudgetTooSmall(SolverError):
     """Nothing within the budget exists, or was found within the limit.
 
-    `smallest_bytes` is the least peak of any schedule found; `least_bytes` is a proved lower bound
+    `smallest_bytes` is the lowest peak of any schedule found; `least_bytes` is a proved lower bound
     on the peak of every schedule in the order of the graph, 0 if none is; `least_at` is the op
     that cannot run with less, if it is known. `results_bytes` is what the results of the graph
     take, such as the gradients of parameters, all of which are there at the end. `status` is

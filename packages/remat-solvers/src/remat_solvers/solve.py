@@ -35,13 +35,13 @@ from remat_solvers.errors import (
     SolverError,
     UnsuitableSolver,
 )
+from remat_solvers.minimal_peak.budget import SmallestBudget, smallest_budget
 from remat_solvers.registry import Chosen, resolve_solver
-from remat_solvers.smallest import SmallestBudget, smallest_budget
 from remat_solvers.verdicts import (
     Verdicts,
     claim_of,
     doubt_or_raise,
-    least_peak_claim,
+    minimal_peak_claim,
     uncertified,
 )
 
@@ -49,7 +49,7 @@ __all__ = ["AUTO", "search", "solve"]
 
 AUTO = "auto"
 _PORTFOLIO = ("store-all", "refine")
-_LEAST_PEAK = "least-peak"
+_MINIMAL_PEAK = "minimal-peak"
 _PROBE_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def solve(
 ) -> Solution:
     """Schedule a graph within a budget; the answer has a schedule that fits, checked.
 
-    What an op needs by itself is asked first: with less, `auto` looks for the least peak alone.
+    What an op needs by itself is asked first: with less, `auto` looks for the minimal peak alone.
     With `keep_best`, Ctrl-C ends the search and returns the best schedule so far, if there is one;
     else, and without it, `KeyboardInterrupt` is raised. A MILP back end at work is left to itself
     until its limit; the process exits only then. `start` is a schedule to begin with, such as that
@@ -142,7 +142,7 @@ def solve(
     seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
     smallest = _smallest(problem, seconds, verdicts)
     answer = _settled(answer, verdicts)
-    found = _fitting(problem, limit, _LEAST_PEAK, smallest.schedule) if solver == AUTO else None
+    found = _fitting(problem, limit, _MINIMAL_PEAK, smallest.schedule) if solver == AUTO else None
     if found is not None:
         trials = (*answer.trials, _trial(found, limit.elapsed - began))
         return dataclasses.replace(found, trials=trials, doubt=answer.doubt)
@@ -355,12 +355,12 @@ def _checked(chosen: Chosen, problem: Problem, answer: object) -> Solution:
 
 
 def _smallest(problem: Problem, seconds: float, verdicts: Verdicts) -> SmallestBudget:
-    """Look for the least peak, and take that in hand, too; the one to start from may be lower."""
+    """Look for the minimal peak, and take that in hand, too; the one to start from may be lower."""
     graph, start = problem.graph, problem.start
     smallest = smallest_budget(graph, limit_seconds=seconds)
     timeline = simulate(graph, smallest.schedule)
-    verdicts.show(_LEAST_PEAK, smallest.schedule, timeline.time, timeline.peak_bytes)
-    verdicts.claim(least_peak_claim(smallest.least_bytes))
+    verdicts.show(_MINIMAL_PEAK, smallest.schedule, timeline.time, timeline.peak_bytes)
+    verdicts.claim(minimal_peak_claim(smallest.least_bytes))
     peak = smallest.peak_bytes if start is None else simulate(graph, start).peak_bytes
     if start is not None and peak < smallest.peak_bytes:
         smallest = dataclasses.replace(smallest, peak_bytes=peak, schedule=start)

@@ -13,7 +13,7 @@
   first steps of a solve; `starts` are schedules to begin with.
 - `evict` and `page` bring a sequence within a budget, each in other ways by an
   `EvictionPerturbation` or a `PagingPerturbation`; `prune` takes out what it does not need,
-  `local_search` improves one that fits, `smallest_trace` looks for the minimal peak.
+  `local_search` improves one that fits, `minimal_peak_trace` looks for the minimal peak.
 - `least` (a `Least`) and `bottleneck` prove what no schedule goes below in bytes, `least_time` in
   time.
 - `Program` and `solve_program` are integer programs, of which an `Answer` with its `Outcome`
@@ -32,11 +32,11 @@ from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.trust import doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, in_order, sequence_of
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.local_search import local_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
-from remat_solvers.search.smallest import smallest_trace
 from remat_solvers.search.starts import starts
 
 __all__ = [
@@ -66,12 +66,12 @@ __all__ = [
     "least",
     "least_time",
     "local_search",
+    "minimal_peak_trace",
     "page",
     "prune",
     "run_all",
     "sequence_of",
     "sequence_time",
-    "smallest_trace",
     "solve_program",
     "starts",
     "trace",

@@ -2,7 +2,7 @@
 
 A claim speaks of the schedules whose first computations are in the order of the graph: within so
 many bytes none takes less than some time; where that is infinite, there is none. `OPTIMAL`,
-`INFEASIBLE`, a bound on the time and a least peak are all of this form. Any such schedule, whoever
+`INFEASIBLE`, a bound on the time, a minimal peak are all of this form. Any such schedule, whoever
 found it, for this budget or a smaller one, can refute it. Storing everything is always in hand.
 
 A refuted claim is dropped. If a MILP back end is behind it, by a solver of this package, that back
@@ -32,7 +32,7 @@ __all__ = [
     "Verdicts",
     "claim_of",
     "doubt_or_raise",
-    "least_peak_claim",
+    "minimal_peak_claim",
     "uncertified",
     "unproved",
 ]
@@ -62,7 +62,7 @@ def claim_of(by: Chosen | None, budget_bytes: int, answer: Solution) -> Claim:
     return Claim(by, budget_bytes, bound, text)
 
 
-def least_peak_claim(least_bytes: int, by: Chosen | None = None) -> Claim:
+def minimal_peak_claim(least_bytes: int, by: Chosen | None = None) -> Claim:
     """Say that no schedule has a smaller peak."""
     below = least_bytes - 1
     return Claim(by, below, math.inf, f"claims that nothing fits {below} bytes")

@@ -11,7 +11,7 @@ __all__ = ["least_ways"]
 
 
 def least_ways(graph: Graph) -> int:
-    """Find the largest over all ops, and the end, of the least peak that makes what it reads.
+    """Find the largest over all ops, and the end, of the minimal peak that makes what it reads.
 
     Every set of values counts, every op may have completed it, and every value weighs what it
     weighs. What cannot be made again and is needed later is part of what must be there. What an op
@@ -27,7 +27,7 @@ def least_ways(graph: Graph) -> int:
     def weigh(values) -> int:
         return sum(size[v] for v in values)
 
-    def least_peak(wanted: frozenset[str]) -> int:
+    def minimal_peak(wanted: frozenset[str]) -> int:
         order = count()
         pending = [(0, next(order), wanted)]
         done: set[frozenset[str]] = set()
@@ -46,7 +46,7 @@ def least_ways(graph: Graph) -> int:
                 there = weigh(now | set(op.outputs) | held[op.name]) + op.workspace_bytes
                 heapq.heappush(pending, (max(peak, there), next(order), before))
 
-    most = least_peak(results)
+    most = minimal_peak(results)
     for i, op in enumerate(graph.ops):
         needed = results.union(*(reads[other.name] for other in graph.ops[i:]))
         once = {v for v in needed if place[maker[v].name] < i and not maker[v].replayable}
@@ -54,5 +54,5 @@ def least_ways(graph: Graph) -> int:
         after = results.union(*(reads[other.name] for other in graph.ops[i + 1 :]))
         while_running = weigh(held[op.name] | (once & after) | set(op.outputs))
         while_running += op.workspace_bytes
-        most = max(most, least_peak(frozenset(wanted)), while_running)
+        most = max(most, minimal_peak(frozenset(wanted)), while_running)
     return most

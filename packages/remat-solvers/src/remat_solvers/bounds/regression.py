@@ -59,7 +59,7 @@ def regress(
         return best
     largest = np.sort(np.argsort(-wiring.size, kind="stable")[:_MOST_LARGE])
     search = _Search(wiring, largest.tolist(), limits, _MOST_BITS_AT_END)
-    peak_bytes = search.least_peak(search.results, best.peak_bytes)
+    peak_bytes = search.minimal_peak(search.results, best.peak_bytes)
     if peak_bytes > best.peak_bytes:
         best = Least(peak_bytes, None)
     former = 0
@@ -74,7 +74,7 @@ def regress(
         for op, wanted in search.goals():
             if limits.reached(best.peak_bytes) or search.cut_short == _MOST_CUT_SHORT:
                 break
-            peak_bytes = search.least_peak(wanted, best.peak_bytes)
+            peak_bytes = search.minimal_peak(wanted, best.peak_bytes)
             if peak_bytes > best.peak_bytes:
                 best = Least(peak_bytes, None if op is None else wiring.graph.ops[op].name)
     return best
@@ -149,7 +149,7 @@ class _Search:
                         ends[last[v]] = ends.get(last[v], 0) | self._bit[v]
         yield None, self.results
 
-    def least_peak(self, wanted: Set, floor_bytes: int) -> int:
+    def minimal_peak(self, wanted: Set, floor_bytes: int) -> int:
         """Bound the peak of what makes a set alive; of no interest below `floor_bytes`.
 
         Dijkstra's algorithm: open sets are taken in the order of the peak of the best way to them,

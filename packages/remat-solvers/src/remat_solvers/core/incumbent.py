@@ -47,7 +47,7 @@ class Incumbent:
         self.budget_bytes = budget_bytes
         self.best: Trace | None = None
         self.best_time = math.inf
-        self.least_peak_bytes: float = math.inf  # of all that was offered
+        self.minimal_peak_bytes: float = math.inf  # of all that was offered
         self.once = least_time(wiring)
         self.bound = self.once
         self.infeasible = False
@@ -62,7 +62,7 @@ class Incumbent:
 
     def offer(self, found: Trace) -> bool:
         """Keep a schedule if it fits and is faster; say whether it fits."""
-        self.least_peak_bytes = min(self.least_peak_bytes, found.peak_bytes)
+        self.minimal_peak_bytes = min(self.minimal_peak_bytes, found.peak_bytes)
         if found.peak_bytes > self.budget_bytes:
             return False
         found_time = sequence_time(self.wiring, found.sequence)
@@ -104,10 +104,10 @@ class Incumbent:
         self._tell(message)
 
     def solution(self) -> Solution:
-        """Give the answer, with the simulator's figures; without a schedule, the least peak met."""
+        """Give the answer, with the simulator's figures; without a schedule the lowest peak met."""
         self._believes(self._back_end)
         if self.best is None:
-            least = self.least_peak_bytes
+            least = self.minimal_peak_bytes
             return Solution(
                 status=Status.INFEASIBLE if self.infeasible else Status.LIMIT,
                 schedule=None,

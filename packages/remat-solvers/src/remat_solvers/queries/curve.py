@@ -17,10 +17,10 @@ from remat_solvers.core.problem import Solver
 from remat_solvers.core.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BrokenSolver, SolverError
+from remat_solvers.minimal_peak.budget import smallest_budget
 from remat_solvers.registry import Chosen, resolve_solver
-from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO
-from remat_solvers.verdicts import Verdicts, claim_of, doubt_or_raise, least_peak_claim
+from remat_solvers.verdicts import Verdicts, claim_of, doubt_or_raise, minimal_peak_claim
 
 __all__ = ["Knowledge", "TradeoffPoint"]
 
@@ -71,7 +71,7 @@ class Knowledge:
 
     @property
     def smallest_bytes(self) -> int:
-        """The least peak of any schedule found."""
+        """The minimal peak of any schedule found."""
         return min(found.peak_bytes for found in self._found)
 
     def look_for_smallest(self, seconds: float) -> None:
@@ -80,7 +80,7 @@ class Knowledge:
         smallest = smallest_budget(self.graph, limit_seconds=seconds)
         spent = time.perf_counter() - started
         self._keep(smallest.schedule, _SMALLEST, spent)
-        self._verdicts.claim(least_peak_claim(smallest.least_bytes))
+        self._verdicts.claim(minimal_peak_claim(smallest.least_bytes))
         self._settle()
 
     def learn(self, budget_bytes: int, answer: Solution, solver: str | Solver) -> None:
@@ -115,7 +115,7 @@ class Knowledge:
         return self._verdicts.least_bytes
 
     def start(self, budget_bytes: int) -> Schedule | None:
-        """Return the schedule of the least peak that does not fit: that of the next budget.
+        """Return the schedule of the minimal peak that does not fit: that of the next budget.
 
         Where little less fits than the fastest that does, that one.
         """

@@ -51,7 +51,7 @@ class Tradeoff:
     """Points of the curve by growing budget, and its two ends.
 
     Storing everything takes `store_all_time` and `store_all_peak_bytes`. `smallest_bytes` is the
-    least peak of any schedule found; no schedule in the order of the graph goes below
+    minimal peak of any schedule found; no schedule in the order of the graph goes below
     `least_bytes`. `doubt` is as that of a `Solution`.
     """
 

@@ -3,7 +3,7 @@
 A first schedule comes of repairing the given one and storing everything, where values have several
 makers by each kind of them; while nothing fits, or where the gap stays wide, of repairing in other
 ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
-the least peak. A graph that is a chain of blocks is also planned as one: on long chains of which
+the minimal peak. A graph that is a chain of blocks is also planned as one: on long chains of which
 little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
 state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
 sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
@@ -25,12 +25,12 @@ from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.relaxation import Relaxation, read_point
 from remat_solvers.refine.state import FAR, State
+from remat_solvers.search.descent import descend_to, minimal_peak_trace
 from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search, restarted_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
 from remat_solvers.search.repair import prune_multi, repaired
-from remat_solvers.search.smallest import descend_to, least_peak_trace
 from remat_solvers.search.starts import EVICTION_PERTURBATIONS, PAGING_PERTURBATIONS
 from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
 
@@ -107,7 +107,7 @@ class Heuristics:
         state = self._state
         until = time.perf_counter() + _DESCENT_SHARE * state.left()
         if state.wiring.graph.has_alternatives:
-            self._offer_pruned(least_peak_trace(state.wiring, until))
+            self._offer_pruned(minimal_peak_trace(state.wiring, until))
         else:
             self._offer_pruned(descend_to(state.wiring, state.budget_bytes, until))
 

@@ -80,7 +80,7 @@ class Rounds:
             proved = regress(state.wiring, proved, until, enough_bytes=state.budget_bytes)
             if proved.peak_bytes > state.budget_bytes:
                 state.refuse()
-                return state.say("nothing fits: the least peak is above the budget")
+                return state.say("nothing fits: the minimal peak is above the budget")
         if self._heuristics.far_too_slow:
             self._heuristics.descend()
         state.say("repaired storing everything")

@@ -46,7 +46,7 @@ from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.search.smallest import least_peak_trace
+from remat_solvers.search.descent import minimal_peak_trace
 
 __all__ = ["Refine"]
 
@@ -109,7 +109,7 @@ class Refine:
             problem.wiring, problem.budget_bytes, begin, limit, report, everything
         )
         if state.best is None:
-            state.offer(least_peak_trace(state.wiring, time.perf_counter() + 1.0))
+            state.offer(minimal_peak_trace(state.wiring, time.perf_counter() + 1.0))
         return state.solution()
 
     def _refined(

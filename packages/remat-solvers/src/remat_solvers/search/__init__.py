@@ -4,5 +4,5 @@
 `repair` is both, with any makers: `evict_makers` chooses among several, `selection` says where that
 begins, `ways` changes which run first, `unfolding` makes an ordinary graph of the result.
 `replay` lowers a peak that is near the least, `local_search` improves a schedule that fits.
-`smallest` and `starts` put them together: for the least budget, and for schedules to begin with.
+`descent` and `starts` put them together: for the minimal peak, and for schedules to begin with.
 """

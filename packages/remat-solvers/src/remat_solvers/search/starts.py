@@ -3,7 +3,7 @@
 In turn: the given schedule as it is; that one and storing everything, each repaired by eviction and
 then rid of what the budget does not need; and while nothing fits, running the ops within the budget
 in one pass, repairing storing everything in other ways, and a descent to the budget by all that
-looks for the least peak. A given schedule that does not first compute all ops in the order of the
+looks for the minimal peak. A given schedule that does not first compute all ops in the order of the
 graph is left out.
 
 Guarantee: every sequence is legal in the order of the graph; some may be over the budget. The given
@@ -22,11 +22,11 @@ import numpy as np
 from remat_graph import Schedule
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring, in_order
+from remat_solvers.search.descent import descend_to
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.local_search import local_search
 from remat_solvers.search.paging import PagingPerturbation, page
 from remat_solvers.search.prune import prune
-from remat_solvers.search.smallest import descend_to
 
 __all__ = ["EVICTION_PERTURBATIONS", "PAGING_PERTURBATIONS", "starts"]
 

@@ -30,8 +30,8 @@ from remat_solvers.core.store_all import store_all
 from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Wiring, expand, sequence_of
 from remat_solvers.errors import BackEndFailed
+from remat_solvers.minimal_peak.budget import smallest_budget
 from remat_solvers.registry import resolve_solver
-from remat_solvers.smallest import smallest_budget
 from remat_solvers.solve import AUTO, search
 from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import (
@@ -47,12 +47,12 @@ from remat_solvers.verdicts import Claim, doubt_or_raise
 
 __all__ = ["known_front", "refined_options", "region_front", "region_options"]
 
-_SMALLEST_SHARE = 0.25  # of the time, for the least peak
+_SMALLEST_SHARE = 0.25  # of the time, for the minimal peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
 _SMALLEST_SECONDS, _SMALLEST_SECONDS_PER_OP = 0.3, 2e-3
 _POINT_SECONDS, _POINT_OPS = 0.08, 100  # more seconds, with the square of the ops
 _FINER = 3  # values of what is kept per point
-_PEAKS = (0.5, 0.1)  # of the way from the least peak to the highest
+_PEAKS = (0.5, 0.1)  # of the way from the minimal peak to the highest
 _CLOSE = 1e-6  # of a time, within which two are the same
 
 _log = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ class _Search:
         return is_in_order(wiring, sequence_of(wiring, option.schedule))
 
     def _lowest(self, front: RegionFront) -> tuple[RegionFront, RegionOption]:
-        """Look for the least peak."""
+        """Look for the minimal peak."""
         count = len(self.graph.ops)
         seconds = _SMALLEST_SECONDS + _SMALLEST_SECONDS_PER_OP * count
         seconds = min(seconds, _SMALLEST_SHARE * self.limit.left(math.inf))

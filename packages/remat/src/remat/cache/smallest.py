@@ -1,4 +1,4 @@
-"""Schedules of the least peak that was found for graphs for which a budget was too small.
+"""Schedules of the minimal peak that was found for graphs for which a budget was too small.
 
 The refusal names that peak as enough. A search for it is cut short by the clock, so that another
 one, on a busier machine, might find less: it begins with what is known here. Schedules are found
@@ -24,7 +24,7 @@ _kept: dict[str, Schedule] = {}  # in the names of outlines, by the hashes of th
 
 
 def smallest_known(graph: Graph) -> Schedule | None:
-    """Give the schedule of least peak of an earlier refusal for a graph like this; else `None`."""
+    """Give the schedule of minimal peak of a refusal for a graph like this; else `None`."""
     store = Store.here()
     if not _kept and (store is None or not _folder(store).is_dir()):
         return None

@@ -216,7 +216,7 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
         Verdicts,
         claim_of,
         doubt_or_raise,
-        least_peak_claim,
+        minimal_peak_claim,
         uncertified,
         unproved,
     )
@@ -228,7 +228,7 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
             verdicts.show(name, answer.schedule, answer.time, answer.peak_bytes)
             claim = claim_of(resolve_solver(name), size, answer)
         elif isinstance(answer, BudgetTooSmall):
-            claim = least_peak_claim(answer.least_bytes, resolve_solver(name))
+            claim = minimal_peak_claim(answer.least_bytes, resolve_solver(name))
         else:
             continue
         verdicts.claim(claim)

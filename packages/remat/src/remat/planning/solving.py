@@ -19,7 +19,7 @@ from remat_graph.torch import Capture
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solve, store_all
 from remat_solvers.toolkit import Wiring, least_time
-from remat_solvers.verdicts import Verdicts, doubt_or_raise, least_peak_claim, unproved
+from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim, unproved
 
 __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
 
@@ -74,7 +74,7 @@ def solved_in_best_layouts(
     both.
 
     Raises:
-        BudgetTooSmall: if it is for both, with the least peaks of either.
+        BudgetTooSmall: if it is for both, with the minimal peaks of either.
     """
     if not captured.laid_out:
         return captured, solved(captured.graph)
@@ -216,7 +216,7 @@ def _held_against(
     verdicts = Verdicts(wiring)
     verdicts.show("an earlier plan", known, timeline.time, timeline.peak_bytes)
     verdicts.claim(
-        least_peak_claim(
+        minimal_peak_claim(
             error.least_bytes, resolve_solver(solver) if fits and solver != "auto" else None
         )
     )

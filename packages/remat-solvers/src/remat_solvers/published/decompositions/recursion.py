@@ -161,7 +161,7 @@ class RecursionSolver(ABC):
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Try k from storing everything down to 1 (for 30 s if no limit is set).
 
-        `LIMIT` with the least peak met if none fits.
+        `LIMIT` with the minimal peak met if none fits.
         """
         wiring = problem.wiring
         recursion = self.recursion(Precedence.of(wiring))

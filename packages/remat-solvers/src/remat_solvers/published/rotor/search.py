@@ -36,7 +36,7 @@ class Search(Attempt):
         if self.closed():
             return
         budget, least = self.budget_bytes, least_bytes(costs)
-        self.least_peak_bytes = min(self.least_peak_bytes, least)
+        self.minimal_peak_bytes = min(self.minimal_peak_bytes, least)
         if least > budget:
             return
         for _ in range(_ROUNDS):

@@ -15,7 +15,7 @@ import numpy as np
 
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.blocks.options import Option, read_option
-from remat_solvers.search.smallest import smallest_trace
+from remat_solvers.search.descent import minimal_peak_trace
 
 __all__ = ["Target", "targets_of"]
 
@@ -42,7 +42,7 @@ def targets_of(wiring: Wiring, deadline: float) -> tuple[list[Option], list[Targ
     if full is None:
         raise ValueError("the halves of a block are out of order")
     until = min(deadline, time.perf_counter() + _PROBE_SECONDS)
-    smallest = read_option(wiring, smallest_trace(wiring, until).sequence)
+    smallest = read_option(wiring, minimal_peak_trace(wiring, until).sequence)
     found = [full] if smallest is None else [full, smallest]
     least = found[-1].peak_bytes
     elsewhere = wiring.graph.boundary_index

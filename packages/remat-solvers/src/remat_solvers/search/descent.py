@@ -1,10 +1,10 @@
-"""The schedule of least peak, whatever its time, looked for in single steps.
+"""The schedule of minimal peak, whatever its time, looked for in single steps.
 
 Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
 (`evict`), the ops are run in one pass (`paging`), and storing everything is repaired. The peak that
 an attempt reaches counts even where it misses. From the best, storing everything, and the best with
 something given up at a high moment or with a part of it run again, `replay` then descends in small
-steps, with several seeds: slower far from the least peak, better near it.
+steps, with several seeds: slower far from the minimal peak, better near it.
 Guarantee: what is found is legal; nothing is proved. Complexity: some dozens of attempts, each
 limited in time.
 """
@@ -32,8 +32,7 @@ __all__ = [
     "descend",
     "descend_to",
     "equally_long",
-    "least_peak_trace",
-    "smallest_trace",
+    "minimal_peak_trace",
 ]
 
 _EVICTION_PERTURBATIONS = (
@@ -56,13 +55,14 @@ _GOAL = 0.99  # of a budget that is to be met
 _LARGE = 30_000  # ops, of which a descent in small steps would see too little
 
 
-def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
-    """Look for the least peak, where there are alternatives under some choices of makers in turn.
+def minimal_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
+    """Look for the minimal peak until `deadline`, of `time.perf_counter`.
 
-    `deadline` and `floor_bytes` are as of `smallest_trace`.
+    `floor_bytes` is a peak below which it is known that there is nothing. Where there are
+    alternatives, some choices of makers are tried in turn.
     """
     if not wiring.graph.has_alternatives:
-        return smallest_trace(wiring, deadline, floor_bytes=floor_bytes)
+        return _descended(wiring, deadline, floor_bytes)
     makers = Makers.of(wiring)
     stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
     best = trace(wiring, store_all_sequence(wiring))
@@ -71,7 +71,7 @@ def least_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -
         now = time.perf_counter()
         until = now + (deadline - now) / (len(left) - at)
         unfolded = unfold(wiring, start)
-        found = smallest_trace(unfolded.wiring, until, floor_bytes=floor_bytes)
+        found = _descended(unfolded.wiring, until, floor_bytes)
         best = min(best, unfolded.fold(found), key=lambda now: now.peak_bytes)
     return best
 
@@ -82,11 +82,8 @@ def equally_long(wiring: Wiring) -> Wiring:
     return dataclasses.replace(wiring, time=ones, time_list=tuple(ones.tolist()))
 
 
-def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> Trace:
-    """Halve, then descend from several starts and with several seeds, until `deadline`.
-
-    `floor_bytes` is a peak below which it is known that there is nothing.
-    """
+def _descended(wiring: Wiring, deadline: float, floor_bytes: int) -> Trace:
+    """Halve, then descend from several starts and with several seeds."""
     wiring = equally_long(wiring)
     best = trace(wiring, np.arange(wiring.op_count))
     low = floor = max(floor_bytes, least(wiring).peak_bytes)
@@ -116,7 +113,7 @@ def smallest_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0) -> 
 
 def descend_to(wiring: Wiring, budget_bytes: int, deadline: float) -> Trace:
     """Look for a schedule within a budget, whatever its time; it may be over it."""
-    return smallest_trace(wiring, deadline, floor_bytes=int(_GOAL * budget_bytes))
+    return minimal_peak_trace(wiring, deadline, floor_bytes=int(_GOAL * budget_bytes))
 
 
 def _same(_: Wiring, best: Trace, __: int) -> Trace:

@@ -1,8 +1,8 @@
 """The smallest budget for which a schedule is found, and the proof below which there is none.
 
 The proof comes first (`bottleneck`, raised by `regress`), then the search in single steps
-(`search.smallest`); where the two are not near each other, programs look for a lower schedule, or
-prove that there is none (`refine.lowest`). Where values have several makers, in the ordinary graph
+(`search.descent`); where the two are not near each other, programs look for a lower schedule, or
+prove that there is none (`programs`). Where values have several makers, in the ordinary graph
 of the schedule found.
 Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved; between them nothing
 is known. Complexity: some dozens of attempts, each limited in time.
@@ -23,8 +23,8 @@ from remat_solvers.core.problem import Limit, check_graph
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.refine.lowest import lower
-from remat_solvers.search.smallest import CLOSE, least_peak_trace
+from remat_solvers.minimal_peak.programs import lower
+from remat_solvers.search.descent import CLOSE, minimal_peak_trace
 from remat_solvers.search.unfolding import unfold
 
 __all__ = ["SmallestBudget", "smallest_budget"]
@@ -53,7 +53,7 @@ class SmallestBudget:
 
 
 def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> SmallestBudget:
-    """Look for the schedule of least peak, whatever its time.
+    """Look for the schedule of minimal peak, whatever its time.
 
     Raises:
         InvalidProblem: if the limit is negative, or the graph is none, or too large to add up.
@@ -70,7 +70,7 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     steps = max(_STEPS_SHARE * left, min(_STEPS_SECONDS, _MOST_STEPS_SHARE * left))
     if wiring.op_count > _MOST_OPS:
         steps = left
-    found = least_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
+    found = minimal_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
     if found.peak_bytes > CLOSE * floor.peak_bytes:
         found, proved = _lower(wiring, found, floor, deadline)
         if proved.peak_bytes > found.peak_bytes:

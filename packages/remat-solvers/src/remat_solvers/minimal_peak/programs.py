@@ -1,10 +1,10 @@
 """A lower peak than single steps find, by schedules built from points of the program of `refine`.
 
-`search.smallest` changes one thing at a time. A point of the program says at once what to keep at
+`search.descent` changes one thing at a time. A point of the program says at once what to keep at
 all moments where memory binds, and the schedule built from it, repaired, is often lower. Programs
-are asked at budgets between the least peak known and the bound: first half way, then nearer to that
-peak. From what is found, small steps go on down. A program without a point proves that nothing fits
-its budget.
+are asked at budgets between the lowest peak known and the bound: first half way, then nearer to
+that peak. From what is found, small steps go on down. A program without a point proves that nothing
+fits its budget.
 Guarantee: the schedule is legal and never higher than the given one; what is proved holds for all
 schedules in the order of the graph. Complexity: some rounds of `refine`, each limited in time.
 """
@@ -21,20 +21,20 @@ from remat_solvers.core.wiring import Wiring
 from remat_solvers.errors import BackEndFailed
 from remat_solvers.refine.rounds import Rounds
 from remat_solvers.refine.state import State
-from remat_solvers.search.smallest import CLOSE, descend, equally_long
+from remat_solvers.search.descent import CLOSE, descend, equally_long
 
 __all__ = ["Lowest", "lower"]
 
 _TURN = 0.4  # of the time left, for one budget
 # Less would find by luck: for small graphs so long by each op.
 _LEAST_SECONDS, _LEAST_SECONDS_PER_OP = 0.2, 1e-3
-_NEAREST = 0.9  # of the way from the bound to the least peak
+_NEAREST = 0.9  # of the way from the bound to the minimal peak
 
 _log = logging.getLogger(__name__)
 
 
 class Lowest(NamedTuple):
-    """The schedule of least peak, and the bytes below which none goes."""
+    """The schedule of minimal peak, and the bytes below which none goes."""
 
     found: Trace
     least_bytes: int
@@ -69,7 +69,7 @@ def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lo
 
 
 class _Peak(State):
-    """Keeps the schedule of least peak, whether it fits or not; done when one fits."""
+    """Keeps the schedule of minimal peak, whether it fits or not; done when one fits."""
 
     def __init__(self, wiring: Wiring, budget_bytes: int, known: Trace, seconds: float) -> None:
         until = time.perf_counter() + seconds

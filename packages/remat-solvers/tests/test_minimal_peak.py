@@ -13,10 +13,10 @@ from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.least import Least, least
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand, in_order
-from remat_solvers.refine.lowest import lower
+from remat_solvers.minimal_peak.programs import lower
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import evict
 from remat_solvers.search.replay import give_up, replay
-from remat_solvers.search.smallest import smallest_trace
 from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,7 +82,7 @@ def test_a_value_is_given_up_where_it_is_idle_at_the_peak():
 @given(graphs(most_ops=7, most_values=9) | trainings(most_depth=3))
 def test_the_smallest_peak_is_legal_and_between_the_truth_and_storing_everything(graph):
     wiring = Wiring.of(graph)
-    found = smallest_trace(wiring, time.perf_counter() + 5)
+    found = minimal_peak_trace(wiring, time.perf_counter() + 5)
     check(graph, wiring, found)
     assert found.peak_bytes <= store_all_trace(wiring).peak_bytes
 
@@ -123,7 +123,7 @@ def what_steps_miss() -> Graph:
 def test_programs_find_and_prove_what_steps_miss():
     graph = what_steps_miss()
     wiring = Wiring.of(graph)
-    steps = smallest_trace(wiring, time.perf_counter() + 5)
+    steps = minimal_peak_trace(wiring, time.perf_counter() + 5)
     found = smallest_budget(graph, limit_seconds=5.0)
     assert steps.peak_bytes > smallest(graph) == found.peak_bytes == found.least_bytes
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
@@ -142,7 +142,7 @@ def test_on_small_graphs_programs_are_asked_in_a_short_time_too():
     )
     values = tuple(Value(name, size) for name, size in sizes.items())
     graph = Graph(values, ops, frozenset({"x"}), frozenset({"ga", "wa", "wb"}), None)
-    steps = smallest_trace(Wiring.of(graph), time.perf_counter() + 5, floor_bytes=8)
+    steps = minimal_peak_trace(Wiring.of(graph), time.perf_counter() + 5, floor_bytes=8)
     assert steps.peak_bytes == 9
     smallest_budget(graph)  # loads what solves programs
     assert smallest_budget(graph, limit_seconds=0.5).peak_bytes == 8 == smallest(graph)
@@ -167,7 +167,7 @@ def test_what_programs_prove_is_kept_where_no_schedule_is_lower():
 
 def test_many_heavy_results_come_to_the_bound():
     wiring = Wiring.of(heavy_results(40))
-    found = smallest_trace(wiring, time.perf_counter() + 20)
+    found = minimal_peak_trace(wiring, time.perf_counter() + 20)
     assert found.peak_bytes <= 1.05 * bottleneck(wiring).peak_bytes
 
 
@@ -191,7 +191,9 @@ def test_sizes_near_64_bits_do_not_overflow():
 
 
 def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr("remat_solvers.smallest.regress", lambda *_: Least(10**6, "wrong"))
+    monkeypatch.setattr(
+        "remat_solvers.minimal_peak.budget.regress", lambda *_: Least(10**6, "wrong")
+    )
     graph = heavy_results(2)
     found = smallest_budget(graph, limit_seconds=1.0)
     assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes
