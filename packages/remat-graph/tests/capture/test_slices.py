@@ -17,7 +17,7 @@ from remat_graph.torch.operators import operator_of, placements
 from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
 from remat_graph.torch.slices.placement import SUMMED, Sliced, Summed
 from remat_graph.torch.slices.rules import RULES
-from remat_graph.torch.ways.slice_by_slice import SlicedBody
+from remat_graph.torch.ways.slice_by_slice import SlicedBody, _part
 
 aten = torch.ops.aten
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -223,7 +223,8 @@ def test_pointwise(target, data):
     assert args is not None
     ways = check(d, target, args)
     shape = torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, torch.Tensor)))
-    assert len(ways) == sum(size > 1 for size in shape)
+    alone = [way for way in ways if not way.outputs[0].joined]
+    assert len(alone) == sum(size > 1 for size in shape)
 
 
 @sample(*OF_THEIR_OWN)
@@ -887,6 +888,38 @@ def _index_put(d, target):
 # the rules
 
 
+def test_batch_and_tokens_are_cut_as_one_where_each_row_is_made_by_itself():
+    x, weight = torch.rand(4, 6, 8), torch.rand(8)
+    cases = [
+        (aten.gelu.default, [x], {0, 1, 2}),
+        (aten.native_layer_norm.default, [x, [8], weight, weight, 1e-5], {0, 1}),
+        (aten._softmax.default, [x, 1, False], {0, 2}),
+        (aten.bmm.default, [x, x.mT.contiguous()], {0}),
+    ]
+    for target, args, apart in cases:
+        call, facts, _, _ = whole_of(target, args, {})
+        outputs = [way.outputs[0] for way in placements(call, facts)]
+        joined = {place for place in outputs if isinstance(place, Sliced) and place.joined}
+        assert (Sliced(1, joined=1) in joined) == ({0, 1} <= apart)
+        assert (Sliced(2, joined=2) in joined) == ({0, 1, 2} <= apart)
+    call, facts, _, _ = whole_of(aten.view.default, [x, [24, 8]], {})
+    views = {(way.inputs[0], way.outputs[0]) for way in placements(call, facts)}
+    assert {(Sliced(0), Sliced(0)), (Sliced(1, joined=1), Sliced(0))} <= views
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_axes_that_lie_apart_are_cut_as_one_all_the_same(order):
+    x = torch.rand(3, 4, 5).permute(order)
+    x = torch.empty(x.shape).copy_(x).permute(sorted(range(3), key=order.__getitem__))
+    call = Call(aten.neg.default, (Variable("x"),), {}, ("y",), False)
+    facts = {"x": TensorFacts.of(x), "y": TensorFacts.of(x)}
+    way = next(w for w in placements(call, facts) if w.outputs[0] == Sliced(1, joined=1))
+    sliced = SlicedBody(Body(("x",), (call,), ("y",)), (way,), 12, facts)
+    (made,) = sliced.run([x], [0, 1, 6, 12])
+    assert torch.equal(made, -x)
+    assert made.stride() == x.stride()
+
+
 def test_every_rule_has_samples_or_runs_on_cuda_alone():
     assert RULES.keys() - SAMPLES.keys() - set(POINTWISE) == {target for target, *_ in CUDA}
 
@@ -954,6 +987,4 @@ def test_slices_of_what_runs_on_cuda_alone_have_the_shapes_of_parts(target, args
 
 
 def part_of(tensor, place, units, count):
-    if not isinstance(place, Sliced):
-        return tensor
-    return tensor.narrow(place.axis, 0, tensor.shape[place.axis] // units * count)
+    return _part(tensor, place, units, 0, count)

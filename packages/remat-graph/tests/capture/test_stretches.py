@@ -1,6 +1,7 @@
 """Stretches of traced models: what they take in, why they end, and slices against the whole."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -215,13 +216,18 @@ def test_random_stretches_give_what_the_whole_gives(name, data):
     )
     shape = program.facts[seed].shape
     axis = data.draw(st.sampled_from([a for a, size in enumerate(shape) if size > 1]))
-    units = data.draw(st.sampled_from(divisors(shape[axis])))
-    forward = [op for op in program.calls if op not in program.backward_ops]
-    again = data.draw(st.sampled_from([(), forward, data.draw(st.sets(st.sampled_from(forward)))]))
-    stretch = stretch_from(program, seed, axis, units=units, again=again)
+    place = Sliced(axis, data.draw(st.integers(0, axis)))
+    units = data.draw(st.sampled_from(divisors(place.length(shape))))
+    again = data.draw(st.sampled_from([(), forward_ops(program)]))
+    ops = program.calls if data.draw(st.booleans()) and not again else None
+    stretch = stretch_from(program, seed, place, units=units, ops=ops, again=again)
     inner = data.draw(st.sets(st.integers(1, max(1, units - 1)), max_size=4))
     check(program, values, stretch, [0, *sorted(cut for cut in inner if cut < units), units])
     assert is_convex(program, stretch)
+    touched = {name for name, at in stretch.places.items() if at != WHOLE}
+    for op, call in program.calls.items():
+        if op not in stretch.ops and op not in again and not touched.isdisjoint(call.reads):
+            assert op in stretch.ends
 
 
 def made_by(program, target, at=0):
@@ -233,10 +239,11 @@ def forward_ops(program):
     return [op for op in program.calls if op not in program.backward_ops]
 
 
-def test_head_and_loss_are_one_stretch_in_the_forward():
+@pytest.mark.parametrize("units", [BATCH, BATCH * TOKENS, BATCH * TOKENS // 3])
+def test_head_and_loss_are_one_stretch_in_the_forward(units):
     program, _ = traced("head")
     logits = made_by(program, aten._log_softmax.default)
-    stretch = stretch_from(program, logits, 0, units=BATCH)
+    stretch = stretch_from(program, logits, Sliced(0), units=units)
     assert set(stretch.ops) == set(forward_ops(program))
     loss, total = next(
         call.results for call in program.calls.values() if "nll_loss_forward" in call.name
@@ -246,29 +253,41 @@ def test_head_and_loss_are_one_stretch_in_the_forward():
     assert "loss" in stretch.ends
 
 
-def test_the_backward_of_head_and_loss_makes_the_logits_again_and_lets_none_out():
+@pytest.mark.parametrize("units", [BATCH, BATCH * TOKENS])
+def test_the_backward_of_head_and_loss_makes_the_logits_again_and_lets_none_out(units):
     program, values = traced("head")
     logits = made_by(program, aten._log_softmax.default)
-    stretch = stretch_from(program, logits, 0, units=BATCH, again=forward_ops(program)[:2])
-    assert stretch.again == set(forward_ops(program)[:2])
+    again = forward_ops(program)[:2]
+    stretch = stretch_from(program, logits, Sliced(0), units=units, again=again)
+    assert stretch.again == set(again)
     assert set(stretch.ops) == stretch.again | program.backward_ops - {LOSS}
-    rows = BATCH * TOKENS
-    leaving = [program.facts[name].shape for name in stretch.body.body.outputs]
-    assert (rows, WORDS) not in leaving
-    check(program, values, stretch, [0, 1, 3, 4])
+    crossing = (*stretch.body.body.inputs, *stretch.body.body.outputs)
+    assert BATCH * TOKENS * WORDS not in [math.prod(program.facts[n].shape) for n in crossing]
+    check(program, values, stretch, [0, 1, 3, units])
+
+
+def test_an_mlp_and_its_backward_run_by_tokens_of_all_sentences():
+    program, values = traced("block")
+    units = BATCH * TOKENS
+    hidden = made_by(program, aten.gelu.default)
+    forward = stretch_from(program, hidden, Sliced(1, joined=1))
+    assert forward.body.units == units
+    assert set(forward.ops) == set(forward_ops(program))
+    again = stretch_from(program, hidden, Sliced(1, joined=1), again=forward_ops(program))
+    assert program.backward_ops - {LOSS} <= set(again.ops)
+    widest = max(math.prod(program.facts[name].shape) for name in again.body.body.outputs)
+    assert widest <= BATCH * TOKENS * WIDTH
+    for stretch in (forward, again):
+        check(program, values, stretch, [0, 5, 7, 20, units])
 
 
 def test_tokens_of_a_model_end_where_attention_looks_across_them():
-    program, _ = traced("block")
-    seed = made_by(program, aten.gelu.default)
-    stretch = stretch_from(program, seed, 0)
-    assert {op for op in program.calls if op not in program.backward_ops} <= set(stretch.ops)
     program, _ = traced("attention")
     seed = made_by(program, aten.addmm.default)
-    ops = {program.calls[op].name for op in stretch_from(program, seed, 0, units=BATCH).ops}
+    ops = {program.calls[op].name for op in stretch_from(program, seed, Sliced(0), units=BATCH).ops}
     assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in ops
     queries = next(call for call in program.calls.values() if "flash" in call.name).reads[0]
-    along = stretch_from(program, queries, 2)
+    along = stretch_from(program, queries, Sliced(2))
     assert not any("flash" in program.calls[op].name for op in along.ops)
     assert any("flash" in reason for reason in along.ends.values())
 
@@ -287,7 +306,7 @@ def test_what_may_not_be_cut_ends_a_stretch_and_is_named(middle, reason):
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, WIDTH))
     program = capture(module, (torch.rand(BATCH, WIDTH),), costs="estimate").program
     first = made_by(program, aten.addmm.default)
-    stretch = stretch_from(program, first, 0)
+    stretch = stretch_from(program, first, Sliced(0))
     assert all(program.calls[op].target is aten.addmm.default for op in stretch.ops)
     assert len(stretch.ops) == 1
     assert any(reason in each for each in stretch.ends.values())
@@ -305,7 +324,7 @@ def test_a_sum_around_what_cannot_be_cut_stays_out():
         (torch.rand(BATCH, WIDTH, requires_grad=True),),
         costs="estimate",
     ).program
-    stretch = stretch_from(program, made_by(program, aten.tanh.default), 0)
+    stretch = stretch_from(program, made_by(program, aten.tanh.default), Sliced(0))
     add = next(op for op, call in program.calls.items() if call.target is aten.add.Tensor)
     assert add not in stretch.ops
     assert "lies between" in stretch.ends[add]
@@ -314,7 +333,7 @@ def test_a_sum_around_what_cannot_be_cut_stays_out():
 def test_weights_stay_whole_and_their_gradients_are_summed():
     program, _ = traced("images")
     first = made_by(program, aten.convolution.default)
-    stretch = stretch_from(program, first, 0, again=forward_ops(program))
+    stretch = stretch_from(program, first, Sliced(0), again=forward_ops(program))
     for item in program.inputs:
         if item.kind == "parameter" and item.variable in stretch.places:
             assert stretch.places[item.variable] == WHOLE
@@ -329,21 +348,21 @@ def test_ops_that_may_be_inside_can_be_named():
     program, _ = traced("head")
     logits = made_by(program, aten._log_softmax.default)
     softmax = next(op for op, c in program.calls.items() if c.target is aten._log_softmax.default)
-    stretch = stretch_from(program, logits, 0, ops=[softmax])
+    stretch = stretch_from(program, logits, Sliced(0), ops=[softmax])
     assert stretch.ops == (softmax,)
     assert "not among" in " ".join(stretch.ends.values())
 
 
 @pytest.mark.parametrize(
-    ("seed", "axis", "options", "message"),
+    ("seed", "place", "options", "message"),
     [
-        ("nothing", 0, {}, "no tensor 'nothing'"),
-        (None, 5, {}, "axis 5"),
-        (None, 0, {"units": 5}, "no 5 equal parts"),
-        (None, 0, {"again": ["nll_loss_backward"]}, "not of the forward half"),
+        ("nothing", Sliced(0), {}, "no tensor 'nothing'"),
+        (None, Sliced(5), {}, "axis 5"),
+        (None, Sliced(0), {"units": 5}, "no 5 equal parts"),
+        (None, Sliced(0), {"again": ["nll_loss_backward"]}, "not of the forward half"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(seed, axis, options, message):
+def test_what_cannot_be_asked_for_is_refused(seed, place, options, message):
     program, _ = traced("head")
     with pytest.raises(CaptureError, match=message):
-        stretch_from(program, seed or made_by(program, aten.mm.default), axis, **options)
+        stretch_from(program, seed or made_by(program, aten.mm.default), place, **options)

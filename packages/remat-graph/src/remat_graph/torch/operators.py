@@ -26,6 +26,7 @@ from remat_graph.torch.kernels.packing import (
     unpack_mask,
 )
 from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
+from remat_graph.torch.slices.joining import with_joined
 from remat_graph.torch.slices.placement import Placement, Reading, Rule
 from remat_graph.torch.slices.rules import RULES
 
@@ -104,7 +105,8 @@ def placements(call: Call, facts: Mapping[str, TensorFacts]) -> tuple[Placement,
     if rule is None or call.random is not None or not all(name in facts for name in call.reads):
         return ()
     listed = dict.fromkeys(rule(Reading(call, facts)))
-    return tuple(each for each in listed if not each.is_sliced or each.units(call, facts) > 1)
+    ways = (each for each in listed if not each.is_sliced or each.units(call, facts) > 1)
+    return with_joined(call, tuple(ways), facts)
 
 
 def _over_gradient(operator: Any) -> Function:

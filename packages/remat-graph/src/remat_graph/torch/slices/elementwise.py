@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Reading
+from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Reading, Size
 
 __all__ = ["RULES", "is_pointwise", "pointwise"]
 
@@ -92,7 +92,7 @@ def _sized(c: Reading) -> Iterator[Placement]:
     """Make as many rows as the slice has, of what is the same in each."""
     for axis, size in enumerate(c["size"]):
         if size > 1:
-            yield c.placement({}, [axis], sizes=[("size", axis)])
+            yield c.placement({}, [axis], sizes=[Size("size", axis)])
 
 
 def is_pointwise(target: Any) -> bool:

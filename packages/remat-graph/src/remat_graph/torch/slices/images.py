@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, Placement, Reading
+from remat_graph.torch.slices.placement import SUMMED, Placement, Reading, Size
 
 __all__ = ["RULES"]
 
@@ -35,7 +35,7 @@ def _each_plane(c: Reading) -> Iterator[Placement]:
     sized = "input_size" in c.call.argument_names
     for axis in range(ranks.pop() - dimensions if len(ranks) == 1 else 0):
         if all(shape[axis] > 1 for shape in shapes.values()):
-            sizes = [("input_size", axis)] if sized else []
+            sizes = [Size("input_size", axis)] if sized else []
             yield c.placement(
                 dict.fromkeys(shapes, axis), [axis] * len(c.call.results), sizes=sizes
             )

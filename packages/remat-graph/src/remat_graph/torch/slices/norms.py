@@ -6,12 +6,19 @@ statistics from outside.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, WHOLE, Place, Placement, Reading
+from remat_graph.torch.slices.placement import (
+    SUMMED,
+    WHOLE,
+    Place,
+    Placement,
+    Reading,
+    Size,
+    Sliced,
+)
 
 __all__ = ["RULES"]
 
@@ -32,22 +39,23 @@ def _layer_norm(c: Reading) -> Iterator[Placement]:
 
 
 def _layer_norm_backward(c: Reading) -> Iterator[Placement]:
-    """Cut the outermost axis alone: kernels take mean and deviation to be contiguous, unasked."""
+    """Cut outermost axes alone: kernels take mean and deviation to be contiguous, unasked."""
     sliced = {"grad_out", "input", "mean", "rstd"}.intersection(c.call.argument_names)
-    for axis in itertools.islice(_rows(c), 1):
-        places = dict.fromkeys(sliced, axis)
-        yield c.placement(places, [axis] + [SUMMED] * (len(c.call.results) - 1))
+    rows = list(_rows(c))
+    for axis in rows:
+        places = dict.fromkeys(sliced, Sliced(axis, axis - rows[0]))
+        yield c.placement(places, [places["input"]] + [SUMMED] * (len(c.call.results) - 1))
 
 
 def _group_norm(c: Reading) -> Iterator[Placement]:
     if c["N"] > 1:
-        yield c.placement({"input": 0}, [0, 0, 0], sizes=[("N", None)])
+        yield c.placement({"input": 0}, [0, 0, 0], sizes=[Size("N")])
 
 
 def _group_norm_backward(c: Reading) -> Iterator[Placement]:
     if c["N"] > 1:
         places = dict.fromkeys(("grad_out", "input", "mean", "rstd"), 0)
-        yield c.placement(places, [0, SUMMED, SUMMED], sizes=[("N", None)])
+        yield c.placement(places, [0, SUMMED, SUMMED], sizes=[Size("N")])
 
 
 def _batch_norm(c: Reading) -> Iterator[Placement]:

@@ -23,6 +23,7 @@ __all__ = [
     "Placement",
     "Reading",
     "Rule",
+    "Size",
     "Sliced",
     "Summed",
     "Whole",
@@ -31,13 +32,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """Cut along an axis."""
+    """Cut along an axis, which `joined` axes in front of it may be cut with as one.
+
+    A slice then has one row on each of these, and all its rows on `axis`.
+    """
 
     axis: int
+    joined: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first of the axes that are cut as one."""
+        return self.axis - self.joined
+
+    def length(self, shape: Sequence[int]) -> int:
+        """Give the rows that a tensor of this shape is cut into at most."""
+        return math.prod(shape[self.first : self.axis + 1])
 
     def __str__(self) -> str:
         """Name it in a sentence."""
-        return f"sliced along axis {self.axis}"
+        axes = f"axes {self.first} to" if self.joined else "axis"
+        return f"sliced along {axes} {self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +80,28 @@ WHOLE, SUMMED = Whole(), Summed()
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """A number of an argument, or of a list at a position; with the joined ones in front of it."""
+
+    argument: str
+    position: int | None = None
+    joined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """One way of running a call slice by slice.
 
     `inputs` are the places of the variables among its arguments, in the order of `Call.variables`;
-    `outputs` those of its results. `sizes` names the numbers among the arguments that are lengths
-    along the cut: by argument, and by position if that is a list. `replaced` are arguments that
+    `outputs` those of its results. `sizes` are the numbers among the arguments that are lengths
+    along the cut. `replaced` are arguments that
     each slice takes in place of those of the call. Results in `by_share` are multiplied by the
     slice's share of the whole, as where the call divides by a count of elements.
     """
 
     inputs: tuple[Place, ...]
     outputs: tuple[Place, ...]
-    sizes: tuple[tuple[str, int | None], ...] = ()
+    sizes: tuple[Size, ...] = ()
     replaced: tuple[tuple[str, Any], ...] = ()
     by_share: frozenset[int] = frozenset()
 
@@ -86,32 +110,43 @@ class Placement:
         """Whether a tensor is cut, not summed alone."""
         return any(isinstance(place, Sliced) for place in (*self.inputs, *self.outputs))
 
-    def units(self, call: Call, facts: Mapping[str, TensorFacts]) -> int:
-        """Give the most units that the sliced tensors of a call can be cut into; 1 if none can."""
+    def lengths(self, call: Call, facts: Mapping[str, TensorFacts]) -> list[int]:
+        """List the lengths along the cut, of all tensors that are sliced and known."""
         names = (*call.variables, *call.results)
-        lengths = [
-            facts[name].shape[place.axis]
+        return [
+            place.length(facts[name].shape)
             for name, place in zip(names, (*self.inputs, *self.outputs), strict=True)
             if isinstance(place, Sliced) and name is not None
         ]
-        for name, position in self.sizes:
-            given = call.argument(name)
-            lengths.append(given if position is None else given[position])
-        return math.gcd(*(length for length in lengths if length != -1)) or 1
+
+    def units(self, call: Call, facts: Mapping[str, TensorFacts]) -> int:
+        """Give the most units that a call can be cut into; 1 if it cannot."""
+        numbers = [_total(call.argument(each.argument), each) for each in self.sizes]
+        return math.gcd(*self.lengths(call, facts), *(each for each in numbers if each > 0)) or 1
 
     def call_for(self, call: Call, count: int, units: int) -> Call:
         """Make the call that runs on `count` of all units."""
         changed = dict(self.replaced)
-        for name, position in self.sizes:
-            given = changed.get(name, call.argument(name))
-            if position is None:
-                changed[name] = given * count // units
+        for each in self.sizes:
+            given = changed.get(each.argument, call.argument(each.argument))
+            total = _total(given, each)
+            own = total * count // units if total > 0 else -1
+            if each.position is None:
+                changed[each.argument] = own
             else:
-                numbers = list(given)
-                if numbers[position] != -1:
-                    numbers[position] = numbers[position] * count // units
-                changed[name] = numbers
+                at = each.position % len(given)
+                front = (*given[: at - each.joined], *[1] * each.joined)
+                changed[each.argument] = [*front, own, *given[at + 1 :]]
         return call.with_arguments(changed) if changed else call
+
+
+def _total(given: Any, size: Size) -> int:
+    """Give the length that a number, or several as one, stands for; -1 if it is left to torch."""
+    if size.position is None:
+        return int(given)
+    at = size.position % len(given)
+    numbers = given[at - size.joined : at + 1]
+    return -1 if -1 in numbers else math.prod(numbers)
 
 
 class Reading:
@@ -176,7 +211,7 @@ class Reading:
         places: Mapping[str, int | Place | Sequence[int | Place]],
         outputs: Sequence[int | Place],
         *,
-        sizes: Sequence[tuple[str, int | None]] = (),
+        sizes: Sequence[Size] = (),
         replaced: Mapping[str, Any] | None = None,
         by_share: Sequence[int] = (),
     ) -> Placement:

@@ -5,11 +5,12 @@ All of these are linear, so a sum may be viewed before it is finished.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, Placement, Reading
+from remat_graph.torch.slices.placement import SUMMED, Placement, Reading, Size, Sliced
 
 __all__ = ["RULES"]
 
@@ -27,7 +28,7 @@ def _followed(
     shape, count = c.shape(name), len(c.call.results)
     for source, made in pairs:
         if shape[source] > 1:
-            listed = [] if sizes is None else [(sizes, made - len(c[sizes]))]
+            listed = [] if sizes is None else [Size(sizes, made - len(c[sizes]))]
             yield c.placement({name: source}, [made] * count, sizes=listed)
     yield c.placement({name: SUMMED}, [SUMMED] * count)
 
@@ -37,26 +38,34 @@ def _same(c: Reading) -> Iterator[Placement]:
 
 
 def _reshaped(c: Reading) -> Iterator[Placement]:
-    """Follow the first of the axes that are joined or parted: its slices stay in one piece."""
+    """Follow the first of the axes that are joined or parted, as one: slices stay in one piece."""
     made = c.made()
-    if made is not None:
-        yield from _followed(c, _first_axes(c.shape("self"), made.shape), "size")
+    if made is None:
+        return
+    pairs = _first_axes(c.shape("self"), made.shape)
+    for source, place in sorted(pairs, key=lambda pair: pair[0].joined + pair[1].joined):
+        size = Size("size", place.axis, place.joined)
+        yield c.placement({"self": source}, [place], sizes=[size])
+    yield c.placement({"self": SUMMED}, [SUMMED])
 
 
-def _first_axes(old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Pair the first axes of groups of axes that hold the same elements."""
+def _first_axes(old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[tuple[Sliced, Sliced]]:
+    """Pair the first axes of groups of axes that hold the same elements, one and more of each."""
     if 0 in old:
         return
     left = [axis for axis, size in enumerate(old) if size > 1]
     right = [axis for axis, size in enumerate(new) if size > 1]
     while left:
-        yield left[0], right[0]
-        one, other = old[left.pop(0)], new[right.pop(0)]
-        while one != other:
-            if one < other:
-                one *= old[left.pop(0)]
-            else:
-                other *= new[right.pop(0)]
+        one, other = [left.pop(0)], [right.pop(0)]
+        while (size := _size(old, one)) != (made := _size(new, other)):
+            one.append(left.pop(0)) if size < made else other.append(right.pop(0))
+        for last in one:
+            for end in other:
+                yield Sliced(last, last - one[0]), Sliced(end, end - other[0])
+
+
+def _size(shape: tuple[int, ...], axes: list[int]) -> int:
+    return math.prod(shape[axis] for axis in axes)
 
 
 def _permuted(c: Reading) -> Iterator[Placement]:
@@ -98,7 +107,7 @@ def _expanded(c: Reading) -> Iterator[Placement]:
     yield from _followed(c, [(axis, axis + more) for axis in there], "size")
     for made, length in enumerate(size):
         if length > 1 and made - more not in there:
-            yield c.placement({}, [made], sizes=[("size", made)])
+            yield c.placement({}, [made], sizes=[Size("size", made)])
 
 
 def _repeated(c: Reading) -> Iterator[Placement]:
@@ -109,7 +118,7 @@ def _repeated(c: Reading) -> Iterator[Placement]:
     yield from _followed(c, [(axis, axis + more) for axis in once])
     for made, count in enumerate(repeats):
         if count > 1:
-            yield c.placement({}, [made], sizes=[("repeats", made)])
+            yield c.placement({}, [made], sizes=[Size("repeats", made)])
 
 
 def _selected(c: Reading) -> Iterator[Placement]:

@@ -46,19 +46,13 @@ class SlicedBody:
         outputs = _Outputs(self, places)
         for start, stop in pairwise(bounds):
             env: dict[str, Any] = {
-                name: self._part(tensor, places.get(name, WHOLE), start, stop)
+                name: _part(tensor, places.get(name, WHOLE), self.units, start, stop)
                 for name, tensor in inputs.items()
             }
             for call, made in self._run_slice(env, stop - start):
                 outputs.note(call, made)
             outputs.take(env, start, stop)
         return outputs.finished()
-
-    def _part(self, tensor: torch.Tensor, place: Place, start: int, stop: int) -> torch.Tensor:
-        if not isinstance(place, Sliced):
-            return tensor
-        step = tensor.shape[place.axis] // self.units
-        return tensor.narrow(place.axis, start * step, (stop - start) * step)
 
     def _run_slice(self, env: dict[str, Any], count: int) -> Iterator[tuple[Call, Sequence[Any]]]:
         share = count / self.units
@@ -73,6 +67,48 @@ class SlicedBody:
                 parts[result] = parts[result] * share
             env.update((n, part) for n, part in zip(call.results, parts, strict=True) if n)
             yield call, parts
+
+
+def _part(tensor: torch.Tensor, place: Place, units: int, start: int, stop: int) -> torch.Tensor:
+    """Take a slice of a tensor, a copy only of axes that are cut as one and lie apart."""
+    if not isinstance(place, Sliced):
+        return tensor
+    step = place.length(tensor.shape) // units
+    rows = (stop - start) * step
+    flat = _flat(tensor, place)
+    if flat is not None:
+        part = flat.narrow(place.first, start * step, rows)
+    else:
+        part = tensor[_index(tensor, place, start * step, stop * step)]
+    front, behind = part.shape[: place.first], part.shape[place.first + 1 :]
+    return part.view(*front, *[1] * place.joined, rows, *behind)
+
+
+def _put(
+    tensor: torch.Tensor, part: torch.Tensor, place: Sliced, units: int, start: int, stop: int
+) -> None:
+    """Write a slice where it belongs."""
+    step = place.length(tensor.shape) // units
+    flat, rows = _flat(tensor, place), part.flatten(place.first, place.axis)
+    if flat is not None:
+        flat.narrow(place.first, start * step, (stop - start) * step).copy_(rows)
+    else:
+        tensor[_index(tensor, place, start * step, stop * step)] = rows
+
+
+def _flat(tensor: torch.Tensor, place: Sliced) -> torch.Tensor | None:
+    """View a tensor with the axes that are cut as one; `None` if they lie apart."""
+    shape = tensor.shape
+    try:
+        return tensor.view(*shape[: place.first], -1, *shape[place.axis + 1 :])
+    except RuntimeError:
+        return None
+
+
+def _index(tensor: torch.Tensor, place: Sliced, start: int, stop: int) -> tuple[Any, ...]:
+    rows = torch.arange(start, stop, device=tensor.device)
+    at = torch.unravel_index(rows, tensor.shape[place.first : place.axis + 1])
+    return (*[slice(None)] * place.first, *at)
 
 
 class _Outputs:
@@ -104,7 +140,7 @@ class _Outputs:
                     whole = self._made[name] = torch.empty_strided(
                         facts.shape, facts.stride, dtype=facts.dtype, device=facts.device
                     )
-                self._sliced._part(whole, place, start, stop).copy_(part)
+                _put(whole, part, place, self._sliced.units, start, stop)
             elif isinstance(place, Summed) and name in self._made:
                 self._made[name] = self._made[name] + part
             else:

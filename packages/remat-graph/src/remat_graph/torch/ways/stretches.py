@@ -13,7 +13,7 @@ thousands of ops takes some megabytes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_graph.torch.calls import Body, Call
 from remat_graph.torch.errors import CaptureError
@@ -47,41 +47,53 @@ class Stretch:
 def stretch_from(
     program: Program,
     seed: str,
-    axis: int,
+    place: Sliced,
     *,
     units: int | None = None,
     ops: Collection[str] | None = None,
     again: Collection[str] = (),
 ) -> Stretch:
-    """Grow a stretch from a variable that is sliced along an axis.
+    """Grow a stretch from a variable that is sliced along an axis, or several as one.
 
     `units` is how many equal parts everything sliced can be cut into: the length of the axis,
-    unless given. Fewer let in ops that join or part axes, as the batch does where the axis is of
-    all tokens. `ops` are those that may be inside: all, if not given, or the backward half if
-    `again` is. Ops in `again`, of the forward half, may run once more inside, for what backward ops
-    read of them.
+    unless given. Fewer let in ops that look at several rows at once: with the batch in place of all
+    tokens, attention. `ops` are those that may be inside: of one half; if not given, that in which
+    the variable is made, or the backward if `again` is given. Ops in `again`, of the forward half,
+    may run once more inside, for what backward ops read of them.
 
     Raises:
         CaptureError: if there is no such variable or axis, the units do not divide its length, or
             an op in `again` may not run twice.
     """
     facts = program.facts.get(seed)
-    if facts is None or not -len(facts.shape) <= axis < len(facts.shape):
-        raise CaptureError(f"the program has no tensor {seed!r} with an axis {axis}")
-    axis %= len(facts.shape)
-    length = facts.shape[axis]
+    if facts is None or not 0 <= place.first <= place.axis < len(facts.shape):
+        raise CaptureError(f"the program has no tensor {seed!r} that could be {place}")
+    while place.joined and facts.shape[place.first] == 1:
+        place = replace(place, joined=place.joined - 1)
+    length = place.length(facts.shape)
     units = length if units is None else units
     if units < 1 or length % units:
-        raise CaptureError(f"axis {axis} of {seed!r}, {length} long, has no {units} equal parts")
+        raise CaptureError(
+            f"{seed!r}, {place}, has {length} rows, which are no {units} equal parts"
+        )
     for op in again:
         call = program.calls[op]
         if op in program.backward_ops or call.random or not may_run_again(call.target, call.body):
             raise CaptureError(f"{op} ({call.name}) is not of the forward half, or runs once")
-    allowed = ops if ops is not None else program.backward_ops if again else program.calls
-    growth = _Growth(program, units, frozenset(allowed) - frozenset(again), frozenset(again))
-    growth.places[seed] = Sliced(axis)
+    if ops is None:
+        backward = bool(again) or _is_made_in_backward(program, seed)
+        ops = [op for op in program.calls if (op in program.backward_ops) == backward]
+    growth = _Growth(program, units, frozenset(ops) - frozenset(again), frozenset(again))
+    growth.places[seed] = place
     growth.grow()
     return growth.stretch()
+
+
+def _is_made_in_backward(program: Program, variable: str) -> bool:
+    made = {program.storage[name] for name in program.tangents}
+    for op in program.backward_ops & program.calls.keys():
+        made.update(program.storage[name] for name in program.calls[op].results if name is not None)
+    return program.storage[variable] in made
 
 
 @dataclass(frozen=True, slots=True)
