@@ -168,7 +168,7 @@ def test_what_an_output_let_go_of_leaves_free_is_planned_for():
         plans.append(model.plan)
     first, second, third, other_size = plans
     assert first.recomputations > second.recomputations
-    assert second.released_outputs
+    assert second.kinds[0].released_outputs
     assert second.solution.solver != "known schedule"
     assert third is second
     assert other_size.solution.solver == "known schedule"
