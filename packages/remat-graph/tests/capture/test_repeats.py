@@ -162,7 +162,6 @@ NOT_THE_SAME = {
     "a backward of its own": lambda: stack_of(OwnBackward),
     "hooks": lambda: stack_of(Hooked),
     "states of all blocks are read": AllStates,
-    "a shared parameter": sharing_a_parameter,
     "blocks that stand twice": called_twice,
 }
 
@@ -172,6 +171,12 @@ def test_blocks_that_do_not_do_the_same_are_all_traced(monkeypatch, name):
     few, whole = both(monkeypatch, NOT_THE_SAME[name](), {}, (torch.ones(2, 4),))
     assert few._repeats == ()
     assert few.graph == whole.graph
+
+
+def test_blocks_may_share_a_parameter(monkeypatch):
+    few, whole = both(monkeypatch, sharing_a_parameter(), {}, (torch.ones(2, 4),))
+    assert len(few._repeats) == 1
+    assert_same(few, whole)
 
 
 def counted(monkeypatch):

@@ -173,7 +173,7 @@ def _captured(
     """Capture a whole module; what was measured in other processes is not measured again."""
     known: dict[str, Cost] = {}
     with remembered_costs(known, _device(model, args, kwargs), costs):
-        return capture(model, args, kwargs, costs=costs, known=known)
+        return capture(model, args, kwargs, costs=costs, measured=known)
 
 
 def make_plan(

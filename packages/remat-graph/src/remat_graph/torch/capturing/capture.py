@@ -50,7 +50,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     costs: Costs = "measure",
-    known: dict[str, Cost] | None = None,
+    measured: dict[str, Cost] | None = None,
 ) -> Capture:
     """Capture one forward and backward pass of a module as a graph.
 
@@ -59,7 +59,7 @@ def capture(
     them. For a `DeviceSpec` with a `capability` all are captured as on such a device. Where the
     output has a scalar called `loss`, it alone is taken to be differentiated; other variants come
     from `Capture.variant`. The module's buffers, gradients and the global random generators are
-    left as they were. `known` are costs measured before, by equivalence class, and are added to.
+    left as they were. `measured` are costs measured before, by equivalence class, and are added to.
 
     Raises:
         CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
@@ -74,8 +74,8 @@ def capture(
         traced, missing = step.traced(whole=whole)
         with own_modes():
             return finish(
-                traced.joint, missing, costs, {} if known is None else known, traced.structure,
-                step.real, dry, traced.repeats,
+                traced.joint, missing, costs, {} if measured is None else measured,
+                traced.structure, step.real, dry, traced.repeats,
             )  # fmt: skip
 
     with _collector(costs):
@@ -214,16 +214,16 @@ def capture_region(
             return finish(joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats)
 
     def captured(*, whole: bool) -> Capture:
-        made = traced(inputs, tensors, whole=whole)
-        if not made._repeats:
-            return made
-        if made.missing:
-            made.variant(frozenset())  # a backward may need it, and has no time to trace
+        short = traced(inputs, tensors, whole=whole)
+        if not short._repeats:
+            return short
+        if short.missing:
+            short.variant(frozenset())  # a backward may need it, and has no time to trace
         stand_ins = StandIns()
         fakes = {id(tensor): stand_ins.without_data(tensor) for tensor in tensors}
-        given = [fakes.get(id(item), item) for item in inputs]
-        trace_whole = partial(traced, given, list(fakes.values()), whole=True)
-        return replace(made, _trace_whole=trace_whole)
+        without_data = [fakes.get(id(item), item) for item in inputs]
+        trace_whole = partial(traced, without_data, list(fakes.values()), whole=True)
+        return replace(short, _trace_whole=trace_whole)
 
     with _collector(costs):
         return _traced_in_part(captured)
@@ -268,12 +268,12 @@ def tensor_at(
     owner: Any = module
     for part in path:  # many times a step: torch's get_submodule takes ten times as long
         owner = owner._modules[part]
-    found = owner._parameters.get(name)
-    if found is None:
-        found = getattr(owner, name)
-    if not isinstance(found, torch.Tensor):
+    tensor = owner._parameters.get(name)
+    if tensor is None:
+        tensor = getattr(owner, name)
+    if not isinstance(tensor, torch.Tensor):
         raise CaptureError(f"{kind} {key!r} of the module is no tensor any more")
-    return found
+    return tensor
 
 
 def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
@@ -294,7 +294,7 @@ def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
                 )
             loss = output.node if output.base is None else output.base
             return frozenset(
-                returned.index(made) for made in joint.tangents.values() if made is not loss
+                returned.index(node) for node in joint.tangents.values() if node is not loss
             )
     return frozenset()
 
@@ -302,8 +302,8 @@ def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
 def _all_but_scalar(joint: Joint) -> frozenset[int]:
     """Find the differentiable outputs beside the only one that is a scalar, if one is."""
     returned = returned_nodes(joint)
-    made = set(joint.tangents.values())
-    scalars = [node for node in made if node.meta["val"].ndim == 0]
+    differentiable = set(joint.tangents.values())
+    scalars = [node for node in differentiable if node.meta["val"].ndim == 0]
     if len(scalars) != 1:
         return frozenset()
-    return frozenset(returned.index(node) for node in made if node is not scalars[0])
+    return frozenset(returned.index(node) for node in differentiable if node is not scalars[0])

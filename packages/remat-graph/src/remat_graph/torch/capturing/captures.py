@@ -65,7 +65,7 @@ class Capture:
     dry: bool
     _joint: Joint = field(repr=False)
     _costs: Costs = field(repr=False)
-    _known: dict[str, Cost] = field(repr=False)
+    _measured: dict[str, Cost] = field(repr=False)
     _real: RealStrides | None = field(repr=False)
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     _merged: bool = field(default=False, repr=False)
@@ -108,47 +108,47 @@ class Capture:
         if missing not in self._variants:
             if missing not in self._finished:
                 self._finished[missing] = self._traced_variant(missing)
-            made = self._finished[missing]
+            other = self._finished[missing]
             if self.numerics is not None:
-                made = replace(made, _costs=self._costs, _known=self._known)
-                made = made._with(self.numerics, self._in_channels_last)
-            elif made._costs != self._costs:
-                made = made.costed(self._costs, self._known)
-            self._variants[missing] = made
+                other = replace(other, _costs=self._costs, _measured=self._measured)
+                other = other._with(self.numerics, self._in_channels_last)
+            elif other._costs != self._costs:
+                other = other.costed(self._costs, self._measured)
+            self._variants[missing] = other
         return self._variants[missing]
 
     def _traced_variant(self, missing: frozenset[int]) -> Capture:
         try:
             with own_modes():
-                made = finish(
-                    self._joint, missing, self._costs, self._known,
+                variant = finish(
+                    self._joint, missing, self._costs, self._measured,
                     self.output_structure, self._real, self.dry, self._repeats,
                 )  # fmt: skip
-            return replace(made, _finished=self._finished, _trace_whole=self._trace_whole)
+            return replace(variant, _finished=self._finished, _trace_whole=self._trace_whole)
         except Irregular as error:
             if self._trace_whole is None:
                 raise
             logger.info("every block is traced for other gradients: %s", error)
             return self._trace_whole().variant(missing)
 
-    def costed(self, costs: Costs, known: dict[str, Cost] | None = None) -> Capture:
-        """Give the same graph with other costs; `known` are measured before, and are added to.
+    def costed(self, costs: Costs, measured: dict[str, Cost] | None = None) -> Capture:
+        """Give the same graph with other costs; `measured` are earlier ones, and are added to.
 
         Raises:
             CaptureError: if an operator cannot be measured.
         """
-        known = self._known if known is None else known
+        measured = self._measured if measured is None else measured
         with own_modes():
-            graph = _costed(self.program, costs, known, self.loss)
-        made = replace(
+            graph = _costed(self.program, costs, measured, self.loss)
+        other = replace(
             self,
             graph=graph,
             _costs=costs,
-            _known=known,
+            _measured=measured,
             released_outputs=frozenset(),
             _variants={},
         )
-        return made.with_released_outputs(self.released_outputs)
+        return other.with_released_outputs(self.released_outputs)
 
     @property
     def laid_out(self) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ class Capture:
             return self
         plain = self._plain
         if self._costs != plain._costs:
-            plain = plain.costed(self._costs, self._known)
+            plain = plain.costed(self._costs, self._measured)
         return plain.with_loss(self.loss).with_released_outputs(self.released_outputs)
 
     def in_traced_layouts(self) -> Capture:
@@ -193,24 +193,27 @@ class Capture:
                 f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
                 f"others of the one without"
             )
-        known = self._known if measured is None and self._costs == "measure" else measured
+        if measured is None and self._costs == "measure":
+            measured = self._measured
         laid: frozenset[str] = frozenset()
         if laid_out is not None:
             laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
-        elif numerics.allows(Numerics.ROUNDING) and known is not None and not self.dry:
+        elif numerics.allows(Numerics.ROUNDING) and measured is not None and not self.dry:
             with own_modes():
                 laid = choose_layouts(
                     self.program,
-                    lambda program: {op: c.time for op, c in measure_costs(program, known).items()},
+                    lambda program: {
+                        op: c.time for op, c in measure_costs(program, measured).items()
+                    },
                 )
         return self._with(numerics, laid)
 
     def _with(self, numerics: Numerics, laid: frozenset[str]) -> Capture:
         program = add_alternatives(lay_out(self.program, laid), numerics)
-        made = replace(
+        other = replace(
             self, program=program, numerics=numerics, _in_channels_last=laid, _plain=self
         )
-        return made.costed(self._costs)
+        return other.costed(self._costs)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
@@ -252,12 +255,12 @@ class Capture:
         if not self._merged:
             return self.graph
         with contextlib.suppress(Irregular), own_modes():
-            made = finish(
-                self._joint, self.missing, self._costs, self._known, self.output_structure,
+            eager = finish(
+                self._joint, self.missing, self._costs, self._measured, self.output_structure,
                 self._real, self.dry, self._repeats,
                 leave_out=frozenset({"merge-equal"}),
             )  # fmt: skip
-            return made.with_loss(self.loss).with_released_outputs(self.released_outputs).graph
+            return eager.with_loss(self.loss).with_released_outputs(self.released_outputs).graph
         return self.graph
 
     def release_changes_plan(self, positions: frozenset[int]) -> bool:
@@ -297,7 +300,7 @@ def finish(
     base: Joint,
     missing: frozenset[int],
     costs: Costs,
-    known: dict[str, Cost],
+    measured: dict[str, Cost],
     output_structure: Structure,
     real: RealStrides | None,
     dry: bool,
@@ -314,25 +317,25 @@ def finish(
     joint = run_passes(EACH, copy_joint(base), setting, leave_out=leave_out)
     program = unroll(build_program(joint), repeats)
     loss = program.loss_allowance
-    graph = _costed(program, costs, known, loss)
+    graph = _costed(program, costs, measured, loss)
     logger.info(
         "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
-        graph, program, output_structure, missing, loss, dry, base, costs, known, real, repeats,
+        graph, program, output_structure, missing, loss, dry, base, costs, measured, real, repeats,
         joint.merged,
     )  # fmt: skip
 
 
-def _costed(program: Program, costs: Costs, known: dict[str, Cost], loss: LossCost) -> Graph:
+def _costed(program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost) -> Graph:
     if costs == "measure":
-        found = measure_costs(program, known)
+        by_op = measure_costs(program, measured)
     else:
         spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-        found = estimate_costs(program, spec)
+        by_op = estimate_costs(program, spec)
     return program.graph(
-        {name: cost.time for name, cost in found.items()},
-        {name: cost.workspace_bytes for name, cost in found.items()},
+        {name: cost.time for name, cost in by_op.items()},
+        {name: cost.workspace_bytes for name, cost in by_op.items()},
         loss,
     )

@@ -64,8 +64,8 @@ def get_capture(name: str) -> Capturer:
         DuplicateCapture: if two distributions offer it.
         BrokenCapture: if it cannot be imported, or does not take the arguments of a `Capturer`.
     """
-    found = _REGISTRY.load(name, None, (), costs="estimate", loss_alone=True, real=None)
-    return cast(Capturer, found)
+    loaded = _REGISTRY.load(name, None, (), costs="estimate", loss_alone=True, real=None)
+    return cast(Capturer, loaded)
 
 
 if TYPE_CHECKING:

@@ -120,12 +120,12 @@ class FlatRegion(torch.nn.Module):
         if isinstance(region, torch.fx.GraphModule):
             if not whole:
                 placeholders = region.graph.find_nodes(op="placeholder")
-                given = {
+                tensor_at = {
                     node: (("input", position[id(item)]), item)
                     for node, item in zip(placeholders, inputs, strict=True)
                     if isinstance(item, torch.Tensor)
                 }
-                region, self.repeats = shortened(region, given)
+                region, self.repeats = shortened(region, tensor_at)
             region = DataWriter(region).run
         self._region = region
         _, self.output_structure = flatten(())
@@ -133,8 +133,8 @@ class FlatRegion(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Give the tensors that the function returns."""
         let_other_threads_compile()
-        given = zip(self._inputs, self._is_tensor, strict=True)
-        result = self._region(*(tensors[item] if known else item for item, known in given))
+        items = zip(self._inputs, self._is_tensor, strict=True)
+        result = self._region(*(tensors[item] if is_tensor else item for item, is_tensor in items))
         leaves, self.output_structure = flatten(result)
         return leaves
 
@@ -257,9 +257,9 @@ class _FlatModule(torch.nn.Module):
         for index, tensor in enumerate(self.inputs):
             parts[f"input {index}"] = ("input", index), self._stand_ins.without_data(tensor)
 
-        def run(given: Mapping[str, torch.Tensor], within: TorchDispatchMode) -> list[torch.Tensor]:
-            swapped = {name: tensor for name, tensor in given.items() if name in own}
-            call = tuple(given[f"input {index}"] for index in range(len(self.inputs)))
+        def run(parts: Mapping[str, torch.Tensor], within: TorchDispatchMode) -> list[torch.Tensor]:
+            swapped = {name: tensor for name, tensor in parts.items() if name in own}
+            call = tuple(parts[f"input {index}"] for index in range(len(self.inputs)))
             with self._stand_ins.in_place_of_new(), within:
                 result: list[torch.Tensor] = torch.func.functional_call(self, swapped, call)
             return result

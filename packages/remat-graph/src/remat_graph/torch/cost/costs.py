@@ -76,9 +76,9 @@ class DeviceSpec:
             "flops_per_second", "half_flops_per_second", "bytes_per_second", "memory_bytes",
             "convolution_flops_per_second",
         ):  # fmt: skip
-            given = getattr(self, figure)
-            if given is not None and given <= 0:
-                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={given}")
+            rate = getattr(self, figure)
+            if rate is not None and rate <= 0:
+                raise CaptureError(f"DeviceSpec {self.name!r} has {figure}={rate}")
 
     @classmethod
     def of(cls, device: torch.device) -> DeviceSpec:
@@ -93,10 +93,10 @@ def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:
     return _by_class(program, lambda call: _estimate(program, call, spec))
 
 
-def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dict[str, Cost]:
+def measure_costs(program: Program, measured: dict[str, Cost] | None = None) -> dict[str, Cost]:
     """Measure every call of a program on the devices of its tensors; keys are op names.
 
-    `known` maps equivalence classes to what was measured before, and is added to. What the ranks of
+    `measured` maps equivalence classes to costs measured before, and is added to. What the ranks of
     a group run together is estimated: others would wait for it, or take part in it. So is what does
     not run on made-up inputs, as one whose counts must add up to a size.
 
@@ -104,13 +104,13 @@ def measure_costs(program: Program, known: dict[str, Cost] | None = None) -> dic
         CaptureError: if there is no memory for a call, naming it.
     """
     with process_lock, generators_restored(), torch.no_grad():
-        return _by_class(program, lambda call: _measure_or_estimate(program, call), known)
+        return _by_class(program, lambda call: _measure_or_estimate(program, call), measured)
 
 
 def _by_class(
-    program: Program, cost: Callable[[Call], Cost], known: dict[str, Cost] | None = None
+    program: Program, cost: Callable[[Call], Cost], measured: dict[str, Cost] | None = None
 ) -> dict[str, Cost]:
-    classes = {} if known is None else known
+    classes = {} if measured is None else measured
     costs = {}
     for name, call in program.calls.items():
         equivalence = program.equivalence[name]
@@ -146,16 +146,16 @@ def _made_up(facts: TensorFacts) -> torch.Tensor:
 def _with_tensors(
     program: Program, call: Call, make: Callable[[TensorFacts], Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    made: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
 
     def fill(item: Any) -> Any:
         if not isinstance(item, Variable):
             return item
         if item.name not in program.facts:
             return program.constants[item.name]
-        if item.name not in made:
-            made[item.name] = make(program.facts[item.name])
-        return made[item.name]
+        if item.name not in tensors:
+            tensors[item.name] = make(program.facts[item.name])
+        return tensors[item.name]
 
     args, kwargs = pytree.tree_map(
         fill, (call.args, dict(call.kwargs)), is_leaf=lambda item: isinstance(item, Variable)

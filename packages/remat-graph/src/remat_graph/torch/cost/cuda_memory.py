@@ -115,8 +115,8 @@ def make_workspaces(device: torch.device) -> None:
         torch.autocast("cuda", enabled=False),
     ):
         like = torch.empty(0, device=device, requires_grad=True)
-        made: Any = _Products.apply(like)  # type: ignore[no-untyped-call]
-        torch.autograd.grad(made, like, made)
+        product: Any = _Products.apply(like)  # type: ignore[no-untyped-call]
+        torch.autograd.grad(product, like, product)
 
 
 class _Products(torch.autograd.Function):

@@ -48,25 +48,27 @@ class RealStrides:
     def __init__(self) -> None:
         self._known: dict[str, Layouts | None] = {}
 
-    def correct(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Any:
+    def correct(
+        self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> Any:
         """Give what an operator makes of fake tensors, in the layout that it really has."""
         if not isinstance(node.target, torch._ops.OpOverload) or not _may_differ(node.target):
-            return made
-        given = [item for item in pytree.tree_leaves((args, kwargs)) if _is_tensor(item)]
-        if not _worth_running(given):
-            return made
-        parts = list(made) if isinstance(made, (tuple, list)) else [made]
+            return result
+        tensors = [item for item in pytree.tree_leaves((args, kwargs)) if _is_tensor(item)]
+        if not _worth_running(tensors):
+            return result
+        parts = list(result) if isinstance(result, (tuple, list)) else [result]
         key = repr((str(node.target), pytree.tree_map(_describe, (args, kwargs))))
         if key not in self._known:
             self._known[key] = _layouts_of(node.target, args, kwargs)
         real = self._known[key]
         if real is None:
-            return made
+            return result
         corrected = [
             part if layout is None or not _is_tensor(part) else _lying_so(part, layout)
             for part, layout in zip(parts, real, strict=True)
         ]
-        return type(made)(corrected) if isinstance(made, (tuple, list)) else corrected[0]
+        return type(result)(corrected) if isinstance(result, (tuple, list)) else corrected[0]
 
 
 def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,41 +82,45 @@ def view_or_copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return target(*args, **kwargs)
     strides = _strides_of_view(*args[:2])
     if strides is not None:
-        made = target(*args, **kwargs)
-        if made.stride() != strides:
+        result = target(*args, **kwargs)
+        if result.stride() != strides:
             node.target = aten.as_strided.default
-            node.args = (node.args[0], list(made.shape), list(made.stride()))
-        return made
+            node.args = (node.args[0], list(result.shape), list(result.stride()))
+        return result
     with node.graph.inserting_before(node):
         dense = node.graph.call_function(
             aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format}
         )
-    made = args[0].clone(memory_format=torch.contiguous_format)
-    dense.meta = {**node.meta, "fake": made}
+    result = args[0].clone(memory_format=torch.contiguous_format)
+    dense.meta = {**node.meta, "fake": result}
     node.args = (dense, *node.args[1:])
-    return target(made, *args[1:], **kwargs)
+    return target(result, *args[1:], **kwargs)
 
 
-def placed_as_input(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+def placed_as_input(node: Node, args: tuple[Any, ...], result: Any) -> Any:
     """Give what a scatter makes with the room before it that its input has in its buffer.
 
     Torch keeps what operators make of fake tensors, and loses that room: the same graph would take
     fewer bytes when it is captured again.
     """
-    if not operator_of(node.target).assigns or made.stride() != args[0].stride() or 0 in made.shape:
-        return made
+    if (
+        not operator_of(node.target).assigns
+        or result.stride() != args[0].stride()
+        or 0 in result.shape
+    ):
+        return result
     offset = args[0].storage_offset()
-    reach = sum((size - 1) * step for size, step in zip(made.shape, made.stride(), strict=True))
-    buffer = made.new_empty(offset + reach + 1)
-    return buffer.as_strided(made.shape, made.stride(), offset)
+    reach = sum((size - 1) * step for size, step in zip(result.shape, result.stride(), strict=True))
+    buffer = result.new_empty(offset + reach + 1)
+    return buffer.as_strided(result.shape, result.stride(), offset)
 
 
-def in_memory_of_terms(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+def in_memory_of_terms(node: Node, args: tuple[Any, ...], result: Any) -> Any:
     """Give what a loss makes in the memory that it takes: that of all terms, even of their sum."""
-    if not operator_of(node.target).sum_in_terms or made.dim():
-        return made
+    if not operator_of(node.target).sum_in_terms or result.dim():
+        return result
     shape: torch.Size = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-    return made.new_empty(max(1, shape.numel())).as_strided((), ())
+    return result.new_empty(max(1, shape.numel())).as_strided((), ())
 
 
 def _strides_of_view(tensor: torch.Tensor, size: list[int]) -> tuple[int, ...] | None:
@@ -133,10 +139,10 @@ def _may_differ(target: torch._ops.OpOverload) -> bool:
     )
 
 
-def _worth_running(given: list[torch.Tensor]) -> bool:
-    kinds = {tensor.device.type for tensor in given}
+def _worth_running(tensors: list[torch.Tensor]) -> bool:
+    kinds = {tensor.device.type for tensor in tensors}
     if kinds <= {"cpu"}:
-        return not all(map(_is_plain, given))
+        return not all(map(_is_plain, tensors))
     return kinds <= {"cpu", "cuda"}
 
 
@@ -150,10 +156,10 @@ def _layouts_of(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> L
             generators_restored(),  # some draw random numbers
         ):
             real_args, real_kwargs = pytree.tree_map(_fill, (real_args, real_kwargs))
-            made = target(*real_args, **real_kwargs)
+            result = target(*real_args, **real_kwargs)
     except Exception:
         return None
-    parts = made if isinstance(made, (tuple, list)) else [made]
+    parts = result if isinstance(result, (tuple, list)) else [result]
     return tuple(TensorFacts.of(part) if _is_tensor(part) else None for part in parts)
 
 

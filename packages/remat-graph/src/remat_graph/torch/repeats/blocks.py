@@ -9,8 +9,9 @@ attention alternate. Then tracing two blocks at each end says what tracing all w
 and those between are passed over: they return what they are given. The forward is run so once more,
 and must do what it did but for these.
 
-Nothing repeats where blocks share parameters, write to what they did not make, run a custom
+Nothing repeats where a block stands twice, or blocks write to what they did not make, run a custom
 `autograd.Function`, whose backward nobody sees, or where later code reads what those between made.
+A parameter that all blocks share is one whose gradient is summed block by block.
 Known limit: a hook that a block puts on a node of autograd's graph is not seen. Linear time.
 """
 
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.repeats.noting import (
-    Given,
+    Inputs,
     Notes,
     Read,
     RepeatsUnclear,
@@ -114,28 +115,28 @@ def _kind(block: torch.nn.Module) -> list[Any]:
 
 
 def find_repeats(
-    module: torch.nn.Module, rows: Mapping[str, str], run: Run, given: Given
+    module: torch.nn.Module, rows: Mapping[str, str], run: Run, inputs: Inputs
 ) -> tuple[Repeat, ...]:
     """Find the rows of blocks that repeat among the `candidates`; none if that cannot be told.
 
-    `run` calls the forward of `module` with fake tensors, by their names in `given`, in place of
+    `run` calls the forward of `module` with fake tensors, by their names in `inputs`, in place of
     its own and of its arguments, within a mode. What it raises, tracing is to raise.
     """
     try:
         with autocast_as_traced(), failures_untold():
-            whole = note_forward(module, tuple(rows), run, given, _Hope(rows))
-            found = _Comparison(whole, rows)
-            repeats = tuple(found.repeats())
+            whole = note_forward(module, tuple(rows), run, inputs, _Hope(rows))
+            comparison = _Comparison(whole, rows)
+            repeats = tuple(comparison.repeats())
             if not repeats:
                 return ()
             between = {key for repeat in repeats for key in repeat.own_between}
-            seen = {name: known for name, known in given.items() if known[0] not in between}
+            seen = {name: entry for name, entry in inputs.items() if entry[0] not in between}
             with passed_over(module, repeats):
                 short = note_forward(module, tuple(rows), run, seen)
     except Exception as error:
         logger.info("every block is traced: %s: %s", type(error).__name__, error)
         return ()
-    if not found.is_but_for(short, repeats):
+    if not comparison.is_but_for(short, repeats):
         logger.info("every block is traced: without some the others do something else")
         return ()
     return repeats
@@ -209,9 +210,9 @@ class _Comparison:
                 ):
                     continue
             row = _row(start, index, self.are_same)
-            found = None if row is None else self._repeat(*row)
-            if found is not None:
-                yield found
+            repeat = None if row is None else self._repeat(*row)
+            if repeat is not None:
+                yield repeat
             start = index
 
     def are_same(self, index: int, other: int) -> bool:
@@ -282,13 +283,13 @@ class _Comparison:
 
     def _own_of(self, period: range) -> tuple[Key, ...]:
         names = [self.notes.blocks[index].name for index in period]
-        found: dict[Key, None] = {}
+        keys: dict[Key, None] = {}
         for index in period:
             for call in self.notes.blocks[index].calls:
                 for read in self.notes.reads[call]:
                     if any(_own_part(read, name) is not None for name in names):
-                        found[read[1]] = None
-        return tuple(found)
+                        keys[read[1]] = None
+        return tuple(keys)
 
     def _sources(self, index: int) -> tuple[int, ...] | None:
         """Find for each tensor that a block returns the argument that stands at its place."""

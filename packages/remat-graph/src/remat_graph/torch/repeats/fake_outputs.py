@@ -77,11 +77,11 @@ class FakeOutputs:
         if not _is_simple(func) or not all(map(_is_plain, tensors)):
             return run()
         whole_key = (torch.get_default_dtype(), *key)
-        known = self._known.get(whole_key)
-        if known is not None:
-            if isinstance(known, tuple):
-                return tuple([output.again(tensors) for output in known])
-            return known.again(tensors)
+        earlier = self._known.get(whole_key)
+        if earlier is not None:
+            if isinstance(earlier, tuple):
+                return tuple([output.again(tensors) for output in earlier])
+            return earlier.again(tensors)
         result = run()
         output = _read_all(result, tensors) if type(result) is tuple else _read(result, tensors)
         if output is not None:
@@ -127,7 +127,7 @@ def _read_all(
 ) -> tuple[_Output, ...] | None:
     """Describe what was made, if all can be made again, each in a storage of its own."""
     outputs = [_read(result, tensors) for result in results]
-    told = tuple([output for output in outputs if output is not None])
-    if len(told) < len(results) or len(set(map(storage_key, results))) < len(results):
+    readable = tuple([output for output in outputs if output is not None])
+    if len(readable) < len(results) or len(set(map(storage_key, results))) < len(results):
         return None
-    return told
+    return readable

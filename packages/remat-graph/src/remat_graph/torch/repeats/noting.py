@@ -27,7 +27,7 @@ from remat_graph.torch.tracing.structure import Structure, flatten
 
 __all__ = [
     "Block",
-    "Given",
+    "Inputs",
     "Notes",
     "Read",
     "RepeatsUnclear",
@@ -38,7 +38,7 @@ __all__ = [
 
 _DEVICE = torch.ops.prim.device.default
 
-Given: TypeAlias = "Mapping[str, tuple[Key, torch.Tensor]]"
+Inputs: TypeAlias = "Mapping[str, tuple[Key, torch.Tensor]]"
 Run: TypeAlias = "Callable[[Mapping[str, torch.Tensor], TorchDispatchMode], list[torch.Tensor]]"
 Read: TypeAlias = "tuple[Any, ...]"  # ("given", key), ("made", call, output) or ("found", count)
 
@@ -78,7 +78,7 @@ def note_forward(
     module: torch.nn.Module,
     names: Sequence[str],
     run: Run,
-    given: Given,
+    inputs: Inputs,
     watch: Callable[[Notes], None] = lambda notes: None,
 ) -> Notes:
     """Run a forward, and note what it does; `names` are those of its blocks.
@@ -89,13 +89,13 @@ def note_forward(
         RepeatsUnclear: if a tensor has a hook, which would run in the backward.
     """
     recorder = _Recorder(watch)
-    for key, tensor in given.values():
+    for key, tensor in inputs.values():
         recorder.know(tensor, ("given", key))
     blocks = ((name, module.get_submodule(name)) for name in names)
     with forwards_replaced(
         (block, _Noting(recorder, name, block.forward)) for name, block in blocks
     ):
-        returned = run({name: tensor for name, (_, tensor) in given.items()}, recorder)
+        returned = run({name: tensor for name, (_, tensor) in inputs.items()}, recorder)
     return recorder.finish(returned)
 
 
@@ -189,54 +189,54 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        told: list[Any] = [func, torch.is_grad_enabled()]
+        words: list[Any] = [func, torch.is_grad_enabled()]
         tensors: list[torch.Tensor] = []
-        self._tell(args, told, tensors)
+        self._tell(args, words, tensors)
         if kwargs:
-            self._tell(kwargs, told, tensors)
-        reads, key = self.reads_of(tensors), tuple(told)
+            self._tell(kwargs, words, tensors)
+        reads, key = self.reads_of(tensors), tuple(words)
         part, source = noted_now()
         if self.within is not None:
             part = part.removeprefix(self.within)
             if saves_through_hooks() or self._writes_outside(func, args, kwargs):
-                told.append(self.within)  # like no other block
-        told += part, source
+                words.append(self.within)  # like no other block
+        words += part, source
         result = self._outputs.run(func, key, tensors, lambda: func(*args, **kwargs))
         call = len(self.notes.operators)
-        self.notes.operators.append(told)
+        self.notes.operators.append(words)
         self.notes.reads.append(reads)
-        made = (result,) if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
-        for output, item in enumerate(made):
+        results = (result,) if isinstance(result, torch.Tensor) else pytree.tree_leaves(result)
+        for output, item in enumerate(results):
             if isinstance(item, torch.Tensor):
                 self.know(item, ("made", call, output))
         return result
 
-    def _tell(self, item: Any, told: list[Any], tensors: list[torch.Tensor]) -> None:
+    def _tell(self, item: Any, words: list[Any], tensors: list[torch.Tensor]) -> None:
         """Note what an argument is, and which tensors it has."""
         if isinstance(item, torch.Tensor):
             tensors.append(item)
             maker = type(item.grad_fn)
-            told += looks_of(item), item.requires_grad, maker
+            words += looks_of(item), item.requires_grad, maker
             if is_custom_backward(maker):  # nobody sees what it does
-                told.append(self.within)
+                words.append(self.within)
         elif isinstance(item, dict):
-            told += dict, tuple(item)
+            words += dict, tuple(item)
             for part in item.values():
-                self._tell(part, told, tensors)
+                self._tell(part, words, tensors)
         elif isinstance(item, (tuple, list)):
-            told += type(item), len(item)
+            words += type(item), len(item)
             for part in item:
-                self._tell(part, told, tensors)
+                self._tell(part, words, tensors)
         else:
-            told += type(item), item
+            words += type(item), item
 
     def _read_of(self, tensor: torch.Tensor) -> Read:
-        known = self._known.get(id(tensor))
-        if known is None:
-            known = ("found", self._found)
-            self.know(tensor, known)
+        read = self._known.get(id(tensor))
+        if read is None:
+            read = ("found", self._found)
+            self.know(tensor, read)
             self._found += 1
-        return known
+        return read
 
     def _writes_outside(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
         """Whether an operator writes to what was there before the block."""

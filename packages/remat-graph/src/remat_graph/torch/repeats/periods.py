@@ -33,7 +33,7 @@ class Periods:
 
     def __init__(self, program: Program, repeat: Repeat) -> None:
         self.program, self.repeat = program, repeat
-        named = {(given.kind, given.key): given.variable for given in program.inputs}
+        named = {(item.kind, item.key): item.variable for item in program.inputs}
         self.own = [[named[key] for key in keys] for keys in repeat.own]
         self.labels: dict[str, Label] = {
             variable: (period, ("own", position))
@@ -70,12 +70,12 @@ class Periods:
     def chain(self, variable: str) -> int:
         """Give a number to how a view is made of its root: the same for the same."""
         if variable not in self._chains:
-            made: Any = ()
+            form: Any = ()
             view = self.program.views.get(variable)
             if view is not None:
                 base = self.chain(self.base(variable))
-                made = (view.target, constants_of(view), view.results.index(variable), base)
-            self._chains[variable] = self._numbers.setdefault(made, len(self._numbers))
+                form = (view.target, constants_of(view), view.results.index(variable), base)
+            self._chains[variable] = self._numbers.setdefault(form, len(self._numbers))
         return self._chains[variable]
 
     def _section(self, ops: Sequence[str], first: int, second: int) -> tuple[int, int] | None:
@@ -83,13 +83,13 @@ class Periods:
 
         `None` if nothing touches what is of either.
         """
-        gradient_of = {gradient: given for given, gradient in self.program.gradients.items()}
+        gradient_of = {gradient: leaf for leaf, gradient in self.program.gradients.items()}
         begin: dict[int, int] = {}
         for position, op in enumerate(ops):
             call = self.program.calls[op]
             touched = [
                 *map(self.root, call.reads),
-                *(gradient_of[made] for made in call.results if made in gradient_of),
+                *(gradient_of[result] for result in call.results if result in gradient_of),
             ]
             for variable in touched:
                 if variable in self.labels:

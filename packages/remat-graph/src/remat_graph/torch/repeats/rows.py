@@ -44,13 +44,13 @@ _NORMS = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, tor
 
 
 def shortened(
-    module: GraphModule, given: Mapping[Node, tuple[Key, torch.Tensor]]
+    module: GraphModule, inputs: Mapping[Node, tuple[Key, torch.Tensor]]
 ) -> tuple[GraphModule, tuple[Repeat, ...]]:
     """Copy a graph with few of its periods; without a row of them it is the graph itself.
 
-    `given` are the placeholders of tensors, with the inputs of the program that they are.
+    `inputs` are the placeholders of tensors, with the inputs of the program that they are.
     """
-    rows = _Nodes(module.graph, given).rows()
+    rows = _Nodes(module.graph, inputs).rows()
     if not rows:
         return module, ()
     graph = Graph()
@@ -89,7 +89,7 @@ class _Row:
     def _blocks(self) -> Iterator[tuple[str, ...]]:
         """Name the modules in which periods differ, of each period at the same positions."""
         names = [[_module_of(node) for node in period] for period in self.periods]
-        found: dict[tuple[str, ...], None] = {}
+        distinct: dict[tuple[str, ...], None] = {}
         for across in zip(*names, strict=True):
             parts = [name.split(".") for name in across]
             depth = next(
@@ -97,15 +97,15 @@ class _Row:
                 None,
             )
             if depth is not None:
-                found[tuple(".".join(part[: depth + 1]) for part in parts)] = None
-        yield from zip(*found, strict=True) if found else ((),) * len(self.periods)
+                distinct[tuple(".".join(part[: depth + 1]) for part in parts)] = None
+        yield from zip(*distinct, strict=True) if distinct else ((),) * len(self.periods)
 
 
 class _Nodes:
     """The calls of a graph in order, and what each is where it stands."""
 
-    def __init__(self, graph: Graph, given: Mapping[Node, tuple[Key, torch.Tensor]]) -> None:
-        self.given = given
+    def __init__(self, graph: Graph, inputs: Mapping[Node, tuple[Key, torch.Tensor]]) -> None:
+        self.inputs = inputs
         self.nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
         self.place = {node: at for at, node in enumerate(self.nodes)}
         self.reads = [_read_by(node) for node in self.nodes]
@@ -115,20 +115,20 @@ class _Nodes:
 
     def rows(self) -> list[_Row]:
         """Find the rows of periods that leave out most."""
-        found: list[_Row] = []
+        rows: list[_Row] = []
         taken: set[Node] = set()
         for start, length, count in self._candidates():
             nodes = self.nodes[start : start + length * count]
             if taken.isdisjoint(nodes):
                 row = self._row(start, length, count)
                 if row is not None:
-                    found.append(row)
+                    rows.append(row)
                     taken.update(nodes)
-        return sorted(found, key=lambda row: self.place[row.periods[0][0]])
+        return sorted(rows, key=lambda row: self.place[row.periods[0][0]])
 
     def _candidates(self) -> list[tuple[int, int, int]]:
         """List where rows may be: start, length of a period, how many; the longest first."""
-        found, returned = [], set(self.returned)
+        candidates, returned = [], set(self.returned)
         for length in self._lengths():
             pairs = zip(self.nodes, self.nodes[length:], strict=False)
             same = [returned.isdisjoint(pair) and self._are_same(*pair) for pair in pairs]
@@ -138,11 +138,11 @@ class _Nodes:
                 for skipped in self._beginnings(at, length) if value else ():
                     count = (size - skipped) // length  # the backward of the last begins otherwise
                     if count >= FEWEST_PERIODS:
-                        found.append((at + skipped, length, count))
+                        candidates.append((at + skipped, length, count))
                 at += size
         left_out = 2 * KEPT_PERIODS
-        found.sort(key=lambda row: (-row[1] * (row[2] - left_out), row[1]))
-        return found
+        candidates.sort(key=lambda row: (-row[1] * (row[2] - left_out), row[1]))
+        return candidates
 
     def _beginnings(self, start: int, length: int) -> Iterator[int]:
         """Say how many nodes to skip so that periods begin with a block; or to skip none."""
@@ -182,8 +182,10 @@ class _Nodes:
         return all(a is b or self._stands_for(a, b, other - at) for a, b in pairs)
 
     def _stands_for(self, read: Node, counterpart: Node, by: int) -> bool:
-        if read in self.given and counterpart in self.given:
-            return _looks_given(self.given[read][1]) == _looks_given(self.given[counterpart][1])
+        if read in self.inputs and counterpart in self.inputs:
+            return _looks_of_input(self.inputs[read][1]) == _looks_of_input(
+                self.inputs[counterpart][1]
+            )
         return (
             read in self.place
             and counterpart in self.place
@@ -197,9 +199,9 @@ class _Nodes:
         if not all(self._may_repeat(at, first) for first in firsts
                    for at in range(first, first + length)):  # fmt: skip
             return None
-        given = [self._given_to(range(first, first + length)) for first in firsts]
-        times = Counter(itertools.chain(*given))
-        own = [{key: looks for key, looks in keys.items() if times[key] == 1} for keys in given]
+        inputs = [self._inputs_of(range(first, first + length)) for first in firsts]
+        times = Counter(itertools.chain(*inputs))
+        own = [{key: looks for key, looks in keys.items() if times[key] == 1} for keys in inputs]
         if not own[0] or any(1 < n < count for n in times.values()):
             return None
         if any([*keys.values()] != [*own[0].values()] for keys in own):
@@ -216,7 +218,7 @@ class _Nodes:
         if any(kind == "far" or (kind == "same" and self._is_differentiated(read))
                for kind, read in forms[1]):  # fmt: skip
             return None
-        outside = self._given_to([*range(start), *range(end, len(self.nodes))], self.returned)
+        outside = self._inputs_of([*range(start), *range(end, len(self.nodes))], self.returned)
         hidden = range(start + KEPT_PERIODS * length, end - KEPT_PERIODS * length)
         later = itertools.chain(self.returned, *self.reads[end - (KEPT_PERIODS - 1) * length :])
         if any(key in outside for keys in own for key in keys) or any(
@@ -226,11 +228,11 @@ class _Nodes:
         periods = [tuple(self.nodes[at : at + length]) for at in firsts]
         return _Row(tuple(periods), tuple(map(tuple, own)))
 
-    def _given_to(self, places: Iterable[int], more: Iterable[Node] = ()) -> dict[Key, Hashable]:
+    def _inputs_of(self, places: Iterable[int], more: Iterable[Node] = ()) -> dict[Key, Hashable]:
         """List the inputs of the program that nodes read, in order, and how they look."""
         reads = itertools.chain(*(self.reads[at] for at in places), more)
-        given = [self.given[read] for read in reads if read in self.given]
-        return {key: _looks_given(tensor) for key, tensor in given}
+        items = [self.inputs[read] for read in reads if read in self.inputs]
+        return {key: _looks_of_input(tensor) for key, tensor in items}
 
     def _form(self, first: int, length: int, start: int, own: list[Key]) -> list[tuple[str, Any]]:
         """Say what the nodes of a period read, each read as seen from there.
@@ -241,8 +243,8 @@ class _Nodes:
         form: list[tuple[str, Any]] = []
         for read in itertools.chain(*self.reads[first : first + length]):
             place = self.place.get(read, -1)
-            if read in self.given and self.given[read][0] in own:
-                form.append(("own", own.index(self.given[read][0])))
+            if read in self.inputs and self.inputs[read][0] in own:
+                form.append(("own", own.index(self.inputs[read][0])))
             elif place >= first:
                 form.append(("made", place - first))
             elif place >= max(start, first - length):
@@ -253,8 +255,8 @@ class _Nodes:
 
     def _is_differentiated(self, node: Node) -> bool:
         """Whether a gradient of what a node gives is computed."""
-        known = self.given[node][1] if node in self.given else node.meta.get("example_value")
-        tensors = pytree.tree_leaves(known)
+        value = self.inputs[node][1] if node in self.inputs else node.meta.get("example_value")
+        tensors = pytree.tree_leaves(value)
         return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tensors)
 
     def _may_repeat(self, at: int, first: int) -> bool:
@@ -288,17 +290,17 @@ def _writes(node: Node) -> bool:
 
 def _read_by(node: Node) -> tuple[Node, ...]:
     """List the nodes among the arguments of a node, each as often as it is there."""
-    found: list[Node] = []
-    map_arg((node.args, node.kwargs), found.append)
-    return tuple(found)
+    sources: list[Node] = []
+    map_arg((node.args, node.kwargs), sources.append)
+    return tuple(sources)
 
 
 def _kind_of(node: Node) -> Hashable:
     """Say what a node calls, but for which nodes it reads."""
     constants = repr(map_arg((node.args, node.kwargs), lambda _: _NODE))
-    made = [_looks(item) for item in pytree.tree_leaves(node.meta.get("example_value"))]
+    looks = [_looks(item) for item in pytree.tree_leaves(node.meta.get("example_value"))]
     alone = node if "nan" in constants else None  # whose sign is not shown
-    return node.op, node.target, constants, repr(made), alone
+    return node.op, node.target, constants, repr(looks), alone
 
 
 def _looks(item: Any) -> tuple[Any, ...]:
@@ -312,11 +314,11 @@ def _looks(item: Any) -> tuple[Any, ...]:
     return *shown, where, item.requires_grad
 
 
-def _looks_given(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _looks_of_input(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Say what tracing can see of an input; of what is made, torch may refuse to say the last."""
     return *_looks(tensor), tensor.is_leaf
 
 
 def _module_of(node: Node) -> str:
-    known = noted(node)
-    return "" if known is None else known.module
+    provenance = noted(node)
+    return "" if provenance is None else provenance.module

@@ -108,9 +108,9 @@ class _Unrolling:
             storage=self.storage,
             facts=self.facts,
             gradients={
-                given.variable: self.gradients[given.variable]
-                for given in program.inputs
-                if given.variable in self.gradients
+                item.variable: self.gradients[item.variable]
+                for item in program.inputs
+                if item.variable in self.gradients
             },
             backward_ops=program.backward_ops | {op for half, op in copies if half == "backward"},
             twins=self.twins,
@@ -129,13 +129,13 @@ class _Unrolling:
             twin = program.twins.get(op)
             if twin is not None:
                 read.add(self.periods.op_labels.get(twin, (None,))[0])
-            if any(_READERS[made] != period for made in (B, C) if made in read):
+            if any(_READERS[result] != period for result in (B, C) if result in read):
                 raise Irregular(f"{op} depends on a block")
-        for given, gradient in program.gradients.items():
-            made = self._period_of(gradient)
-            period, _ = labels.get(given, (None, None))
-            if made in _READERS and period not in (B, C, _READERS[made]):
-                raise Irregular(f"the gradient of {given} is made in a block")
+        for variable, gradient in program.gradients.items():
+            result = self._period_of(gradient)
+            period, _ = labels.get(variable, (None, None))
+            if result in _READERS and period not in (B, C, _READERS[result]):
+                raise Irregular(f"the gradient of {variable} is made in a block")
         held = (
             *program.returned,
             *(name for output in program.outputs for name in (output.variable, output.base)),
@@ -149,9 +149,9 @@ class _Unrolling:
 
     def _name(self, op: str, period: int) -> None:
         label = self.periods.op_labels
-        for made in self.program.calls[op].results:
-            if made is not None:
-                self.copies[period, self.periods.labels[made][1]] = self._fresh(made, period)
+        for result in self.program.calls[op].results:
+            if result is not None:
+                self.copies[period, self.periods.labels[result][1]] = self._fresh(result, period)
         results = self.program.calls[op].results
         self.op_copies[period, label[op][1]] = (
             self.copies[period, self.periods.labels[op][1]]
@@ -170,8 +170,8 @@ class _Unrolling:
     def _store(self, mine: str, its: str) -> None:
         """Say of what the copies of an op of B make what is known before."""
         program = self.program
-        made, theirs = program.calls[mine].results, program.calls[its].results
-        for variable, counterpart in zip(made, theirs, strict=True):
+        ours, theirs = program.calls[mine].results, program.calls[its].results
+        for variable, counterpart in zip(ours, theirs, strict=True):
             if variable is None or counterpart is None:
                 continue
             stored = self._alike(program.storage[variable], program.storage[counterpart])
@@ -204,9 +204,9 @@ class _Unrolling:
             op = self._op(period, place)
             like, original = (c, its) if period == self.last - 1 else (b, mine)
             names = {
-                made: self._variable(period, self.periods.labels[made][1])
-                for made in like.results
-                if made is not None
+                result: self._variable(period, self.periods.labels[result][1])
+                for result in like.results
+                if result is not None
             }
             replay = like.replay
             if replay is not None and replays is not None:
@@ -232,17 +232,17 @@ class _Unrolling:
             (b.target, b.sequence, b.random, b.workspace_bytes, b.body)
             != (c.target, c.sequence, c.random, c.workspace_bytes, c.body)
             or constants_of(b) != constants_of(c)
-            or [None if made is None else facts[made] for made in b.results]
-            != [None if made is None else facts[made] for made in c.results]
+            or [None if result is None else facts[result] for result in b.results]
+            != [None if result is None else facts[result] for result in c.results]
         ):
             raise Irregular(f"{b.name} and {c.name} are different calls")
         pairs = zip(b.variables, c.variables, strict=True)
-        found = []
+        same = []
         for mine, its in pairs:
             if self.periods.chain(mine) != self.periods.chain(its):
                 raise Irregular(f"{mine} and {its} are different views")
-            found.append(self._alike(self.periods.root(mine), self.periods.root(its)))
-        return found
+            same.append(self._alike(self.periods.root(mine), self.periods.root(its)))
+        return same
 
     def _alike(self, mine: str, its: str, labels: Mapping[str, Label] | None = None) -> _Read:
         """Compare what B reads with what C reads in its place."""
@@ -264,7 +264,9 @@ class _Unrolling:
             else self._view(variable, period + read.later, read.place)
             for variable, read in zip(call.variables, reads, strict=True)
         ]
-        return call.of(moved, tuple(None if made is None else names[made] for made in call.results))
+        return call.of(
+            moved, tuple(None if result is None else names[result] for result in call.results)
+        )
 
     def _view(self, like: str, period: int, place: Place) -> str:
         """Find, or make, the view of what stands at a place in a period that is made like one."""
@@ -276,7 +278,7 @@ class _Unrolling:
             base = self._view(self.periods.base(like), period, place)
             name = self._fresh(like, period)
             view = self.program.views[like]
-            results = tuple(name if made == like else None for made in view.results)
+            results = tuple(name if result == like else None for result in view.results)
             self.views[name] = view.of([base] * len(view.variables), results)
             self.facts[name] = self.program.facts[like]
             self.storage[name] = self.storage[root]
@@ -300,21 +302,21 @@ class _Unrolling:
         place: Place,
     ) -> str:
         kept = self.kept.get(period)
-        found = copies.get((period, place)) if kept is None else traced.get((kept, place))
-        if found is None:
+        name = copies.get((period, place)) if kept is None else traced.get((kept, place))
+        if name is None:
             raise Irregular(f"period {period} has nothing at {place}")
-        return found
+        return name
 
     def _unroll_gradients(self) -> None:
-        given = self.program.gradients
+        gradients = self.program.gradients
         for position, (mine, its) in enumerate(
             zip(self.periods.own[1], self.periods.own[self.last - 1], strict=True)
         ):
-            if (mine in given) != (its in given):
+            if (mine in gradients) != (its in gradients):
                 raise Irregular(f"{mine} and {its} are not both differentiated")
-            if mine not in given:
+            if mine not in gradients:
                 continue
-            b, c = given[mine], given[its]
+            b, c = gradients[mine], gradients[its]
             read = self._alike(self.periods.root(b), self.periods.root(c))
             if read.place is None or self.periods.chain(b) != self.periods.chain(c):
                 raise Irregular(f"{b} and {c} are not gradients of one block each")
@@ -322,27 +324,27 @@ class _Unrolling:
                 own = self.periods.own[period][position]
                 self.gradients[own] = self._view(b, period + read.later, read.place)
 
-    def _from(self, known: Provenance, traced: int, period: int) -> Provenance:
+    def _from(self, provenance: Provenance, traced: int, period: int) -> Provenance:
         """Say where an op comes from as of another period than it was traced in."""
-        key = known, traced, period
+        key = provenance, traced, period
         if key not in self.moved_from:
             self.moved_from[key] = self._find_from(*key)
         return self.moved_from[key]
 
-    def _find_from(self, known: Provenance, traced: int, period: int) -> Provenance:
+    def _find_from(self, provenance: Provenance, traced: int, period: int) -> Provenance:
         """Find the block of another period; a section may reach into those beside it."""
         repeat = self.periods.repeat
         for block, index in enumerate(repeat.kept):
             there = period + block - traced
             for position, name in enumerate(repeat.blocks[index]):
-                inside = known.module.removeprefix(name)
+                inside = provenance.module.removeprefix(name)
                 if (
-                    known.module.startswith(name)
+                    provenance.module.startswith(name)
                     and inside[:1] in ("", ".")
                     and 0 <= there <= self.last
                 ):
-                    return replace(known, module=repeat.blocks[there][position] + inside)
-        return known
+                    return replace(provenance, module=repeat.blocks[there][position] + inside)
+        return provenance
 
     def _ordered(self) -> Iterator[str]:
         forward = [pair for pair in self.periods.pairs if pair[0] not in self.program.backward_ops]

@@ -79,8 +79,8 @@ def _without_zeros(graph: Graph, node: Node, zero: set[Node], equal: dict[Node, 
     """Let a node do without what is zero; add one that is another now to `equal`."""
     if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
         a, b = node.args
-        other, known = (a, b) if b in zero else (b, a)
-        exchangeable = node.target is aten.add.Tensor or known is b
+        other, term = (a, b) if b in zero else (b, a)
+        exchangeable = node.target is aten.add.Tensor or term is b
         if isinstance(other, Node) and exchangeable and _same_kind(other, node):
             node.replace_all_uses_with(other)
             equal[node] = other
@@ -133,11 +133,11 @@ def separate_gradients(joint: Joint) -> Joint:
 def _other_layout(joint: Joint, node: Node, gradient: Node) -> torch.memory_format | None:
     """Find the layout of a leaf, where its gradient comes in another."""
     role = joint.inputs[node]
-    leaf, made = node.meta["fake"], gradient.meta["fake"]
-    if (role[0] != "parameter" and role not in joint.leaves) or leaf.stride() == made.stride():
+    leaf, fake = node.meta["fake"], gradient.meta["fake"]
+    if (role[0] != "parameter" and role not in joint.leaves) or leaf.stride() == fake.stride():
         return None
     if leaf.is_contiguous():
-        return None if made.is_contiguous() else torch.contiguous_format
+        return None if fake.is_contiguous() else torch.contiguous_format
     for layout in (torch.channels_last, torch.channels_last_3d):
         rank = 4 if layout is torch.channels_last else 5
         if leaf.ndim == rank and leaf.is_contiguous(memory_format=layout):

@@ -59,8 +59,10 @@ def _call(node: Node) -> str:
 
 
 def _place(node: Node) -> str:
-    known = noted(node)
-    words = () if known is None else tuple(filter(None, (known.module, known.source)))
+    provenance = noted(node)
+    words = (
+        () if provenance is None else tuple(filter(None, (provenance.module, provenance.source)))
+    )
     return f"  # {' '.join(words)}" if words else ""
 
 

@@ -50,8 +50,8 @@ def run_as_if_there(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             raise
     args, kwargs = pytree.tree_map_only(torch.Tensor, functools.partial(_on, _HOST), (args, kwargs))
     target: Any = node.target
-    made = target(*args, **kwargs)
-    return pytree.tree_map_only(torch.Tensor, functools.partial(_on, _DEVICE), made)
+    result = target(*args, **kwargs)
+    return pytree.tree_map_only(torch.Tensor, functools.partial(_on, _DEVICE), result)
 
 
 def _is_on_cuda(item: Any) -> bool:

@@ -69,8 +69,8 @@ def _input(joint: Joint, node: Node, mode: FakeTensorMode) -> Any:
             )
         if not isinstance(constant, torch.Tensor):
             return constant
-        made = fake_constant(mode, constant)
-        return made if joint.device is None else made.to(joint.device)
+        fake = fake_constant(mode, constant)
+        return fake if joint.device is None else fake.to(joint.device)
     value = node.meta["val"]
     if node in joint.tangents:  # dense, as a loss makes it, also for a part of a tensor
         return torch.empty_like(value)
@@ -98,9 +98,9 @@ def _run(node: Node, real: RealStrides | None) -> None:
     node.meta["ran_on"] = call, sources
 
 
-def _new_tensors(made: Any, sources: list[Any]) -> Any:
+def _new_tensors(result: Any, sources: list[Any]) -> Any:
     """Say what new tensors an operator made; what is not equal to anything if one is a view."""
-    parts = _tensors_of([made])
+    parts = _tensors_of([result])
     storages = {storage_key(part) for part in parts}
     if len(storages) < len(parts) or storages & set(map(storage_key, _tensors_of(sources))):
         return object()
@@ -117,28 +117,31 @@ def _tensors_of(items: Sequence[Any]) -> list[torch.Tensor]:
     return [part for part in flat if isinstance(part, torch.Tensor)]
 
 
-def _with_types_of_statistics(node: Node, args: tuple[Any, ...], made: Any) -> Any:
+def _with_types_of_statistics(node: Node, args: tuple[Any, ...], result: Any) -> Any:
     """Correct torch's fake tensors: on the CPU they give 16-bit input 16-bit statistics always."""
     at = operator_of(node.target).statistics_like
-    if at is None or made[0].device.type != "cpu":
-        return made
+    if at is None or result[0].device.type != "cpu":
+        return result
     weight = args[at]
-    if not isinstance(weight, torch.Tensor) or weight.dtype == made[1].dtype:
-        return made
-    return (made[0], made[1].to(weight.dtype), made[2].to(weight.dtype), *made[3:])
+    if not isinstance(weight, torch.Tensor) or weight.dtype == result[1].dtype:
+        return result
+    return (result[0], result[1].to(weight.dtype), result[2].to(weight.dtype), *result[3:])
 
 
-def _with_seeds_on_the_host(node: Node, made: Any) -> Any:
+def _with_seeds_on_the_host(node: Node, result: Any) -> Any:
     """Correct torch's fake tensors: CUDA's efficient attention gives seed and offset on the CPU.
 
     Its backward reads them there: on the device they would end the process. (While a CUDA graph is
     captured, and in ROCm's build, they are on the device.)
     """
     if node.target is not aten._scaled_dot_product_efficient_attention.default:
-        return made
-    if made[0].device.type != "cuda" or torch.version.hip is not None:
-        return made
-    return (*made[:2], *(made[0].new_empty((), dtype=s.dtype, device="cpu") for s in made[2:]))
+        return result
+    if result[0].device.type != "cuda" or torch.version.hip is not None:
+        return result
+    return (
+        *result[:2],
+        *(result[0].new_empty((), dtype=s.dtype, device="cpu") for s in result[2:]),
+    )
 
 
 def view_closure(node: Node) -> set[Node]:

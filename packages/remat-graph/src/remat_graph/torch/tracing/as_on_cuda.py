@@ -52,15 +52,15 @@ class CudaOperators(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function, and what it is made of, as on CUDA."""
-        given = kwargs or {}
+        named = kwargs or {}
         if torch.is_autocast_enabled("cpu"):
-            args, given = _cast_as_on_cuda(getattr(func, "__name__", ""), args, given)
+            args, named = _cast_as_on_cuda(getattr(func, "__name__", ""), args, named)
         if func is functional.scaled_dot_product_attention:
-            return attention_on_cuda(self._capability, *args, **given)
+            return attention_on_cuda(self._capability, *args, **named)
         if isinstance(func, FunctionType) and _is_guarded(func):
             with self:
-                return _open(func)(*args, **given)
-        return func(*args, **given)
+                return _open(func)(*args, **named)
+        return func(*args, **named)
 
 
 def _cast_as_on_cuda(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -82,19 +82,19 @@ def _cast_as_on_cuda(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[A
 @contextmanager
 def as_on_cuda(capability: tuple[int, int]) -> Iterator[None]:
     """Run on the host as on a CUDA device: by its operators, and under its autocast."""
-    thread, made = threading.get_ident(), torch.autocast.__init__
+    thread, original = threading.get_ident(), torch.autocast.__init__
 
     def make(self: Any, device_type: str, dtype: Any = None, *rest: Any, **named: Any) -> None:
         if device_type == "cuda" and threading.get_ident() == thread:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        made(self, device_type, dtype, *rest, **named)
+        original(self, device_type, dtype, *rest, **named)
 
     torch.autocast.__init__ = make  # type: ignore[method-assign]
     try:
         with CudaOperators(capability):
             yield
     finally:
-        torch.autocast.__init__ = made  # type: ignore[method-assign]
+        torch.autocast.__init__ = original  # type: ignore[method-assign]
 
 
 def _is_guarded(func: FunctionType) -> bool:

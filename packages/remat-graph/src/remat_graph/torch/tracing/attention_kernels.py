@@ -38,53 +38,53 @@ def attention_on_cuda(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Compute attention by the operator that a device of this compute capability has for it."""
-    given = (query, key, value)
-    kernel = _choose(capability, given, attn_mask, dropout_p, is_causal, enable_gqa)
+    tensors = (query, key, value)
+    kernel = _choose(capability, tensors, attn_mask, dropout_p, is_causal, enable_gqa)
     mask = _as_bias(attn_mask, query.dtype)
-    needs_sums = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    made: Any
+    needs_sums = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    results: Any
     if kernel == "flash":
         width = query.shape[-1]
         padded = [functional.pad(tensor, (0, -width % 8)) if width % 8 else tensor
-                  for tensor in given]  # fmt: skip
+                  for tensor in tensors]  # fmt: skip
         own_scale = width**-0.5 if scale is None else scale
-        made = aten._scaled_dot_product_flash_attention(
+        results = aten._scaled_dot_product_flash_attention(
             *padded, dropout_p, is_causal, False, scale=own_scale
         )
-        return made[0][..., :width] if width % 8 else made[0]  # type: ignore[no-any-return]
+        return results[0][..., :width] if width % 8 else results[0]  # type: ignore[no-any-return]
     if kernel == "cudnn":
-        made = aten._scaled_dot_product_cudnn_attention(
-            *given, mask, needs_sums, dropout_p, is_causal, False, scale=scale
+        results = aten._scaled_dot_product_cudnn_attention(
+            *tensors, mask, needs_sums, dropout_p, is_causal, False, scale=scale
         )
     elif kernel == "efficient":
         mask = None if mask is None else _aligned(mask, query, key)
-        made = aten._scaled_dot_product_efficient_attention(
-            *given, mask, needs_sums, dropout_p, is_causal, scale=scale
+        results = aten._scaled_dot_product_efficient_attention(
+            *tensors, mask, needs_sums, dropout_p, is_causal, scale=scale
         )
     else:
-        made = aten._scaled_dot_product_attention_math(
-            *given, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        results = aten._scaled_dot_product_attention_math(
+            *tensors, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )
-    return made[0]  # type: ignore[no-any-return]
+    return results[0]  # type: ignore[no-any-return]
 
 
 def _choose(
     capability: tuple[int, int],
-    given: tuple[Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     dropout: float,
     is_causal: bool,
     grouped: bool,
 ) -> str:
-    query, key, _ = given
-    widths = {tensor.shape[-1] for tensor in given}
-    heads = [tensor.shape[-3] for tensor in given if tensor.dim() == 4]
+    query, key, _ = tensors
+    widths = {tensor.shape[-1] for tensor in tensors}
+    heads = [tensor.shape[-3] for tensor in tensors if tensor.dim() == 4]
     dense = (
         len(heads) == 3
-        and len({tensor.shape[0] for tensor in given}) == 1
+        and len({tensor.shape[0] for tensor in tensors}) == 1
         and 0 not in (query.shape[-2], key.shape[-2])
-        and len({tensor.dtype for tensor in given}) == 1
-        and all(tensor.stride(-1) == 1 for tensor in (*given, *([] if mask is None else [mask])))
+        and len({tensor.dtype for tensor in tensors}) == 1
+        and all(tensor.stride(-1) == 1 for tensor in (*tensors, *([] if mask is None else [mask])))
     )
     if not dense:
         return "math"
@@ -93,7 +93,7 @@ def _choose(
     half = query.dtype in _HALF
     widest = max(widths)
     lacks_backward = (
-        capability in _FEW_REGISTERS and any(tensor.requires_grad for tensor in given)
+        capability in _FEW_REGISTERS and any(tensor.requires_grad for tensor in tensors)
         and widest > 192 and (dropout > 0 or widest <= 224)
     )  # fmt: skip
     flash = (

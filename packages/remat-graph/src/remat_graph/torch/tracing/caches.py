@@ -29,7 +29,7 @@ def caches_within(module: torch.nn.Module) -> list[Cache]:
     """Find the caches in the Python modules of a model's classes, and in what these refer to."""
     pending = [cls.__module__ for part in module.modules() for cls in type(part).__mro__]
     seen: set[str] = set()
-    found: dict[int, Cache] = {}
+    caches: dict[int, Cache] = {}
     while pending:
         name = pending.pop()
         if name in seen or name.partition(".")[0] in _NOT_THEIRS:
@@ -43,8 +43,8 @@ def caches_within(module: torch.nn.Module) -> list[Cache]:
                 pending.append(item.__module__)
         methods = [held for item in contents if type(item) is type for held in vars(item).values()]
         for item in (*contents, *methods):
-            found.update((id(cache), cache) for cache in _caches_of(item))
-    return list(found.values())
+            caches.update((id(cache), cache) for cache in _caches_of(item))
+    return list(caches.values())
 
 
 def _caches_of(item: Any) -> Iterator[Cache]:

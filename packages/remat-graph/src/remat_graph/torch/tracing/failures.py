@@ -84,17 +84,17 @@ def has_effects(graph: Graph) -> CaptureError:
 
 def noted_line(node: Node) -> str:
     """Give the user's line of a node, if it is known: ` at file:line`, or nothing."""
-    known = noted(node)
-    return f" at {known.source}" if known is not None and known.source else ""
+    provenance = noted(node)
+    return f" at {provenance.source}" if provenance is not None and provenance.source else ""
 
 
 def _user_line(error: BaseException) -> str:
     """Find the user's line that led to an error: ` at file:line`, or nothing."""
     for each, _ in traceback.walk_tb(error.__traceback__):
         if isinstance(each.f_locals.get("self"), NotedInterpreter) and "n" in each.f_locals:
-            known = noted(each.f_locals["n"])
-            if known is not None and known.source:
-                return f" at {known.source}"
+            provenance = noted(each.f_locals["n"])
+            if provenance is not None and provenance.source:
+                return f" at {provenance.source}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not _is_of_torch_or_ours(frame.filename):
             return f" at {frame.filename}:{frame.lineno} ({frame.line})"

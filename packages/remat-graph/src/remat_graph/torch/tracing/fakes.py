@@ -51,15 +51,15 @@ class StandIns:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give the stand-in of a tensor; one that holds data stands for itself."""
-        known = self._made.get(id(tensor))
-        if known is not None:
-            return known[1]
+        pair = self._made.get(id(tensor))
+        if pair is not None:
+            return pair[1]
         if not has_no_data(tensor) or is_traceable_wrapper_subclass(tensor):
             return tensor
-        made = self._make(tensor)
-        self._made[id(tensor)] = (tensor, made)
-        self._made[id(made)] = (made, made)
-        return made
+        stand_in = self._make(tensor)
+        self._made[id(tensor)] = (tensor, stand_in)
+        self._made[id(stand_in)] = (stand_in, stand_in)
+        return stand_in
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give the stand-in of a tensor, of one that holds data, too."""
@@ -74,8 +74,8 @@ class StandIns:
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         device = torch.device("cpu") if tensor.is_meta else tensor.device
-        made = new_fake(self._mode, tensor.shape, tensor.stride(), tensor.dtype, device)
-        return made.requires_grad_(tensor.requires_grad)
+        fake = new_fake(self._mode, tensor.shape, tensor.stride(), tensor.dtype, device)
+        return fake.requires_grad_(tensor.requires_grad)
 
 
 def new_fake(
@@ -89,10 +89,10 @@ def new_fake(
 ) -> FakeTensor:
     """Make a fake tensor, in that storage if one is given, without running an operator."""
     with torch._C._DisableTorchDispatch():
-        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if storage is not None:
-            made.set_(storage, offset, shape, stride)
-    return FakeTensor(mode, made, device)
+            meta.set_(storage, offset, shape, stride)
+    return FakeTensor(mode, meta, device)
 
 
 @contextlib.contextmanager
@@ -108,12 +108,12 @@ def without_modes() -> Iterator[None]:
 @contextlib.contextmanager
 def failures_untold() -> Iterator[None]:
     """Keep torch from logging an operator that refuses fake tensors, which raises besides."""
-    told = logging.getLogger(FakeTensorMode.__module__)
-    before, told.disabled = told.disabled, True
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
     try:
         yield
     finally:
-        told.disabled = before
+        log.disabled = before
 
 
 def fake_constant(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:

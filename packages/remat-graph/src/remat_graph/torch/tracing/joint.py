@@ -92,8 +92,8 @@ def is_random(node: Node) -> bool:
         return False
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":  # attention draws nothing without dropout
-            given = node.args[position] if position < len(node.args) else argument.default_value
-            return bool(node.kwargs.get("dropout_p", given))
+            dropout = node.args[position] if position < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", dropout))
     return True
 
 

@@ -31,15 +31,18 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def note(node: Node, known: Provenance) -> None:
+def note(node: Node, provenance: Provenance) -> None:
     """Say on a node where it comes from; it is passed on to what is traced of it."""
-    node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: (known.module, known.source)}
+    node.meta["custom"] = {
+        **node.meta.get("custom", {}),
+        _KEY: (provenance.module, provenance.source),
+    }
 
 
 def noted(node: Node) -> Provenance | None:
     """Read where a node comes from, if it is known."""
-    known = node.meta.get("custom", {}).get(_KEY)
-    return None if known is None else Provenance(*known)
+    words = node.meta.get("custom", {}).get(_KEY)
+    return None if words is None else Provenance(*words)
 
 
 def noted_now() -> tuple[str, str]:
@@ -60,10 +63,10 @@ def source_of(frames: Iterable[tuple[str, int]]) -> str:
 def _as_imported(file: str) -> str:
     """Shorten a file's path to what is below the folder that it is imported from."""
     folders = [f"{folder.rstrip(os.sep)}{os.sep}" for folder in (*sys.path, str(Path.cwd()))]
-    known = [folder for folder in folders if file.startswith(folder) and folder != os.sep]
-    if not known:
+    parents = [folder for folder in folders if file.startswith(folder) and folder != os.sep]
+    if not parents:
         return Path(*Path(file).parts[-2:]).as_posix()
-    return Path(file.removeprefix(max(known, key=len))).as_posix()
+    return Path(file.removeprefix(max(parents, key=len))).as_posix()
 
 
 def _noting(module: str, source: str) -> AbstractContextManager[None]:
@@ -79,11 +82,11 @@ class NotedInterpreter(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """Run a node."""
-        known = noted(n)
-        if known is None:
+        provenance = noted(n)
+        if provenance is None:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        with _noting(known.module, known.source):
+        with _noting(provenance.module, provenance.source):
             return getattr(self, n.op)(n.target, args, kwargs)
 
 

@@ -37,13 +37,13 @@ _MOST_ENTRIES = 10_000
 @contextmanager
 def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     """Put back what is stored on a module, and the random generators, on every path."""
-    found = _reachable(module)
-    before = [(holder, _contents(holder)) for holder in found if type(holder) in _CONTAINERS]
-    states = [(drawn, drawn.getstate()) for drawn in found if type(drawn) is random.Random]
+    objects = _reachable(module)
+    before = [(holder, _contents(holder)) for holder in objects if type(holder) in _CONTAINERS]
+    states = [(drawn, drawn.getstate()) for drawn in objects if type(drawn) is random.Random]
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
-    own = () if numpy is None else [g for g in found if type(g) is numpy.random.Generator]
+    own = () if numpy is None else [g for g in objects if type(g) is numpy.random.Generator]
     numpy_states = [(drawn.bit_generator, drawn.bit_generator.state) for drawn in own]
     try:
         yield
@@ -77,7 +77,7 @@ def _contents(holder: Any) -> list[Any]:
 
 def _reachable(module: torch.nn.Module) -> list[Any]:
     """List what hangs on a module and its submodules, each once, but for plain values."""
-    found: list[Any] = []
+    objects: list[Any] = []
     seen: set[int] = set()
     level: Iterable[Any] = [part.__dict__ for part in module.modules()]
     for depth in range(_DEEPEST + 1):
@@ -90,11 +90,11 @@ def _reachable(module: torch.nn.Module) -> list[Any]:
             size = len(value) if kind in _CONTAINERS else 1
             if size > _MOST_ENTRIES:
                 continue
-            found.append(value)
+            objects.append(value)
             if size and depth < _DEEPEST:
                 below.extend(_held(value))
         level = below
-    return found
+    return objects
 
 
 def _held(value: Any) -> Iterable[Any]:

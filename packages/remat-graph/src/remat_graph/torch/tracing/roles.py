@@ -128,8 +128,8 @@ def _layout_in(base: torch.fx.Node, views: Any) -> Layout | None:
     """Find how a view lies in an input; where that is changed in place, its node does not say."""
     if views is None:
         return None
-    given = base.meta["val"]
-    view = torch._C._functionalization.apply_view_meta_sequence(given, views.sequence)
-    if view.dtype != given.dtype:
+    whole = base.meta["val"]
+    view = torch._C._functionalization.apply_view_meta_sequence(whole, views.sequence)
+    if view.dtype != whole.dtype:
         return None
-    return tuple(view.shape), view.stride(), view.storage_offset() - given.storage_offset()
+    return tuple(view.shape), view.stride(), view.storage_offset() - whole.storage_offset()

@@ -44,9 +44,9 @@ class ProgramReader:
         self._maker: dict[str, str] = {}
         self._readers: dict[str, list[str]] = {}
         for op, call in program.calls.items():
-            for made in call.results:
-                if made is not None:
-                    self._maker[program.storage[made]] = op
+            for result in call.results:
+                if result is not None:
+                    self._maker[program.storage[result]] = op
             sized = call.args[1].name if operator_of(call.target).sizes_alone else None
             for name in call.reads:
                 if name in program.storage and name != sized:
@@ -100,10 +100,10 @@ class ProgramReader:
                 return result if self.facts[result] == self.facts[name] else None
         return None
 
-    def packing(self, call: Call, source: str, made: TensorFacts) -> Addition:
+    def packing(self, call: Call, source: str, packed: TensorFacts) -> Addition:
         """Add what packs a variable, behind its maker; it is called like what it makes."""
         name = str(call.results[0])
-        return Addition(name, call, self.maker(source), Alternative(None, Numerics.BITWISE), made)
+        return Addition(name, call, self.maker(source), Alternative(None, Numerics.BITWISE), packed)
 
     def stand_in(
         self, op: str, grad: Variable, x: Variable

@@ -69,9 +69,9 @@ def _extended(program: Program, additions: list[Addition]) -> Program:
     provenance = dict(program.provenance)
     behind: dict[str, list[str]] = {}
     for new in additions:
-        for name, call, known in new.views:
+        for name, call, fact in new.views:
             storage[name] = storage[call.reads[0]]
-            views[name], facts[name] = call, known
+            views[name], facts[name] = call, fact
         if new.made is not None:
             storage[new.name], facts[new.name] = new.name, new.made
         calls[new.name] = new.call
@@ -141,20 +141,20 @@ def _pool_by_offsets(reader: ProgramReader, op: str, call: Call) -> Iterator[Add
     (result,) = call.results
     if result is None or reader.readers(indices.name) != [op]:
         return
-    made, known = reader.facts[result], reader.facts[indices.name]
+    of_result, of_indices = reader.facts[result], reader.facts[indices.name]
     axes = 3 if "max_pool3d" in call.name else 2
-    given = (kernel, stride or kernel, padding, dilation)
-    window = [list(item) * (axes if len(item) == 1 else 1) for item in given]
+    settings = (kernel, stride or kernel, padding, dilation)
+    window = [list(item) * (axes if len(item) == 1 else 1) for item in settings]
     dtype = offset_type(math.prod(window[0]))
-    if dtype is None or not is_dense(made):
+    if dtype is None or not is_dense(of_result):
         return
-    workspace = offsets_workspace(known.shape)
+    workspace = offsets_workspace(of_indices.shape)
     packed = f"{indices.name}__packed"
-    args: tuple[Any, ...] = (indices, list(made.shape[-axes:]), window, dtype)
+    args: tuple[Any, ...] = (indices, list(of_result.shape[-axes:]), window, dtype)
     pack = Call(pack_offsets, args, {}, (packed,), sequence=False, workspace_bytes=workspace)
-    flat = vector(math.prod(known.shape), dtype, known.device)
+    flat = vector(math.prod(of_indices.shape), dtype, of_indices.device)
     yield reader.packing(pack, indices.name, flat)
-    layout = (list(known.shape), list(made.shape), list(made.stride))
+    layout = (list(of_indices.shape), list(of_result.shape), list(of_result.stride))
     args = (into, grad, Variable(packed), *layout, window, ceil_mode)
     by_offsets = Call(backward_of_pool, args, {}, (result,), False, workspace_bytes=workspace)
     yield Addition(f"{op}__by_offsets", by_offsets, op, _exact(op))
@@ -182,8 +182,8 @@ def _other_end(reader: ProgramReader, call: Call) -> str | None:
         return reader.result_of(aten.hardtanh.default, read, *call.args[2:])
     if call.target is aten.leaky_relu_backward.default:
         slope, is_result = call.args[2:]
-        known = slope > 0 and not is_result
-        return reader.result_of(aten.leaky_relu.default, read, slope) if known else None
+        may_read = slope > 0 and not is_result
+        return reader.result_of(aten.leaky_relu.default, read, slope) if may_read else None
     made_by = reader.program.calls[reader.maker(read)]
     if made_by.target is not aten.relu.default or call.args[2] != 0:
         return None
@@ -205,14 +205,16 @@ def _by_signs(reader: ProgramReader, op: str, call: Call) -> Iterator[Addition]:
     ends = [read.name] if other is None else [read.name, other]
     if result is None or any(reader.backward_readers(name) - {op} for name in ends):
         return
-    known, made = reader.facts[read.name], reader.facts[result]
-    if (known.shape, known.stride) != (made.shape, made.stride) or not is_dense(made):
+    of_read, of_result = reader.facts[read.name], reader.facts[result]
+    if (of_read.shape, of_read.stride) != (of_result.shape, of_result.stride) or not is_dense(
+        of_result
+    ):
         return
-    name, size = f"{read.name}__signs", packed_bytes(math.prod(known.shape))
-    args = (read, list(known.stride), *limits)
+    name, size = f"{read.name}__signs", packed_bytes(math.prod(of_read.shape))
+    args = (read, list(of_read.stride), *limits)
     packing = Call(pack, args, {}, (name,), sequence=False, workspace_bytes=mask_workspace(size))
-    yield reader.packing(packing, read.name, vector(size, torch.uint8, known.device))
-    args = (grad, Variable(name), list(made.shape), list(made.stride))
+    yield reader.packing(packing, read.name, vector(size, torch.uint8, of_read.device))
+    args = (grad, Variable(name), list(of_result.shape), list(of_result.stride))
     by_signs = Call(
         backward_of_kept, args, {}, (result,), sequence=False, workspace_bytes=mask_workspace(size)
     )
@@ -224,11 +226,11 @@ def _packed_masks(reader: ProgramReader, op: str, call: Call) -> Iterator[Additi
     for mask in call.results:
         if mask is None or not _is_kept_of(torch.bool, mask, reader):
             continue
-        known = reader.facts[mask]
-        name, size = f"{mask}__packed", packed_bytes(math.prod(known.shape))
-        pack = Call(pack_mask, (Variable(mask), list(known.stride)), {}, (name,), sequence=False)
-        yield reader.packing(pack, mask, vector(size, torch.uint8, known.device))
-        args = (Variable(name), list(known.shape), list(known.stride))
+        of_mask = reader.facts[mask]
+        name, size = f"{mask}__packed", packed_bytes(math.prod(of_mask.shape))
+        pack = Call(pack_mask, (Variable(mask), list(of_mask.stride)), {}, (name,), sequence=False)
+        yield reader.packing(pack, mask, vector(size, torch.uint8, of_mask.device))
+        args = (Variable(name), list(of_mask.shape), list(of_mask.stride))
         unpack = Call(
             unpack_mask, args, {}, (mask,), sequence=False, workspace_bytes=mask_workspace(size)
         )
@@ -240,12 +242,12 @@ def _copies_in_half(reader: ProgramReader, op: str, call: Call) -> Iterator[Addi
     value = call.results[0]  # statistics of a norm, which come behind it, are kept whole
     if value is None or not _is_kept_of(torch.float32, value, reader):
         return
-    known = reader.facts[value]
+    fact = reader.facts[value]
     name = f"{value}__half"
     cast = Call(aten._to_copy.default, (Variable(value),), {"dtype": _HALF}, (name,), False)
-    half = replace(known, dtype=_HALF, storage_bytes=known.storage_bytes // 2)
+    half = replace(fact, dtype=_HALF, storage_bytes=fact.storage_bytes // 2)
     yield Addition(name, cast, op, Alternative(None, Numerics.LOSSY), half)
-    back = {"dtype": known.dtype}
+    back = {"dtype": fact.dtype}
     cast = Call(aten._to_copy.default, (Variable(name),), back, (value,), False)
     yield Addition(f"{value}__single", cast, LOSS, Alternative(op, Numerics.LOSSY))
 

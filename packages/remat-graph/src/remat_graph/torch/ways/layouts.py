@@ -57,8 +57,8 @@ def lay_out(program: Program, chosen: frozenset[str]) -> Program:
 
 
 def _able(program: Program) -> dict[str, _Laid]:
-    found = {op: _laid(program, op) for op in program.calls}
-    return {op: laid for op, laid in found.items() if laid is not None}
+    by_op = {op: _laid(program, op) for op in program.calls}
+    return {op: laid for op, laid in by_op.items() if laid is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _laid(program: Program, op: str) -> _Laid | None:
     args = [arg for i, arg in enumerate(call.args) if i != operator.weight]
     names = {leaf.name for leaf in pytree.tree_leaves(args) if isinstance(leaf, Variable)}
     facts = {name: _laid_facts(program, name) for name in names if _has_axes(program, name)}
-    laid = {name: known for name, known in facts.items() if known is not None}
+    laid = {name: fact for name, fact in facts.items() if fact is not None}
     if not laid or len(laid) < len(facts):
         return None
     makes = _made_so(program, call, laid)
@@ -102,9 +102,9 @@ def _laid_facts(program: Program, name: str) -> TensorFacts | None:
     if base is None:
         return None
     like = torch.empty_strided(base.shape, base.stride, device="meta")
-    made = view.target(like, *view.args[1:], **view.kwargs)
-    stride, offset = tuple(made.stride()), base.offset + int(made.storage_offset())
-    return replace(base, shape=tuple(made.shape), stride=stride, offset=offset)
+    fake = view.target(like, *view.args[1:], **view.kwargs)
+    stride, offset = tuple(fake.stride()), base.offset + int(fake.storage_offset())
+    return replace(base, shape=tuple(fake.shape), stride=stride, offset=offset)
 
 
 def _is_image(program: Program, name: str) -> bool:
@@ -125,8 +125,8 @@ def _in_channels_last(facts: TensorFacts) -> TensorFacts:
 
 def _same_layout(stride: Sequence[int], facts: TensorFacts) -> bool:
     """Compare strides where there is more than one element."""
-    given = zip(stride, facts.stride, facts.shape, strict=True)
-    return all(one == other for one, other, size in given if size > 1)
+    axes = zip(stride, facts.stride, facts.shape, strict=True)
+    return all(one == other for one, other, size in axes if size > 1)
 
 
 def _made_so(
@@ -141,10 +141,10 @@ def _made_so(
             return program.constants[item.name]
         facts = program.facts[item.name]
         facts = _in_channels_last(facts) if item.name in images else facts
-        made = torch.empty_strided(
+        tensor = torch.empty_strided(
             facts.shape, facts.stride, dtype=facts.dtype, device=facts.device
         )
-        return made.fill_(0.5 if facts.dtype.is_floating_point else 0)
+        return tensor.fill_(0.5 if facts.dtype.is_floating_point else 0)
 
     leaf = {"is_leaf": lambda item: isinstance(item, Variable)}
     args, kwargs = pytree.tree_map(fill, (call.args, dict(call.kwargs)), **leaf)
@@ -154,7 +154,7 @@ def _made_so(
     except RuntimeError:
         return None
     parts = list(returned) if call.sequence else [returned]
-    found = []
+    names = []
     for name, part in zip(call.results, parts, strict=True):
         if name is None:
             continue
@@ -165,8 +165,8 @@ def _made_so(
             part.stride(), _in_channels_last(facts)
         ):
             return None
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 @dataclass(slots=True)
@@ -231,9 +231,9 @@ class _Writer:
             self._facts[name + _SUFFIX] = _in_channels_last(self.program.facts[name])
             self._made.add(name + _SUFFIX)
             self._moved.add(name)
-        made = {name: name + _SUFFIX for name in laid.makes}
-        replay = None if call.replay is None else _renamed(call.replay, names, made)
-        return replace(_renamed(call, names, made), replay=replay)
+        names_out = {name: name + _SUFFIX for name in laid.makes}
+        replay = None if call.replay is None else _renamed(call.replay, names, names_out)
+        return replace(_renamed(call, names, names_out), replay=replay)
 
     def _view(self, name: str) -> str:
         """Name an image, or a part of one, that is there in channels_last; view it if need be."""
@@ -243,12 +243,12 @@ class _Writer:
         base = self._view(view.reads[0])
         if view.target is not aten.slice.Tensor:
             return base
-        found, facts = name + _SUFFIX, _laid_facts(self.program, name)
+        other, facts = name + _SUFFIX, _laid_facts(self.program, name)
         if facts is not None:
             args = (Variable(base), *view.args[1:])
-            self._views[found] = replace(view, args=args, results=(found,))
-            self._facts[found] = facts
-        return found
+            self._views[other] = replace(view, args=args, results=(other,))
+            self._facts[other] = facts
+        return other
 
     def _read(self, op: str) -> set[str]:
         """List the buffers that an op reads."""
@@ -287,8 +287,8 @@ class _Writer:
 
 def _renamed(call: Call, reads: Mapping[str, str], makes: Mapping[str, str]) -> Call:
     def rename(item: Any) -> Any:
-        known = isinstance(item, Variable) and item.name in reads
-        return Variable(reads[item.name]) if known else item
+        is_renamed = isinstance(item, Variable) and item.name in reads
+        return Variable(reads[item.name]) if is_renamed else item
 
     weight = operator_of(call.target).weight
     args = tuple(
@@ -311,8 +311,8 @@ def _cut(
     net: nx.DiGraph[Any] = nx.DiGraph()
 
     def pay(one: object, other: object, seconds: float) -> None:
-        known = net.get_edge_data(one, other, {"capacity": 0.0})["capacity"]
-        net.add_edge(one, other, capacity=known + seconds)
+        paid = net.get_edge_data(one, other, {"capacity": 0.0})["capacity"]
+        net.add_edge(one, other, capacity=paid + seconds)
 
     maker = {name: op for op, images in able.items() for name in images.makes}
     readers: dict[str, list[str]] = {}
@@ -330,10 +330,10 @@ def _cut(
         pay("contiguous", op, laid[op])
         pay(op, "channels_last", plain[op])
     for value in {*maker, *readers}:
-        made = maker.get(value, "contiguous")
+        layout = maker.get(value, "contiguous")
         copy = laid.get(f"{value}{_SUFFIX}__copy", laid.get(f"{value}__copy", 0.0))
-        pay(made, ("to", value), copy)
-        pay(("from", value), made, copy)
+        pay(layout, ("to", value), copy)
+        pay(("from", value), layout, copy)
         for reader in readers.get(value, ()):
             pay(("to", value), reader, math.inf)
             pay(reader, ("from", value), math.inf)
