@@ -11,12 +11,13 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_solvers import store_all
 from remat_solvers.bounds.least import least
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import evict
 from remat_solvers.search.paging import PagingPerturbation, page
-from remat_solvers.search.prune import drop_unused, prune
+from remat_solvers.search.prune import prune
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 perturbations = st.builds(
@@ -104,7 +105,7 @@ def test_pruning_never_slows_nor_leaves_the_budget_and_is_done_after_once(graph,
     assert sequence_time(wiring, pruned.sequence) <= sequence_time(wiring, sequence)
     again = prune(wiring, pruned, budget)
     assert again.sequence.tolist() == pruned.sequence.tolist()
-    assert drop_unused(wiring, pruned).steps == pruned.steps
+    assert drop_dead_runs(wiring, pruned).steps == pruned.steps
 
 
 @thorough

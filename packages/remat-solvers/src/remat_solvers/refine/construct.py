@@ -14,11 +14,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from remat_graph import simulate
+from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.makers import Makers, keeps_order
 from remat_solvers.core.wiring import Ints, Wiring, expand
 from remat_solvers.refine.relaxation import Stagewise
 from remat_solvers.refine.splits import Half
-from remat_solvers.search.repair import without_dead_runs
 
 __all__ = ["construct"]
 

@@ -17,12 +17,12 @@ import time
 import numpy as np
 
 from remat_solvers.bounds.least import least
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.paging import PagingPerturbation, page
-from remat_solvers.search.prune import drop_unused
 from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
@@ -136,7 +136,7 @@ def _again_at_the_end(wiring: Wiring, best: Trace, which: int) -> Trace:
     moment = int(highest[np.sort(first)[which % len(first)]])
     again = best.sequence[:moment]
     again = again[wiring.replayable[again]]
-    return drop_unused(wiring, trace(wiring, np.concatenate([best.sequence, again])))
+    return drop_dead_runs(wiring, trace(wiring, np.concatenate([best.sequence, again])))
 
 
 _STARTS = (_same, _without_one, _everything, _again_at_the_end)
@@ -178,7 +178,7 @@ def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> T
             start = everything if attempt else best.sequence
             perturbation = _EVICTION_PERTURBATIONS[max(which - 1, 0)]
             found = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
-        found = drop_unused(wiring, found)
+        found = drop_dead_runs(wiring, found)
         if found.peak_bytes < best.peak_bytes:
             best = found
     return best

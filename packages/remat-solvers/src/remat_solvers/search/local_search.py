@@ -15,11 +15,12 @@ import time
 
 import numpy as np
 
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import EvictionPerturbation
-from remat_solvers.search.repair import drop_dead_runs, made_again, repaired
+from remat_solvers.search.repair import made_again, repaired
 from remat_solvers.search.ways import other_ways
 
 __all__ = ["local_search", "restarted_search"]
@@ -60,7 +61,7 @@ def local_search(
         if not makers.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
             freed = other_ways(wiring, makers, best, rng)
         elif len(positions):
-            freed = drop_dead_runs(wiring, _thin(best, positions, rng))
+            freed = drop_dead_runs(wiring, best, _some_of(positions, rng))
         else:
             break
         found = repaired(
@@ -104,7 +105,7 @@ def restarted_search(
         count = max(1, int(float(rng.choice(_FREED_AGAIN)) * len(positions)))
         start = repaired(
             wiring,
-            drop_dead_runs(wiring, _without(best, positions, count, rng)),
+            drop_dead_runs(wiring, best, _chosen(positions, count, rng)),
             budget_bytes,
             perturbation=_prices(rng),
             most_time=once + _MOST_AGAIN * (best_time - once),
@@ -137,17 +138,15 @@ def _prices(rng: np.random.Generator) -> EvictionPerturbation:
     )
 
 
-def _thin(now: Trace, positions: Ints, rng: np.random.Generator) -> Ints:
-    """Leave out some recomputations."""
+def _some_of(positions: Ints, rng: np.random.Generator) -> Ints:
+    """Choose some recomputations to leave out."""
     share = round(float(rng.choice(_SHARES)) * len(positions))
-    return _without(now, positions, max(1, min(share, int(rng.choice(_COUNTS)))), rng)
+    return _chosen(positions, max(1, min(share, int(rng.choice(_COUNTS)))), rng)
 
 
-def _without(now: Trace, positions: Ints, count: int, rng: np.random.Generator) -> Ints:
-    """Leave out so many recomputations: all of a stretch of the schedule, or some at random."""
+def _chosen(positions: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """Choose so many recomputations: all of a stretch of the schedule, or some at random."""
     if rng.random() < _SCATTERED:
-        gone = rng.choice(positions, size=count, replace=False)
-    else:
-        since = int(rng.integers(len(positions) - count + 1))
-        gone = positions[since : since + count]
-    return np.delete(now.sequence, gone)
+        return rng.choice(positions, size=count, replace=False)
+    since = int(rng.integers(len(positions) - count + 1))
+    return positions[since : since + count]

@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.dead_runs import drop_dead_runs, repeats
+from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["drop_unused", "prune"]
+__all__ = ["prune"]
 
 _OPS_PER_REMOVAL = 500
 
@@ -28,48 +28,15 @@ def prune(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = ma
 
     `deadline` is a moment of `time.perf_counter`; what was removed by then is gone.
     """
-    now = drop_unused(wiring, now)
+    now = drop_dead_runs(wiring, now)
     if now.peak_bytes > budget_bytes:
         return now
     while time.perf_counter() < deadline:
         gone = _removable(wiring, now, budget_bytes)
         if not gone:
             return now
-        now = _without(wiring, now, gone)
+        now = drop_dead_runs(wiring, now, gone)
     return now
-
-
-def drop_unused(wiring: Wiring, now: Trace) -> Trace:
-    """Remove recomputations that nothing reads, and what only they read."""
-    return _without(wiring, now, [])
-
-
-def _without(wiring: Wiring, now: Trace, positions: list[int]) -> Trace:
-    """Remove recomputations, and what nothing reads then; of two in a row of one op, one at most.
-
-    What read a computation that is removed reads the one before; all other reads stay as they are.
-    """
-    made_at = now.key % (now.steps + 1)
-    gone = np.zeros(now.steps + 1, dtype=np.bool_)
-    gone[positions] = True
-    rank = np.repeat(np.arange(now.steps), np.diff(now.first_copy))[now.use_copy]
-    read_at = made_at[rank - gone[made_at[rank]]]
-    again = np.zeros(now.steps + 1, dtype=np.bool_)
-    again[made_at[repeats(now)]] = True
-    while True:
-        again[gone] = False
-        idle = again.copy()
-        idle[read_at[~gone[now.use_position]]] = False
-        if not idle.any():
-            break
-        gone |= idle
-    return trace(wiring, now.sequence[~gone[:-1]]) if gone.any() else now
-
-
-def repeats(now: Trace) -> NDArray[np.bool_]:
-    """Say of each computation, in the order of `key`, whether it is a recomputation."""
-    ops = now.key // (now.steps + 1)
-    return np.concatenate([[False], ops[1:] == ops[:-1]]) if now.steps else np.zeros(0, np.bool_)
 
 
 def _removable(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:

@@ -12,15 +12,16 @@ import time
 
 import numpy as np
 
+from remat_solvers.core.dead_runs import drop_dead_runs, repeats
 from remat_solvers.core.makers import Makers
-from remat_solvers.core.trace import Trace, trace
+from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import EvictionPerturbation, evict
 from remat_solvers.search.evict_makers import evict_makers
-from remat_solvers.search.prune import drop_unused, prune, repeats
+from remat_solvers.search.prune import prune
 from remat_solvers.search.replay import replay
 
-__all__ = ["drop_dead_runs", "made_again", "prune_multi", "repaired", "without_dead_runs"]
+__all__ = ["made_again", "prune_multi", "repaired"]
 
 _NEARLY = 1.1  # of the budget
 _PATIENCE = 12  # evictions without a gain: small steps are better then
@@ -92,12 +93,12 @@ def prune_multi(
     """Make nothing once more, by whatever maker, that can be kept instead, dearest first."""
     if not wiring.graph.has_alternatives:
         return now
-    now = drop_dead_runs(wiring, now.sequence)
+    now = drop_dead_runs(wiring, now)
     if now.peak_bytes > budget_bytes:
         return now
     while time.perf_counter() < deadline:
         for at in _spare(wiring, now, budget_bytes):
-            left = drop_dead_runs(wiring, np.delete(now.sequence, at))
+            left = drop_dead_runs(wiring, now, [at])
             if left.peak_bytes <= budget_bytes:
                 now = left
                 break
@@ -130,34 +131,3 @@ def _spare(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
         )
     ]
     return sorted(found, key=lambda at: -wiring.time_list[int(now.sequence[at])])
-
-
-def drop_dead_runs(wiring: Wiring, sequence: Ints) -> Trace:
-    """Leave out what nothing needs."""
-    if not wiring.graph.has_alternatives:
-        return drop_unused(wiring, trace(wiring, sequence))
-    return trace(wiring, without_dead_runs(wiring, sequence))
-
-
-def without_dead_runs(wiring: Wiring, sequence: Ints) -> Ints:
-    """Leave out computations that make nothing that is read, nor anything owed a first time."""
-    order: list[int] = sequence.tolist()
-    ops = wiring.graph.ops
-    made: set[int] = set()
-    owed: list[bool] = []
-    for op in order:
-        outputs = wiring.outputs[op] or (-1 - op,)
-        owed.append(not ops[op].optional and not made.issuperset(outputs))
-        made.update(outputs)
-    needed = [False] * wiring.value_count
-    for v in wiring.results.tolist():
-        needed[v] = True
-    kept: list[int] = []
-    for op, must in zip(reversed(order), reversed(owed), strict=True):
-        if must or any(needed[v] for v in wiring.outputs[op]):
-            for v in wiring.outputs[op]:
-                needed[v] = False
-            for v in wiring.inputs[op]:
-                needed[v] = True
-            kept.append(op)
-    return np.array(kept[::-1], dtype=np.int64)

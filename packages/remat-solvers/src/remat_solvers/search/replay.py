@@ -25,10 +25,10 @@ from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from remat_solvers.bounds.least import while_running
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import Closures, idle_copies
-from remat_solvers.search.prune import drop_unused
 
 __all__ = ["give_up", "replay"]
 
@@ -66,7 +66,7 @@ def replay(
         lower = _lower(_Past(wiring, now, target_bytes, weights, quick=quick), deadline)
         if lower is None:
             break
-        now, since = drop_unused(wiring, lower), since + 1
+        now, since = drop_dead_runs(wiring, lower), since + 1
         if now.peak_bytes < best.peak_bytes:
             best, since = now, 0
     return best
@@ -90,7 +90,7 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
     if found is None:
         return now
     sequence = np.insert(now.sequence, [position] * len(found.ops), found.ops)
-    return drop_unused(wiring, trace(wiring, sequence))
+    return drop_dead_runs(wiring, trace(wiring, sequence))
 
 
 def _lower(past: _Past, deadline: float) -> Trace | None:

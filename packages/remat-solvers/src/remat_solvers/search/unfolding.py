@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remat_graph import Graph, Op, Stage, Value
+from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.trace import Trace, first_runs, trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.repair import without_dead_runs
 
 __all__ = ["Keeps", "Unfolded", "unfold"]
 

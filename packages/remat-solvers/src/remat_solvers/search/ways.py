@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.makers import Makers
-from remat_solvers.core.trace import Trace
+from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.search.repair import drop_dead_runs
 from remat_solvers.search.selection import with_way
 
 __all__ = ["other_ways"]
@@ -45,4 +45,4 @@ def other_ways(wiring: Wiring, makers: Makers, now: Trace, rng: np.random.Genera
             changed.add(c)
         sequence += here
         made.update(v for q in here for v in wiring.outputs[q])
-    return drop_dead_runs(wiring, np.array(sequence, dtype=np.int64))
+    return trace(wiring, without_dead_runs(wiring, np.array(sequence, dtype=np.int64)))

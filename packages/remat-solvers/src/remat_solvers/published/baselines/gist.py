@@ -21,10 +21,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.problem import Limit, Problem, Report
-from remat_solvers.search.repair import drop_dead_runs
 from remat_solvers.search.selection import arrange, least_kept
 
 __all__ = ["Gist"]
@@ -55,7 +55,7 @@ class Gist:
         if arranged is None:
             kept.say("what reads packed copies cannot run in this order")
             return kept.solution()
-        found = drop_dead_runs(wiring, arranged.sequence)
+        found = drop_dead_runs(wiring, arranged)
         fits = kept.offer(found)
         kept.say("fits" if fits else f"needs {found.peak_bytes} bytes")
         return kept.solution()

@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from remat_graph import Solution
+from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
@@ -91,26 +92,12 @@ def playable(wiring: Wiring, order: Sequence[int]) -> Ints:
     reads are left out. One pass each way.
     """
     seen = [False] * wiring.op_count
-    firsts: list[bool] = []
     legal: list[int] = []
     for op in order:
-        if op == wiring.op_count or (seen[op] and not wiring.replayable_list[op]):
-            continue
-        firsts.append(not seen[op])
-        legal.append(op)
-        seen[op] = True
-    wanted = [False] * wiring.value_count
-    for v in wiring.results.tolist():
-        wanted[v] = True
-    kept: list[int] = []
-    for op, first in zip(reversed(legal), reversed(firsts), strict=True):
-        if first or any(wanted[v] for v in wiring.outputs[op]):
-            kept.append(op)
-            for v in wiring.outputs[op]:
-                wanted[v] = False
-            for v in wiring.inputs[op]:
-                wanted[v] = True
-    return np.array(kept[::-1], dtype=np.int64)
+        if op < wiring.op_count and (wiring.replayable_list[op] or not seen[op]):
+            legal.append(op)
+            seen[op] = True
+    return without_dead_runs(wiring, np.array(legal, dtype=np.int64))
 
 
 def sequences(

@@ -28,6 +28,7 @@ import numpy as np
 from remat_graph import Solution, simulate
 from remat_solvers.bounds.least import least
 from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
@@ -38,7 +39,6 @@ from remat_solvers.published.monet.columns import count_columns
 from remat_solvers.published.monet.formulation import TOTAL, Formulation, formulate
 from remat_solvers.published.monet.layout import Layout
 from remat_solvers.published.monet.point import embed, read_point, settle
-from remat_solvers.search.repair import without_dead_runs
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.starts import starts
 from remat_solvers.search.unfolding import unfold

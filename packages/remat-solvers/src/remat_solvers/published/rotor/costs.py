@@ -28,6 +28,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from remat_solvers.core.dead_runs import live_runs
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.rotor.chain import Chain
 
@@ -199,18 +200,9 @@ class _Border:
 
         Of ops in `once` the first computation stays. Inputs and held values are there anyway.
         """
-        there = self.held | self.inputs
-        needed = set(wanted) - there
         first = {op: i for i, op in reversed(list(enumerate(ops))) if op in once}
-        chosen: list[int] = []
-        for i in reversed(range(len(ops))):
-            op = ops[i]
-            if needed.isdisjoint(self.wiring.outputs[op]) and first.get(op) != i:
-                continue
-            chosen.append(op)
-            needed.difference_update(self.wiring.outputs[op])
-            needed.update(v for v in self.wiring.inputs[op] if v not in there)
-        return tuple(reversed(chosen)), frozenset(needed)
+        there = self.held | self.inputs
+        return live_runs(self.wiring, ops, wanted, frozenset(first.values()), there)
 
 
 class _Lives:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import trace
 from remat_solvers.published.rotor.costs import StageCosts
 from remat_solvers.published.rotor.program import fastest, least_bytes
-from remat_solvers.search.prune import drop_unused
 
 __all__ = ["DEFAULT_SECONDS", "Search"]
 
@@ -57,4 +57,4 @@ class Search(Attempt):
     def _offer_used(self, sequence: list[int]) -> None:
         """Offer a schedule without what it recomputes in vain."""
         now = trace(self.wiring, np.array(sequence, dtype=np.int64))
-        self.offer(drop_unused(self.wiring, now))
+        self.offer(drop_dead_runs(self.wiring, now))

@@ -10,8 +10,9 @@ Linear in the schedule and its reads, for each block.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
+from remat_solvers.core.dead_runs import live_runs
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
 from remat_solvers.published.hierarchical.blocks.runs import saved_between
@@ -67,17 +68,6 @@ def _halves(wiring: Wiring, layer: Layer, sequence: Ints) -> Halves:
             left.discard(op)
         else:
             rest.append(op)
-    return tuple(ahead), _of_use(wiring, rest, layer.backward)
-
-
-def _of_use(wiring: Wiring, runs: Sequence[int], wanted: Collection[int]) -> tuple[int, ...]:
-    """Leave out runs that nothing in a row of runs reads, but for the first of `wanted` ops."""
-    first = {op: place for place, op in reversed(list(enumerate(runs)))}
-    kept: list[int] = []
-    needed: set[int] = set()
-    for place, op in reversed(list(enumerate(runs))):
-        if (op in wanted and first[op] == place) or needed.intersection(wiring.outputs[op]):
-            kept.append(op)
-            needed.difference_update(wiring.outputs[op])
-            needed.update(wiring.inputs[op])
-    return tuple(reversed(kept))
+    first = {op: place for place, op in reversed(list(enumerate(rest)))}
+    owed = {place for op, place in first.items() if op in layer.backward}
+    return tuple(ahead), live_runs(wiring, rest, (), owed)[0]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_solvers.core.dead_runs import live_runs
 from remat_solvers.core.wiring import Wiring
 
 __all__ = ["Moment", "Run", "again", "measure_run", "saved_between"]
@@ -141,11 +142,5 @@ def again(
     wanted = {v for v in leaving if v in possible}
     if (not wanted and not saved) or not possible.issuperset(saved):
         return None
-    needed = wanted | set(saved)
-    chosen: list[int] = []
-    for op in reversed(ops):
-        if needed.intersection(wiring.outputs[op]):
-            chosen.append(op)
-            needed.difference_update(wiring.outputs[op])
-            needed.update(v for v in wiring.inputs[op] if v in possible)
-    return tuple(reversed(chosen))
+    outside = {v for op in ops for v in wiring.inputs[op]} - possible
+    return live_runs(wiring, ops, wanted.union(saved), there=outside)[0]
