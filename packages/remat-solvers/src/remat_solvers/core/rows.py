@@ -1,15 +1,35 @@
-"""Rows of a sparse program, collected block by block as triples; no loop over single rows."""
+"""The columns and rows of a sparse program, by blocks; no loop over single ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from remat_solvers.core.wiring import Floats, Ints
 
-__all__ = ["Rows"]
+__all__ = ["Numbering", "Rows"]
+
+
+class Numbering:
+    """Gives the columns of a program their numbers, in tables with -1 where there is none."""
+
+    def __init__(self) -> None:
+        self.width = 0
+
+    def table(self, there: NDArray[np.bool_]) -> Ints:
+        """Give each place that is there a column."""
+        columns = np.full(there.shape, -1, dtype=np.int64)
+        self.number(columns, there)
+        return columns
+
+    def number(self, columns: Ints, items: Ints | NDArray[np.bool_]) -> None:
+        """Give the items of a table the next numbers, in their order."""
+        count = columns[items].size
+        columns[items] = np.arange(self.width, self.width + count)
+        self.width += count
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ from numpy.typing import NDArray
 
 from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.milp import Program
-from remat_solvers.core.rows import Rows
+from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine import ways
 from remat_solvers.refine.splits import (
@@ -68,7 +68,6 @@ from remat_solvers.refine.splits import (
     Split,
     add_split,
     cut,
-    number_columns,
     read_half,
 )
 from remat_solvers.refine.ways import Past, Stretch
@@ -157,36 +156,37 @@ def relax(
     total = np.full(stages, -1, dtype=np.int64)
     opened = set(checkpoints) if complete else {c for c, _ in running}
     needed_later: list[Ints] = []
-    width = 0
+    columns = Numbering()
     for k, c in enumerate(checkpoints):
         needed = _needed(wiring, makers, c)
         useful = np.flatnonzero(needed & (makers.rank <= c))
         needed_later.append(useful)
         values = useful[makers.rank[useful] < c]
         ops = ways.redoable(wiring, makers, c, needed, useful if c in opened else values)
-        width = number_columns(kept[k], values, width)
+        columns.number(kept[k], values)
         over = ways.overwritten(wiring, makers, c)
-        width = number_columns(dies[k], over[kept[k, over] >= 0], width)
-        width = number_columns(redo[k], ops[makers.place[ops] < stops[k + 1]], width)
+        columns.number(dies[k], over[kept[k, over] >= 0])
+        columns.number(redo[k], ops[makers.place[ops] < stops[k + 1]])
         if c in opened:
             there = (makers.rank[useful] < c) | ~makers.optional_value[useful]
-            width = number_columns(held[k], useful[there], width)
+            columns.number(held[k], useful[there])
         ops = ops[np.where(makers.optional, makers.place, makers.group)[ops] < c]
         if complete:
-            total[k], width = width, width + 1
+            columns.number(total, np.array([k]))
         elif k + 1 < stages:
-            width = number_columns(ever[k], ops, width)
+            columns.number(ever[k], ops)
         if paired and k + 2 < stages:
-            width = number_columns(both[k], ops, width)
+            columns.number(both[k], ops)
     way = np.full(wiring.op_count, -1, dtype=np.int64)
-    width = number_columns(way, ways.beginning(makers, checkpoints), width)
+    columns.number(way, ways.beginning(makers, checkpoints))
     early = np.full(wiring.op_count, -1, dtype=np.int64)
-    width = number_columns(early, ways.before(makers, stops[0]), width)
-    constant = -1 if makers.plain else width
-    width += not makers.plain
+    columns.number(early, ways.before(makers, stops[0]))
+    constant = -1 if makers.plain else columns.width
+    columns.width += not makers.plain
     able = set(running) if makers.plain else ()
     chosen = [pair for pair in splits if pair in able]
-    cuts, width = cut(wiring, chosen, checkpoints, redo, needed_later, width)
+    cuts = cut(wiring, chosen, checkpoints, redo, needed_later, columns)
+    width = columns.width
 
     unit = budget_bytes / 1000
     rows = Rows()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.core.rows import Rows
+from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 
-__all__ = ["Half", "Split", "add_split", "cut", "embed_split", "number_columns", "read_half"]
+__all__ = ["Half", "Split", "add_split", "cut", "embed_split", "read_half"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,13 +51,12 @@ def cut(
     checkpoints: Sequence[int],
     redo: Ints,
     useful: Sequence[Ints],
-    width: int,
-) -> tuple[list[Split], int]:
+    columns: Numbering,
+) -> list[Split]:
     """Assign columns to pairs (checkpoint that opens a segment, op run again in it).
 
     `useful` are, for each segment, the values made up to its checkpoint that something later can
     need. Left out are segments with first computations, and ops that cannot run again there.
-    Returns the splits and the number of columns in all.
     """
     more: dict[int, Ints] = {}
     found = []
@@ -70,14 +69,14 @@ def cut(
         ops = np.flatnonzero(redo[k] >= 0)
         if k not in more:
             more[k] = np.full_like(redo[k], -1)
-            width = number_columns(more[k], ops, width)
+            columns.number(more[k], ops)
         before, after, alive = (np.full(n, -1, dtype=np.int64) for n in
                                 (wiring.op_count, wiring.op_count, wiring.value_count))  # fmt: skip
-        width = number_columns(before, ops[ops != op], width)
-        width = number_columns(after, ops, width)
-        width = number_columns(alive, useful[k], width)
+        columns.number(before, ops[ops != op])
+        columns.number(after, ops)
+        columns.number(alive, useful[k])
         found.append(Split(k, op, before, after, alive, more[k]))
-    return found, width
+    return found
 
 
 def add_split(
@@ -163,9 +162,3 @@ def read_half(split: Split, redo: Ints, full: Floats) -> Half | None:
     if full[redo[split.op]] < 0.5:
         return None
     return Half(split.op, frozenset(np.flatnonzero(full[split.alive] > 0.5).tolist()))
-
-
-def number_columns(columns: Ints, items: Ints, width: int) -> int:
-    """Assign the next columns to items, after `width` of them; return how many there are then."""
-    columns[items] = np.arange(width, width + len(items))
-    return width + len(items)

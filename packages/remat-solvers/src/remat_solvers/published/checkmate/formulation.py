@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.core.milp import Program
-from remat_solvers.core.rows import Rows
+from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.published.checkmate.stages import Bits, Stages
@@ -140,16 +140,17 @@ def formulate(stages: Stages, form: Form = Form.TIGHT) -> Formulation:
     """Write the program; the budget comes in when it is solved."""
     wiring = stages.wiring
     may_run, may_keep = stages.may_run(), stages.may_keep()
-    run, width = _number(may_run, 0)
-    kept, width = _number(may_keep, width)
-    used, used_end = _number(may_run, width)
-    used_start, width = width, used_end
+    columns = Numbering()
+    run, kept = columns.table(may_run), columns.table(may_keep)
+    used_start = columns.width
+    used = columns.table(may_run)
     pairs = _Pairs.of(stages)
     stage = np.arange(stages.count)[:, None]
     # What the stage's own op reads is held to its end, and what is freed after that op is not kept.
     can_free = may_run[:, pairs.op] & (pairs.op < stage) & ~_reads_at(stages)[:, pairs.value]
-    free, free_end = _number(can_free, width)
-    free_start, width = width, free_end
+    free_start = columns.width
+    free = columns.table(can_free)
+    width = columns.width
 
     unit = max(trace(wiring, np.arange(wiring.op_count)).peak_bytes / 1000, 1e-3)
     rows = Rows()
@@ -183,13 +184,6 @@ def formulate(stages: Stages, form: Form = Form.TIGHT) -> Formulation:
         free_value=pairs.value[free_pair],
         free_op=pairs.op[free_pair],
     )
-
-
-def _number(there: Bits, start: int) -> tuple[Ints, int]:
-    columns = np.full(there.shape, -1, dtype=np.int64)
-    count = int(there.sum())
-    columns[there] = np.arange(start, start + count)
-    return columns, start + count
 
 
 def _reads_at(stages: Stages) -> Bits:

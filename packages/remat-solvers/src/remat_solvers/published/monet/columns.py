@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_solvers.core.rows import Numbering
 from remat_solvers.core.wiring import Ints
 from remat_solvers.published.monet.layout import Layout
 
@@ -74,15 +75,11 @@ class Columns:
         sometimes = np.zeros((count + 1, wiring.value_count), dtype=np.bool_)
         for b, segment in enumerate(layout.segments, 1):
             sometimes[b, list(segment.reads - segment.always)] = True
-        width = 0
-        numbered = []
-        for present in (chosen, may_run, may_keep, sometimes):
-            columns = np.full(present.shape, -1, dtype=np.int64)
-            columns[present] = np.arange(width, width + int(present.sum()))
-            width += int(present.sum())
-            numbered.append(columns)
-        choose, run, kept, there = numbered
-        found = cls(layout, choose, fixed, run, kept, there, {}, width)
+        numbering = Numbering()
+        choose, run, kept, there = (
+            numbering.table(present) for present in (chosen, may_run, may_keep, sometimes)
+        )
+        found = cls(layout, choose, fixed, run, kept, there, {}, numbering.width)
         found._number_overwritings()
         return found
 

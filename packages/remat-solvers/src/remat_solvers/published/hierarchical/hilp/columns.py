@@ -8,15 +8,15 @@ Linear in the columns.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from remat_solvers.core.rows import Numbering
 from remat_solvers.core.wiring import Ints
 from remat_solvers.published.hierarchical.blocks.level import Choice, Level
 
 __all__ = ["Columns", "reads"]
 
 
-class Columns:
+class Columns(Numbering):
     """Numbers of the columns by phase, -1 where there is none.
 
     `run[k]` has a row for each choice of node k, `saved[j]` one for each option of layer j;
@@ -25,12 +25,12 @@ class Columns:
     """
 
     def __init__(self, level: Level, *, corrected: bool) -> None:
+        super().__init__()
         self.level = level
         self.corrected = corrected
         self.size = level.wiring.size
         self.phases = len(level.nodes) + 1
         self.phase = np.arange(self.phases)
-        self.width = 0
         self.maker: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
         self.halves: dict[tuple[int, bool], int] = {}
@@ -59,21 +59,13 @@ class Columns:
         self.made = {d: self._creations(d) for d in self.maker if self._needs_creation(d)}
         self.free = {d: self._frees(d) for d in self.maker}
 
-    def number(self, there: NDArray[np.bool_]) -> Ints:
-        """Give columns their numbers, where they are there."""
-        columns = np.full(len(there), -1, dtype=np.int64)
-        count = int(there.sum())
-        columns[there] = np.arange(self.width, self.width + count)
-        self.width += count
-        return columns
-
     def phantom_bytes(self, layer: int, option: int) -> int:
         """Count what an option keeps between the halves."""
         saved = self.level.nodes[self.halves[layer, False]].choices[option].saved
         return int(self.size[sorted(saved)].sum())
 
     def _span(self, first: int, last: int) -> Ints:
-        return self.number((self.phase >= first) & (self.phase <= last))
+        return self.table((self.phase >= first) & (self.phase <= last))
 
     def _horizons(self) -> tuple[list[int], dict[int, int]]:
         """Say up to which phase running a node and keeping a value can be of use."""
@@ -126,7 +118,7 @@ class Columns:
             runs = (self.run[r] >= 0).any(axis=0)
             own = self.corrected and self.level.nodes[r].layer is not None and r != k
             runs &= (self.phase > r) | ((self.phase == r) & own)
-            columns[r] = self.number(runs)
+            columns[r] = self.table(runs)
         return columns
 
 

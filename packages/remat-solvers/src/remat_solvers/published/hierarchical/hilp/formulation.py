@@ -288,7 +288,7 @@ class _Writer:
         unit = max(float(sum(self.size.tolist())) / 1000, 1e-3)
         size = self.size / unit
         may = np.array([(columns >= 0).any(axis=0) for columns in self.columns.run])
-        used = [self.columns.number(row) for row in may]
+        used = [self.columns.table(row) for row in may]
         numbers: list[int] = []
         before = np.full(self.phases, -1, dtype=np.int64)
         # What a node changes is added to the row of the node after it in the same phase.
