@@ -32,9 +32,9 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.refine import Refine
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.relaxation import COST_OF_ONCE, read_point, relax
+from remat_solvers.refine.point import embed, read_point
+from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.search.repair import prune_multi, repaired
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold

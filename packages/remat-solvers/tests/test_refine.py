@@ -22,11 +22,11 @@ from remat_solvers.published.checkmate import Checkmate
 from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine import Refine
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, fullest, nearly_full, tightest
+from remat_solvers.refine.point import Stagewise, embed, read_point
 from remat_solvers.refine.programs import Programs
-from remat_solvers.refine.relaxation import COST_OF_ONCE, Stagewise, read_point, relax
+from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.refine.state import State
 from remat_solvers.search.repair import repaired
 from remat_solvers.testing.brute_force import fastest, smallest

@@ -52,7 +52,7 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
 
 def while_running(wiring: Wiring) -> Ints:
     """Sum, for each op, its inputs that it cannot overwrite, its outputs and its workspace."""
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    reader = wiring.in_op
     need: Ints = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
     read = np.where(wiring.in_overwritten, 0, wiring.size[wiring.in_value])
     np.add.at(need, reader, read)
@@ -62,7 +62,7 @@ def while_running(wiring: Wiring) -> Ints:
 def _pinned(wiring: Wiring) -> Ints:
     """Sum what cannot be made again, is needed after the op, and is not counted as its own."""
     last = wiring.producer.copy()
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    reader = wiring.in_op
     np.maximum.at(last, wiring.in_value, reader)
     last[wiring.results] = wiring.op_count
     once = np.flatnonzero(~wiring.replayable[wiring.producer])

@@ -94,7 +94,7 @@ class Makers:
                     came_of[v] = made_of | {v}
         chosen = np.zeros(count, dtype=np.bool_)
         chosen[group[~owed & ~free]] = True
-        maker = np.repeat(np.arange(count), np.diff(wiring.out_start))
+        maker = wiring.out_op
         more = maker != wiring.producer[wiring.out_value]
         beginners: dict[int, tuple[int, ...]] = {}
         for i, v in zip(maker.tolist(), wiring.out_value.tolist(), strict=True):

@@ -38,6 +38,7 @@ Floats = NDArray[np.float64]
 class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
+    `in_op` and `out_op` are the op of each read and of each output.
     `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
     Of a value with several makers the producer is the first, and the others have it in their
     outputs; `core.makers` tells more of these.
@@ -57,9 +58,11 @@ class Wiring:
     replayable: NDArray[np.bool_]
     in_start: Ints
     in_value: Ints
+    in_op: Ints
     in_overwritten: NDArray[np.bool_]
     out_start: Ints
     out_value: Ints
+    out_op: Ints
     results: Ints
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -82,9 +85,11 @@ class Wiring:
         in_start, in_value = _rows(inputs)
         out_start, out_value = _rows(outputs)
         sizes = [graph.value_by_name[v].size_bytes for v in names]
-        makers = np.repeat(np.arange(len(graph.ops)), np.diff(out_start))
+        in_op, out_op = (
+            np.repeat(np.arange(len(graph.ops)), np.diff(start)) for start in (in_start, out_start)
+        )
         first = np.unique(out_value, return_index=True)[1]
-        producer = makers[first]
+        producer = out_op[first]
         slots = first - out_start[producer]
         return cls(
             graph=graph,
@@ -97,12 +102,14 @@ class Wiring:
             replayable=np.array([op.replayable for op in graph.ops], dtype=np.bool_),
             in_start=in_start,
             in_value=in_value,
+            in_op=in_op,
             in_overwritten=np.array(
                 [v in gone for row, gone in zip(inputs, overwritten, strict=True) for v in row],
                 dtype=np.bool_,
             ),
             out_start=out_start,
             out_value=out_value,
+            out_op=out_op,
             results=np.array(sorted(number[v] for v in graph.results if v in number), np.int64),
             inputs=inputs,
             outputs=outputs,

@@ -17,7 +17,7 @@ from remat_graph import simulate
 from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.makers import Makers, keeps_order
 from remat_solvers.core.wiring import Ints, Wiring, expand
-from remat_solvers.refine.relaxation import Stagewise
+from remat_solvers.refine.point import Stagewise
 from remat_solvers.refine.splits import Half
 
 __all__ = ["construct"]

@@ -23,7 +23,8 @@ from remat_solvers.core.wiring import Ints, in_order
 from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
-from remat_solvers.refine.relaxation import Relaxation, read_point
+from remat_solvers.refine.point import read_point
+from remat_solvers.refine.relaxation import Relaxation
 from remat_solvers.refine.state import FAR, State
 from remat_solvers.search.descent import descend_to, minimal_peak_trace
 from remat_solvers.search.evict import EvictionPerturbation

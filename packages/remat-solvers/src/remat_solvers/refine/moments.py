@@ -21,7 +21,7 @@ from remat_solvers.bounds.least import while_running
 from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.refine.embed import opened_at
+from remat_solvers.refine.point import opened_at
 
 __all__ = ["Refinement", "fullest", "nearly_full", "places", "refinements", "tightest"]
 

@@ -25,9 +25,9 @@ from remat_solvers.core.makers import Makers
 from remat_solvers.core.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
-from remat_solvers.refine.embed import embed
 from remat_solvers.refine.heuristics import Heuristics
 from remat_solvers.refine.moments import Refinement, fullest, nearly_full, refinements, tightest
+from remat_solvers.refine.point import embed
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
 from remat_solvers.refine.state import FAR, GAP, State
 

@@ -7,7 +7,7 @@ v; `redo[k, i]`, op i is computed again in segment k; `held[k, v]`, value v is a
 segment k; `ever` and `both`, see (f) and (g).
 
 Every schedule that computes all ops, first computations in the order of the graph, gives a feasible
-point of no greater cost (`embed`), so the optimum is a lower bound on its recomputation:
+point of no greater cost (`point`), so the optimum is a lower bound on its recomputation:
 
 - (a) `kept[k+1, v] <= kept[k, v] + redo[k, op of v]`, unless v is first made in between: what is
   alive later was alive before or was made again. Here, and in (b), (c) and (e), what c_k overwrites
@@ -51,7 +51,6 @@ its memory rows at chosen moments, (f) and (j) are ours.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,15 +63,13 @@ from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine import ways
 from remat_solvers.refine.splits import (
-    Half,
     Split,
     add_split,
     cut,
-    read_half,
 )
 from remat_solvers.refine.ways import Past, Stretch
 
-__all__ = ["COST_OF_ONCE", "Relaxation", "Stagewise", "read_point", "relax"]
+__all__ = ["COST_OF_ONCE", "Relaxation", "relax"]
 
 COST_OF_ONCE = 1000  # what computing everything once would cost in a program
 _SLACK = 1e-9
@@ -102,26 +99,6 @@ class Relaxation:
     def columns(self) -> int:
         """Number of variables."""
         return len(self.program.cost)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stagewise:
-    """A point of the program: the values kept past each checkpoint, the ops redone after it.
-
-    `ways` are the ops that run at the places of groups with a choice, `halves` say for each segment
-    what is there where it is cut.
-    """
-
-    checkpoints: tuple[int, ...]
-    kept: tuple[frozenset[int], ...]
-    redo: tuple[frozenset[int], ...]
-    ways: frozenset[int] = frozenset()
-    halves: tuple[tuple[Half, ...], ...] = ()
-
-    def keeps(self, op: int, value: int) -> bool:
-        """Say whether a value made before `op` is kept at the first checkpoint from `op` on."""
-        k = bisect_left(self.checkpoints, op)
-        return k == len(self.checkpoints) or value in self.kept[k]
 
 
 def relax(
@@ -268,28 +245,6 @@ def relax(
     )  # fmt: skip
 
 
-def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
-    """Read which values are kept and which ops redone off a point of the program."""
-    full = np.append(point, 0.0)
-    kept = full[relaxation.kept_column] > 0.5
-    kept[: len(relaxation.checkpoints)] &= full[relaxation.dies_column] < 0.5
-    redo = full[relaxation.redo_column] > 0.5
-    chosen = np.flatnonzero(full[relaxation.way_column] > 0.5)
-    stages = range(len(relaxation.checkpoints))
-    halves: list[list[Half]] = [[] for _ in stages]
-    for split in relaxation.splits:
-        half = read_half(split, relaxation.redo_column[split.stage], full)
-        if half is not None:
-            halves[split.stage].append(half)
-    return Stagewise(
-        relaxation.checkpoints,
-        tuple(frozenset(np.flatnonzero(kept[k]).tolist()) for k in stages),
-        tuple(frozenset(np.flatnonzero(redo[k]).tolist()) for k in stages),
-        frozenset(chosen.tolist()),
-        tuple(map(tuple, halves)),
-    )
-
-
 def _fix(wiring: Wiring, kept: Ints, lower: Floats, c: int) -> int:
     """Keep what op `c` reads; return the bytes of what else is there while it runs."""
     reads = slice(wiring.in_start[c], wiring.in_start[c + 1])
@@ -352,7 +307,7 @@ def _link(
     maker = wiring.producer[read]
     numbers = rows.add(-1.0, len(read), (kept[read], -1.0), (dies[read], 1.0), (again[maker], -1.0))
     ways.add_makers(makers, rows, numbers, read, again)
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    reader = wiring.in_op
     runs = again if makers.plain else ways.runs(makers, again, way, stretch)
     edge = (runs[reader] >= 0) & due[wiring.in_value]
     reader, value = reader[edge], wiring.in_value[edge]

@@ -109,7 +109,7 @@ def add_split(
 
     values = np.flatnonzero(there & old)
     rows.add(0.0, len(values), (alive[values], 1.0), *there_or_made(values))
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    reader = wiring.in_op
     edge = (before[reader] >= 0) & old[wiring.in_value]
     read = wiring.in_value[edge]
     rows.add(0.0, len(read), (before[reader[edge]], 1.0), *there_or_made(read))

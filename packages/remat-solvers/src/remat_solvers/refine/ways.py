@@ -64,12 +64,12 @@ def needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
     """Say what something after op `c` can need; of what is optional, also what is made later."""
     there = np.zeros(wiring.value_count, dtype=np.bool_)
     there[wiring.results] = True
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))
+    reader = wiring.in_op
     group = makers.group[reader]
     later = (group > c) | ((group == c) & makers.chosen[c])
     there[wiring.in_value[later & ~makers.optional[reader]]] = True
     again = (wiring.replayable & (makers.group <= c)) | makers.optional
-    maker = np.repeat(np.arange(wiring.op_count), np.diff(wiring.out_start))
+    maker = wiring.out_op
     while True:
         wanted = np.zeros(wiring.op_count, dtype=np.bool_)
         wanted[maker[there[wiring.out_value]]] = True
@@ -181,7 +181,7 @@ def surely_read(wiring: Wiring, makers: Makers, stretch: Stretch) -> Ints:
     read = wiring.in_value[since:until]
     if makers.plain:
         return read
-    reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))[since:until]
+    reader = wiring.in_op[since:until]
     found: Ints = read[makers.owed[reader] & ~makers.chosen[reader]]
     return found
 

@@ -53,7 +53,7 @@ class Stages:
         value = np.concatenate([wiring.in_value, wiring.results])
         reader = np.concatenate(
             [
-                np.repeat(np.arange(ops), np.diff(wiring.in_start)),
+                wiring.in_op,
                 np.full(len(wiring.results), ops),
             ]
         )

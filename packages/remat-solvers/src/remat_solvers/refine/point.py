@@ -1,12 +1,16 @@
-"""Where a sequence of computations lies in the stage-refined program.
+"""Between points of the stage-refined program and sequences of computations.
 
-That every sequence in the order of the graph gives a feasible point, of a cost no greater than its
-recomputation, is what makes the program a relaxation; the tests check it. It also warm-starts.
+`read_point` says what a point keeps and does again, from which `construct` makes a sequence;
+`embed` writes a sequence as a point. That every sequence in the order of the graph gives a feasible
+point, of a cost no greater than its recomputation, is what makes the program a relaxation; the
+tests check it. It also warm-starts.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +18,51 @@ from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace, first_runs
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine.relaxation import Relaxation
-from remat_solvers.refine.splits import embed_split
+from remat_solvers.refine.splits import Half, embed_split, read_half
 
-__all__ = ["embed", "opened_at"]
+__all__ = ["Stagewise", "embed", "opened_at", "read_point"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stagewise:
+    """A point of the program: the values kept past each checkpoint, the ops redone after it.
+
+    `ways` are the ops that run at the places of groups with a choice, `halves` say for each segment
+    what is there where it is cut.
+    """
+
+    checkpoints: tuple[int, ...]
+    kept: tuple[frozenset[int], ...]
+    redo: tuple[frozenset[int], ...]
+    ways: frozenset[int] = frozenset()
+    halves: tuple[tuple[Half, ...], ...] = ()
+
+    def keeps(self, op: int, value: int) -> bool:
+        """Say whether a value made before `op` is kept at the first checkpoint from `op` on."""
+        k = bisect_left(self.checkpoints, op)
+        return k == len(self.checkpoints) or value in self.kept[k]
+
+
+def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
+    """Read which values are kept and which ops redone off a point of the program."""
+    full = np.append(point, 0.0)
+    kept = full[relaxation.kept_column] > 0.5
+    kept[: len(relaxation.checkpoints)] &= full[relaxation.dies_column] < 0.5
+    redo = full[relaxation.redo_column] > 0.5
+    chosen = np.flatnonzero(full[relaxation.way_column] > 0.5)
+    stages = range(len(relaxation.checkpoints))
+    halves: list[list[Half]] = [[] for _ in stages]
+    for split in relaxation.splits:
+        half = read_half(split, relaxation.redo_column[split.stage], full)
+        if half is not None:
+            halves[split.stage].append(half)
+    return Stagewise(
+        relaxation.checkpoints,
+        tuple(frozenset(np.flatnonzero(kept[k]).tolist()) for k in stages),
+        tuple(frozenset(np.flatnonzero(redo[k]).tolist()) for k in stages),
+        frozenset(chosen.tolist()),
+        tuple(map(tuple, halves)),
+    )
 
 
 def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
