@@ -1,7 +1,7 @@
 """What each part of `refine` gives: its plans and bounds with one part taken out at a time.
 
 Each variant plans the same captured graphs (costs estimated, `graphs.DEVICE`) at shares of
-store-all's peak within the same limit. `greedy` runs no program at all: eviction, paging, pruning
+store-all's peak within the same limit. `greedy` runs no program at all: eviction, one pass, pruning
 and the local search alone, which is what a program must beat; `first program` adds no checkpoint to
 the first; the others leave one part out:
 

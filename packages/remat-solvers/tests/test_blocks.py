@@ -32,7 +32,8 @@ from remat_solvers.published.hierarchical.blocks.options import Option, choose, 
 from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.published.hierarchical.blocks.runs import again, measure_run
 from remat_solvers.published.hierarchical.blocks.targets import targets_of
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
+from remat_solvers.search.perturbations import EvictionPerturbation
 from remat_solvers.search.prune import prune
 
 thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

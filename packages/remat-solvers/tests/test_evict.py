@@ -5,7 +5,8 @@ import pytest
 
 from remat_graph import Graph, Op, Value, simulate
 from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
+from remat_solvers.search.perturbations import EvictionPerturbation
 
 SIZES = {"x": 0, "seed": 1, "wide": 12, "mask": 10, "big": 15, "mean": 1, "out": 1}
 

@@ -214,10 +214,10 @@ def test_pruning_ends_at_its_deadline():
     assert prune(wiring, now, 10**6).steps == wiring.op_count
 
 
-def test_a_descent_finds_what_mending_and_paging_do_not(monkeypatch):
+def test_a_descent_finds_what_eviction_does_not(monkeypatch):
     wiring = Wiring.of(GRAPH)
     budget = smallest_budget(GRAPH).peak_bytes
-    monkeypatch.setattr(f"{STARTS}.page", lambda *_, **__: None)
+    monkeypatch.setattr(f"{STARTS}.evict_in_one_pass", lambda *_, **__: None)
     monkeypatch.setattr(f"{STARTS}.evict", lambda _, now, *__, **___: trace(wiring, now))
     *others, last = starts(wiring, budget, None, time.perf_counter() + 300)
     assert all(found.peak_bytes > budget for found in others)

@@ -11,8 +11,8 @@
   the `Solution`. `prove` takes a bound that you proved, `raise_bound` and `refuse` what a back end
   did: it is believed until a schedule proves it wrong. `Attempt` is one with a deadline and the
   first steps of a solve; `starts` are schedules to begin with.
-- `evict` and `page` bring a sequence within a budget, each in other ways by an
-  `EvictionPerturbation` or a `PagingPerturbation`; `prune` takes out what it does not need,
+- `evict` and `evict_in_one_pass` bring a sequence within a budget, each in other ways by an
+  `EvictionPerturbation` or a `OnePassPerturbation`; `prune` takes out what it does not need,
   `local_search` improves one that fits, `minimal_peak_trace` looks for the minimal peak.
 - `least` (a `Least`) and `bottleneck` prove what no schedule goes below in bytes, `least_time` in
   time.
@@ -33,9 +33,10 @@ from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.trust import doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.search.descent import minimal_peak_trace
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
 from remat_solvers.search.local_search import local_search
-from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.one_pass import evict_in_one_pass
+from remat_solvers.search.perturbations import EvictionPerturbation, OnePassPerturbation
 from remat_solvers.search.prune import prune
 from remat_solvers.search.starts import starts
 
@@ -49,8 +50,8 @@ __all__ = [
     "Ints",
     "Least",
     "Limit",
+    "OnePassPerturbation",
     "Outcome",
-    "PagingPerturbation",
     "Problem",
     "Program",
     "Progress",
@@ -61,13 +62,13 @@ __all__ = [
     "bottleneck",
     "doubt_of",
     "evict",
+    "evict_in_one_pass",
     "expand",
     "in_order",
     "least",
     "least_time",
     "local_search",
     "minimal_peak_trace",
-    "page",
     "prune",
     "run_all",
     "sequence_of",

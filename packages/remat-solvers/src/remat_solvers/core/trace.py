@@ -53,6 +53,10 @@ class Trace:
         """The most that is held at once."""
         return int(self.during.max(initial=0))
 
+    def excess(self, budget_bytes: int) -> float:
+        """Sum what is over a budget over all time steps; in floats: it may be beyond 64 bits."""
+        return float(np.maximum(self.during - budget_bytes, 0).sum(dtype=np.float64))
+
 
 def trace(wiring: Wiring, sequence: Ints) -> Trace:
     """Follow a legal sequence; the inputs of each op must have been made before it."""

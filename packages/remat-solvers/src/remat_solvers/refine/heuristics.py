@@ -27,12 +27,16 @@ from remat_solvers.refine.point import read_point
 from remat_solvers.refine.relaxation import Relaxation
 from remat_solvers.refine.state import FAR, State
 from remat_solvers.search.descent import descend_to, minimal_peak_trace
-from remat_solvers.search.evict import EvictionPerturbation
 from remat_solvers.search.local_search import local_search, restarted_search
-from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.one_pass import evict_in_one_pass
+from remat_solvers.search.perturbations import (
+    EVICTION_PERTURBATIONS,
+    ONE_PASS_PERTURBATIONS,
+    EvictionPerturbation,
+    OnePassPerturbation,
+)
 from remat_solvers.search.prune import prune
 from remat_solvers.search.repair import prune_multi, repaired
-from remat_solvers.search.starts import EVICTION_PERTURBATIONS, PAGING_PERTURBATIONS
 from remat_solvers.search.unfolding import Keeps, Unfolded, unfold
 
 __all__ = ["Heuristics"]
@@ -86,13 +90,13 @@ class Heuristics:
             for eviction in EVICTION_PERTURBATIONS[1:]
             for stored in everything
         ]
-        pages = (
-            partial(self._page, unfolded(stored), paging, None)
-            for paging in PAGING_PERTURBATIONS
+        passes = (
+            partial(self._run_in_one_pass, unfolded(stored), perturbation, None)
+            for perturbation in ONE_PASS_PERTURBATIONS
             for stored in everything
         )
         while self._state.best is None:
-            attempt = self._others.pop(0) if self._others else next(pages, None)
+            attempt = self._others.pop(0) if self._others else next(passes, None)
             if attempt is None:
                 break
             attempt()
@@ -131,7 +135,7 @@ class Heuristics:
         unfolded = cache(partial(unfold, state.wiring))
         self._repair_unfolded(built, unfolded)
         if state.best is None:
-            self._page(unfolded(built), PAGING_PERTURBATIONS[0], stagewise.keeps)
+            self._run_in_one_pass(unfolded(built), ONE_PASS_PERTURBATIONS[0], stagewise.keeps)
         return built
 
     def plan_chain(self) -> None:
@@ -233,16 +237,16 @@ class Heuristics:
             deadline=state.deadline,
         )
         self._offer_folded(unfolded, found)
-        for perturbation in PAGING_PERTURBATIONS[:2]:
+        for perturbation in ONE_PASS_PERTURBATIONS[:2]:
             for keeps in (None, unfolded.keeps()):
-                self._page(unfolded, perturbation, keeps)
+                self._run_in_one_pass(unfolded, perturbation, keeps)
 
-    def _page(
-        self, unfolded: Unfolded, perturbation: PagingPerturbation, keeps: Keeps | None
+    def _run_in_one_pass(
+        self, unfolded: Unfolded, perturbation: OnePassPerturbation, keeps: Keeps | None
     ) -> None:
         """Run the ops of a schedule within the budget in one pass."""
         state = self._state
-        sequence = page(
+        sequence = evict_in_one_pass(
             unfolded.wiring,
             state.budget_bytes,
             perturbation=perturbation,

@@ -1,11 +1,11 @@
 """`refine`: rounds of the stage-refined ILP, each certified, repaired and improved.
 
 A first schedule comes of repairing storing everything (`evict`) or, where little fits, of running
-the ops within the budget in one pass (`paging`). Memory binds only at a few moments, so the program
-has few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the first
-program is small, are the ops that leave least room (`moments`). A round solves it, while the search
-goes on beside it on a second core (`background`), takes the back end's dual bound as a lower bound
-on the time of every schedule in the order of the graph, builds a schedule from the point, and
+the ops within the budget in one pass (`one_pass`). Memory binds only at a few moments, so the
+program has few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the
+first program is small, are the ops that leave least room (`moments`). A round solves it, while the
+search goes on beside it on a second core (`background`), takes the back end's dual bound as a lower
+bound on the time of every schedule in the order of the graph, builds a schedule from the point, and
 simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
 improved by local search, and kept if it is the fastest so far, and checkpoints, running-memory rows
 and cuts (`splits`) are added where it was over budget; far from the bound, by turns with programs

@@ -1,10 +1,10 @@
 """The schedule of minimal peak, whatever its time, looked for in single steps.
 
 Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
-(`evict`), the ops are run in one pass (`paging`), and storing everything is repaired. The peak that
-an attempt reaches counts even where it misses. From the best, storing everything, and the best with
-something given up at a high moment or with a part of it run again, `replay` then descends in small
-steps, with several seeds: slower far from the minimal peak, better near it.
+(`evict`), the ops are run in one pass (`one_pass`), and storing everything is repaired. The peak
+that an attempt reaches counts even where it misses. From the best, storing everything, and the best
+with something given up at a high moment or with a part of it run again, `replay` then descends in
+small steps, with several seeds: slower far from the minimal peak, better near it.
 Guarantee: what is found is legal; nothing is proved. Complexity: some dozens of attempts, each
 limited in time.
 """
@@ -21,8 +21,9 @@ from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.search.evict import EvictionPerturbation, evict
-from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.evict import evict
+from remat_solvers.search.one_pass import evict_in_one_pass
+from remat_solvers.search.perturbations import LOW_PEAK_PERTURBATIONS, ONE_PASS_PERTURBATIONS
 from remat_solvers.search.replay import give_up, replay
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import unfold
@@ -35,16 +36,6 @@ __all__ = [
     "minimal_peak_trace",
 ]
 
-_EVICTION_PERTURBATIONS = (
-    EvictionPerturbation(hold=0.0),
-    EvictionPerturbation(crowding=8.0, hold=0.0),
-    EvictionPerturbation(cover=0.0, crowding=0.5),
-)
-_PAGING_PERTURBATIONS = (
-    PagingPerturbation(),
-    PagingPerturbation(span=0.0),
-    PagingPerturbation(span=1.0, hold=False),
-)
 _ATTEMPT_SECONDS = 0.5
 CLOSE = 1.02  # times what is proved: near enough
 _DONE = 1.002
@@ -161,22 +152,22 @@ def descend(wiring: Wiring, now: Trace, floor: int, seed: int, deadline: float) 
 def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> Trace:
     """Try in turn to reach the target: repair the best, run in one pass, repair storing all."""
     everything = np.arange(wiring.op_count)
-    for attempt in range(2 * len(_EVICTION_PERTURBATIONS) + 1):
+    for attempt in range(2 * len(LOW_PEAK_PERTURBATIONS) + 1):
         now = time.perf_counter()
         if best.peak_bytes <= target_bytes or now >= deadline:
             break
         soon = min(deadline, now + max(_ATTEMPT_SECONDS, (deadline - now) / 30))
-        which, paged = divmod(attempt, 2)
-        if paged:
-            sequence = page(
-                wiring, target_bytes, perturbation=_PAGING_PERTURBATIONS[which], deadline=soon
+        which, one_pass = divmod(attempt, 2)
+        if one_pass:
+            sequence = evict_in_one_pass(
+                wiring, target_bytes, perturbation=ONE_PASS_PERTURBATIONS[which], deadline=soon
             )
             if sequence is None:
                 continue
             found = trace(wiring, sequence)
         else:
             start = everything if attempt else best.sequence
-            perturbation = _EVICTION_PERTURBATIONS[max(which - 1, 0)]
+            perturbation = LOW_PEAK_PERTURBATIONS[max(which - 1, 0)]
             found = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
         found = drop_dead_runs(wiring, found)
         if found.peak_bytes < best.peak_bytes:

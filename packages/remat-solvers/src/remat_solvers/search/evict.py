@@ -21,34 +21,13 @@ import numpy as np
 
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
+from remat_solvers.search.perturbations import EvictionPerturbation
 
-__all__ = ["EvictionPerturbation", "evict", "excess", "idle_copies"]
+__all__ = ["covered_share", "evict", "idle_copies", "lowered"]
 
 _NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
 _FAR = 2.0  # times where a walk ended, that having a value again likely takes
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionPerturbation:
-    """Perturbs the prices of values: several perturbations give several schedules.
-
-    `cover` is the power of the share of over-budget moments that a life covers, `crowding` the
-    weight of a recomputation that is over budget itself, `hold` the share of the bytes evicted up
-    to which a value is held rather than made again with it, `noise` the spread of a random factor.
-    """
-
-    cover: float = 0.5
-    crowding: float = 2.0
-    hold: float = 0.2
-    noise: float = 0.0
-    seed: int = 0
-
-    def weights(self, values: int) -> list[float]:
-        """Draw the factor of each value."""
-        rng = np.random.default_rng(self.seed)
-        drawn: list[float] = np.exp(self.noise * rng.standard_normal(values)).tolist()
-        return drawn
 
 
 def evict(
@@ -98,7 +77,7 @@ def lowered(
     Or until it takes longer than `most_time`. The trace with the least peak is returned.
     """
     now = best = trace(wiring, sequence)
-    least_excess, since = excess(now, budget_bytes), 0
+    least_excess, since = now.excess(budget_bytes), 0
     if patience is None:
         patience = 40 + wiring.op_count // 20
     while now.peak_bytes > budget_bytes and since < patience:
@@ -108,18 +87,13 @@ def lowered(
         if changed is None:
             break
         now = trace(wiring, changed)
-        left = excess(now, budget_bytes)
+        left = now.excess(budget_bytes)
         since += 1
         if left < least_excess:
             least_excess, since = left, 0
         if now.peak_bytes < best.peak_bytes:
             best = now
     return best
-
-
-def excess(now: Trace, budget_bytes: int) -> float:
-    """Sum what is over budget; in floats, as over all moments it may be beyond 64 bits."""
-    return float(np.maximum(now.during - budget_bytes, 0).sum(dtype=np.float64))
 
 
 def _cheapest(
@@ -143,9 +117,7 @@ def _cheapest(
         return []
     values = now.copy_value[copies]
     sizes = wiring.size[values]
-    crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
-    covered = crowded[next_after] - crowded[last_before + 1]
-    share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+    share = covered_share(now, budget_bytes, last_before, next_after)
     gains = np.minimum(sizes, over) * share**perturbation.cover
     floor = wiring.time[wiring.producer[values]] / gains
     order = np.argsort(likely[values] / gains, kind="stable")
@@ -161,7 +133,7 @@ def _cheapest(
             continue
         op = wiring.producer_list[v]
         crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
-        if least * weight * _dearer(perturbation, crowd, over) >= worst:
+        if least * weight * perturbation.dearer(crowd, over) >= worst:
             continue
         if time.perf_counter() > deadline:
             return []
@@ -172,7 +144,7 @@ def _cheapest(
             continue
         freed = size - found.held_bytes
         price = found.seconds * min(size, over) / (gain * min(freed, over)) * weight
-        price *= _dearer(perturbation, found.made_bytes + found.held_bytes - free, over)
+        price *= perturbation.dearer(found.made_bytes + found.held_bytes - free, over)
         if price < worst:
             insort(best, (price, q, found.ops, freed))
             del best[at_once:]
@@ -185,11 +157,6 @@ def _cheapest(
         chosen.append((q, closure))
         freed += gained
     return chosen
-
-
-def _dearer(perturbation: EvictionPerturbation, crowd: int, over: int) -> float:
-    """Weigh a recomputation that itself is over budget, by `crowd` bytes."""
-    return 1 + perturbation.crowding * crowd / over if crowd > 0 else 1.0
 
 
 def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:
@@ -208,6 +175,14 @@ def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, In
     np.maximum.at(last_before, now.use_copy[:since], now.use_position[:since])
     np.minimum.at(next_after, now.use_copy[until:], now.use_position[until:])
     return copies, last_before[copies], next_after[copies]
+
+
+def covered_share(now: Trace, budget_bytes: int, since: Ints, until: Ints) -> Floats:
+    """Give the share of the time steps over budget that lie between two positions, one at least."""
+    crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
+    covered = crowded[until] - crowded[since + 1]
+    share: Floats = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+    return share
 
 
 @dataclass(frozen=True, slots=True)

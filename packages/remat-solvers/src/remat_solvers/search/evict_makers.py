@@ -20,7 +20,8 @@ import numpy as np
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.evict import EvictionPerturbation, idle_copies, lowered
+from remat_solvers.search.evict import covered_share, idle_copies, lowered
+from remat_solvers.search.perturbations import EvictionPerturbation
 
 __all__ = ["evict_makers"]
 
@@ -116,9 +117,7 @@ class _Evictor:
             return best
         values = now.copy_value[copies]
         sizes = wiring.size[values]
-        crowded = np.concatenate([[0], np.cumsum(now.during > self._budget_bytes)])
-        covered = crowded[next_after] - crowded[last_before + 1]
-        share = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
+        share = covered_share(now, self._budget_bytes, last_before, next_after)
         worth = share**perturbation.cover
         floor = self._least[values] / (np.minimum(sizes, over) * worth)
         order = np.argsort(floor, kind="stable")
@@ -138,8 +137,7 @@ class _Evictor:
                 freed = min(size - way.held, over)
                 if freed <= 0:
                     continue
-                crowd = self._need(way.ops) - free
-                dearer = 1 + perturbation.crowding * crowd / over if crowd > 0 else 1.0
+                dearer = perturbation.dearer(self._need(way.ops) - free, over)
                 price = max(way.seconds, self._instant) / (freed * factor) * weight * dearer
                 if price < best[0]:
                     where = [since + 1] * len(way.packs) + [q] * len(way.ops)

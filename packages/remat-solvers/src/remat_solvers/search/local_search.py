@@ -19,7 +19,7 @@ from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.evict import EvictionPerturbation
+from remat_solvers.search.perturbations import EvictionPerturbation
 from remat_solvers.search.repair import made_again, repaired
 from remat_solvers.search.ways import other_ways
 

@@ -16,8 +16,9 @@ from remat_solvers.core.dead_runs import drop_dead_runs, repeats
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
 from remat_solvers.search.evict_makers import evict_makers
+from remat_solvers.search.perturbations import EvictionPerturbation
 from remat_solvers.search.prune import prune
 from remat_solvers.search.replay import replay
 

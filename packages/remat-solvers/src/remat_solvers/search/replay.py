@@ -29,6 +29,7 @@ from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import Closures, idle_copies
+from remat_solvers.search.perturbations import random_factors
 
 __all__ = ["give_up", "replay"]
 
@@ -59,8 +60,7 @@ def replay(
     `seed` varies which values are given up first, with no noise at 0; a `quick` descent tries few;
     `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
     """
-    noise = _NOISE * np.random.default_rng(seed).standard_normal(wiring.value_count) * (seed > 0)
-    weights: Floats = np.exp(noise)
+    weights = random_factors(_NOISE if seed > 0 else 0.0, seed, wiring.value_count)
     best, since = now, 0
     while now.peak_bytes > target_bytes and since < _PATIENCE:
         lower = _lower(_Past(wiring, now, target_bytes, weights, quick=quick), deadline)
@@ -102,14 +102,13 @@ def _lower(past: _Past, deadline: float) -> Trace | None:
     for moment in over[np.sort(first)[: _QUICK_MOMENTS if past.quick else _MOMENTS]].tolist():
         if time.perf_counter() > deadline:
             break
-        least, best = _excess(now, target_bytes), None
+        least, best = now.excess(target_bytes), None
         for sequence in _attempts(past, moment, deadline):
             if time.perf_counter() > deadline:
                 return best
             found = trace(past.wiring, sequence)
-            excess = _excess(found, target_bytes)
-            if excess < least:
-                least, best = excess, found
+            if found.excess(target_bytes) < least:
+                least, best = found.excess(target_bytes), found
         if best is not None:
             return best
     return None
@@ -132,10 +131,6 @@ def _attempts(past: _Past, moment: int, deadline: float) -> Iterator[Ints]:
                 what += again
             if len(sequence) + len(what) <= _MOST_STEPS * past.wiring.op_count:
                 yield np.insert(sequence, where, what)
-
-
-def _excess(now: Trace, target_bytes: int) -> float:
-    return float(np.maximum(now.during - target_bytes, 0).sum(dtype=np.float64))
 
 
 class _Past:

@@ -7,8 +7,8 @@ looks for the minimal peak. A given schedule that does not first compute all ops
 graph is left out.
 
 Guarantee: every sequence is legal in the order of the graph; some may be over the budget. The given
-one comes even without time. Complexity: that of `evict`, `prune` and `page`, each attempt for at
-most a third of what is left of the share of the time, and of the descent, which takes the rest.
+one comes even without time. Complexity: that of `evict`, `prune` and `one_pass`, each attempt for
+at most a third of what is left of the share of the time, and of the descent, which takes the rest.
 Source: as `refine` begins.
 """
 
@@ -23,27 +23,21 @@ from remat_graph import Schedule
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring, in_order
 from remat_solvers.search.descent import descend_to
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
 from remat_solvers.search.local_search import local_search
-from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.one_pass import evict_in_one_pass
+from remat_solvers.search.perturbations import (
+    EVICTION_PERTURBATIONS,
+    ONE_PASS_PERTURBATIONS,
+    EvictionPerturbation,
+)
 from remat_solvers.search.prune import prune
 
-__all__ = ["EVICTION_PERTURBATIONS", "PAGING_PERTURBATIONS", "starts"]
+__all__ = ["starts"]
 
 _SHARE = 0.1
 _LEAST_SECONDS = 0.5  # or a third of the time, if that is less
 _ATTEMPT_SHARE = 1 / 3
-EVICTION_PERTURBATIONS = (
-    EvictionPerturbation(),
-    EvictionPerturbation(hold=0.5, noise=0.2, seed=1),
-    EvictionPerturbation(cover=0.0, crowding=0.5),
-    EvictionPerturbation(cover=1.0, crowding=8.0),
-)
-PAGING_PERTURBATIONS = (
-    PagingPerturbation(),
-    PagingPerturbation(span=0.0),
-    PagingPerturbation(span=1.0, hold=False),
-)
 
 
 def starts(
@@ -81,10 +75,10 @@ def _always(
 
 
 def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]:
-    for eviction, paging in zip(EVICTION_PERTURBATIONS[1:], PAGING_PERTURBATIONS, strict=True):
-        paged = page(wiring, budget_bytes, perturbation=paging, deadline=_soon(until))
-        if paged is not None:
-            yield prune(wiring, trace(wiring, paged), budget_bytes, deadline=until)
+    for eviction, other in zip(EVICTION_PERTURBATIONS[1:], ONE_PASS_PERTURBATIONS, strict=True):
+        found = evict_in_one_pass(wiring, budget_bytes, perturbation=other, deadline=_soon(until))
+        if found is not None:
+            yield prune(wiring, trace(wiring, found), budget_bytes, deadline=until)
         yield _repaired(wiring, np.arange(wiring.op_count), budget_bytes, eviction, until)
     yield _descended(wiring, budget_bytes, until)
 

@@ -27,16 +27,13 @@ from remat_solvers.published.hierarchical.blocks.compose import (
 from remat_solvers.published.hierarchical.blocks.level import Level
 from remat_solvers.published.hierarchical.hilp.formulation import formulate
 from remat_solvers.refine import Refine
-from remat_solvers.search.evict import EvictionPerturbation, evict
+from remat_solvers.search.evict import evict
+from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS
 from remat_solvers.search.prune import prune
 
 __all__ = ["Found", "search"]
 
-_EVICTION_PERTURBATIONS = (
-    EvictionPerturbation(),
-    EvictionPerturbation(cover=0.0, crowding=0.5),
-    EvictionPerturbation(cover=1.0, crowding=8.0),
-)
+_PERTURBATIONS = tuple(each for each in EVICTION_PERTURBATIONS if each.noise == 0)
 _LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 _REFINE_SECONDS = 1.0
 _CHANGE_SHARE = 0.2
@@ -188,7 +185,7 @@ def _fixed(
     """
     everything = np.arange(wiring.op_count)
     yield trace(wiring, everything)
-    for perturbation in _EVICTION_PERTURBATIONS:
+    for perturbation in _PERTURBATIONS:
         if time.perf_counter() > deadline:
             return
         found = evict(

@@ -1,4 +1,4 @@
-"""Run the ops in order within a budget as an operating system pages memory: in one pass.
+"""Run the ops in order within a budget in one pass: evict when an op needs room, as DTR does.
 
 When an op needs room, the value that is cheapest to lose is dropped; when it reads what was
 dropped, that is computed again first, and what it needs before it. The price of a value is the time
@@ -17,39 +17,23 @@ import heapq
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from remat_solvers.core.wiring import Ints, Wiring
+from remat_solvers.search.perturbations import OnePassPerturbation
 
-__all__ = ["PagingPerturbation", "page"]
+__all__ = ["evict_in_one_pass"]
 
 _MOST_STEPS = 30  # per op of the graph, in all
 _MOST_AT_ONCE = 3  # per op of the graph, for one first computation; more is thrashing
 
 
-@dataclass(frozen=True, slots=True)
-class PagingPerturbation:
-    """Perturbs the prices of values: several perturbations give several schedules.
-
-    `span` is the power of the share of the ops until the next read; `deep` counts the ancestors
-    that are gone, else an op costs its own time; with `hold` what cannot be made again is held for
-    what is made of it; `noise` is the spread of a random factor.
-    """
-
-    span: float = 0.5
-    deep: bool = True
-    hold: bool = True
-    noise: float = 0.0
-    seed: int = 0
-
-
-def page(
+def evict_in_one_pass(
     wiring: Wiring,
     budget_bytes: int,
     *,
-    perturbation: PagingPerturbation | None = None,
+    perturbation: OnePassPerturbation | None = None,
     plan: Callable[[int, int], bool] | None = None,
     deadline: float = math.inf,
 ) -> Ints | None:
@@ -58,34 +42,34 @@ def page(
     `plan(op, value)` says whether the value, not read before it, is worth keeping while first
     computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
     """
-    pager = _Pager(
+    walk = _OnePass(
         wiring,
         budget_bytes,
-        PagingPerturbation() if perturbation is None else perturbation,
+        OnePassPerturbation() if perturbation is None else perturbation,
         plan,
         deadline,
     )
     for op in range(wiring.op_count):
-        pager.now = op
-        if not pager.bring(op):
+        walk.now = op
+        if not walk.bring(op):
             return None
-    pager.now = wiring.op_count
+    walk.now = wiring.op_count
     for v in wiring.results.tolist():
-        pager.pinned[v] += 1
+        walk.pinned[v] += 1
     for v in wiring.results.tolist():
-        if not pager.alive[v] and not pager.bring(wiring.producer_list[v]):
+        if not walk.alive[v] and not walk.bring(wiring.producer_list[v]):
             return None
-    return np.array(pager.sequence, dtype=np.int64)
+    return np.array(walk.sequence, dtype=np.int64)
 
 
-class _Pager:
+class _OnePass:
     """What is alive, and the values in the order of their prices, some of them out of date."""
 
     def __init__(
         self,
         wiring: Wiring,
         budget_bytes: int,
-        perturbation: PagingPerturbation,
+        perturbation: OnePassPerturbation,
         plan: Callable[[int, int], bool] | None,
         deadline: float,
     ) -> None:
@@ -101,8 +85,7 @@ class _Pager:
         self._perturbation = perturbation
         self._plan = plan
         self._size: list[int] = wiring.size.tolist()
-        noise = np.random.default_rng(perturbation.seed).standard_normal(wiring.value_count)
-        self._weight: list[float] = np.exp(perturbation.noise * noise).tolist()
+        self._weight = perturbation.weights(wiring.value_count)
         self._reads: list[list[int]] = [[] for _ in range(wiring.value_count)]
         self._results = frozenset(wiring.results.tolist())
         for v in self._results:

@@ -16,12 +16,13 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import evict
-from remat_solvers.search.paging import PagingPerturbation, page
+from remat_solvers.search.one_pass import evict_in_one_pass
+from remat_solvers.search.perturbations import OnePassPerturbation
 from remat_solvers.search.prune import prune
 
 thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 perturbations = st.builds(
-    PagingPerturbation,
+    OnePassPerturbation,
     span=st.sampled_from([0.0, 0.5, 1.0]),
     deep=st.booleans(),
     hold=st.booleans(),
@@ -36,7 +37,7 @@ def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, perturbation
     wiring = Wiring.of(graph)
     budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
     plan = (lambda op, value: (op + value) % 2 == 0) if planned else None
-    sequence = page(wiring, budget, perturbation=perturbation, plan=plan)
+    sequence = evict_in_one_pass(wiring, budget, perturbation=perturbation, plan=plan)
     if sequence is None:
         return
     timeline = simulate(graph, expand(wiring, sequence))
@@ -50,7 +51,7 @@ def test_a_sequence_is_legal_and_within_the_budget(graph, fraction, perturbation
 def test_with_room_for_everything_nothing_is_computed_twice(graph):
     wiring = Wiring.of(graph)
     room = sum(v.size_bytes for v in graph.values) + max(op.workspace_bytes for op in graph.ops)
-    sequence = page(wiring, room)
+    sequence = evict_in_one_pass(wiring, room)
     assert sequence is not None
     assert sequence.tolist() == list(range(wiring.op_count))
 
@@ -60,7 +61,7 @@ def test_a_transformer_fits_in_one_pass(fraction):
     graph = gpt2(layers=6)
     wiring = Wiring.of(graph)
     budget = int(fraction * simulate(graph, store_all(graph)).peak_bytes)
-    sequence = page(wiring, budget)
+    sequence = evict_in_one_pass(wiring, budget)
     assert sequence is not None
     assert trace(wiring, sequence).peak_bytes <= budget
 
@@ -70,10 +71,12 @@ def test_what_the_plan_keeps_is_kept():
     graph = gpt2(layers=4)
     wiring = Wiring.of(graph)
     budget = int(0.8 * simulate(graph, store_all(graph)).peak_bytes)
-    free = page(wiring, budget)
+    free = evict_in_one_pass(wiring, budget)
     assert free is not None
     dropped = set(np.flatnonzero(np.bincount(free) > 1).tolist())
-    kept = page(wiring, budget, plan=lambda _op, value: wiring.producer_list[value] in dropped)
+    kept = evict_in_one_pass(
+        wiring, budget, plan=lambda _op, value: wiring.producer_list[value] in dropped
+    )
     assert kept is not None
     again = set(np.flatnonzero(np.bincount(kept) > 1).tolist())
     assert len(again & dropped) < len(dropped) / 2
@@ -81,13 +84,13 @@ def test_what_the_plan_keeps_is_kept():
 
 def test_below_what_an_op_needs_there_is_nothing():
     wiring = Wiring.of(gpt2(layers=1))
-    assert page(wiring, least(wiring).peak_bytes - 1) is None
+    assert evict_in_one_pass(wiring, least(wiring).peak_bytes - 1) is None
 
 
 def test_a_deadline_that_has_passed_ends_it():
     graph = gpt2(layers=12)
     wiring = Wiring.of(graph)
-    assert page(wiring, 10**15, deadline=time.perf_counter() - 1) is None
+    assert evict_in_one_pass(wiring, 10**15, deadline=time.perf_counter() - 1) is None
 
 
 @thorough
@@ -95,7 +98,7 @@ def test_a_deadline_that_has_passed_ends_it():
 def test_pruning_never_slows_nor_leaves_the_budget_and_is_done_after_once(graph, low, share):
     wiring = Wiring.of(graph)
     room = simulate(graph, store_all(graph)).peak_bytes
-    sequence = page(wiring, int(low * room))
+    sequence = evict_in_one_pass(wiring, int(low * room))
     if sequence is None:
         return
     tight = trace(wiring, sequence)
@@ -112,7 +115,7 @@ def test_pruning_never_slows_nor_leaves_the_budget_and_is_done_after_once(graph,
 @given(graphs() | trainings(), st.floats(0.3, 1.0))
 def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
     wiring = Wiring.of(graph)
-    sequence = page(wiring, int(low * simulate(graph, store_all(graph)).peak_bytes))
+    sequence = evict_in_one_pass(wiring, int(low * simulate(graph, store_all(graph)).peak_bytes))
     if sequence is None:
         return
     room = sum(v.size_bytes for v in graph.values) + max(op.workspace_bytes for op in graph.ops)
@@ -168,6 +171,6 @@ def test_what_cannot_be_made_again_is_held_for_what_is_made_of_it(seconds):
         times = np.full(wiring.op_count, seconds)
         wiring = replace(wiring, time=times, time_list=tuple(times.tolist()))
     assert trace(wiring, np.arange(wiring.op_count)).peak_bytes == 171
-    sequence = page(wiring, 120)
+    sequence = evict_in_one_pass(wiring, 120)
     assert sequence is not None
     assert trace(wiring, sequence).peak_bytes <= 120
