@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable
 from remat_graph import Solution
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.makers import store_all_sequence
-from remat_solvers.core.milp import Outcome
+from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import Trace, sequence_time, trace
-from remat_solvers.core.wiring import Ints
+from remat_solvers.core.wiring import Floats, Ints
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "solve_below"]
 
 _BOUND_SHARE = 0.3  # of the time
+_BUDGET_SHARES = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
 class Attempt(Incumbent):
@@ -95,3 +96,25 @@ class Attempt(Incumbent):
                 bound(self.left())
                 self.say("bounded all schedules again")
         return self.solution()
+
+
+def solve_below(
+    solve: Callable[[float, float], Answer], take: Callable[[Floats], bool], deadline: float
+) -> tuple[Answer | None, str]:
+    """Solve a program at its budget, then slightly below it, while points break the budget.
+
+    They may, by the tolerances of the back end. `solve` is given a share of the budget and seconds;
+    `take` a point, and says whether its schedule fits. Returns the last answer, `None` where there
+    was no time for one, and how it ended, in words.
+    """
+    answer = None
+    for share in _BUDGET_SHARES:
+        seconds = deadline - time.perf_counter()
+        if seconds <= 0:
+            break
+        answer = solve(share, seconds)
+        if answer.point is None:
+            return answer, "is infeasible" if answer.outcome is Outcome.INFEASIBLE else "stopped"
+        if take(answer.point):
+            return answer, "solved" if answer.outcome is Outcome.SOLVED else "stopped"
+    return answer, "is out of time" if answer is None else "has only points within its tolerances"

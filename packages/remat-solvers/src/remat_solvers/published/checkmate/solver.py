@@ -23,8 +23,8 @@ from typing import ClassVar
 
 from remat_graph import Solution
 from remat_solvers.bounds.least import least
-from remat_solvers.core.attempt import Attempt
-from remat_solvers.core.milp import HIGHS, BudgetedProgram, Outcome
+from remat_solvers.core.attempt import Attempt, solve_below
+from remat_solvers.core.milp import HIGHS, BudgetedProgram
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
@@ -37,7 +37,6 @@ from remat_solvers.search.starts import starts
 __all__ = ["MOST_COLUMNS", "Checkmate"]
 
 MOST_COLUMNS = 200_000
-_LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +91,14 @@ class Checkmate:
         formulation = formulate(stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
         start = _start(stages, attempt.budget_bytes, begun, formulation)
-        for share in _LESS:
-            answer = program.solve(
-                attempt.budget_bytes * share,
-                seconds=attempt.left(),
-                gap=self.gap,
-                start=start,
-            )
-            if answer.point is None:
-                ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
-                return attempt.say(f"Checkmate's program {ended}")
-            kept = formulation.read(answer.point)[1] > 0.5
-            if attempt.offer(stages.schedule(kept)):
-                solved = answer.outcome is Outcome.SOLVED
-                return attempt.say(f"Checkmate's program {'solved' if solved else 'stopped'}")
-        return attempt.say("Checkmate's program has only points within its tolerances")
+        _, ended = solve_below(
+            lambda share, seconds: program.solve(
+                attempt.budget_bytes * share, seconds=seconds, gap=self.gap, start=start
+            ),
+            lambda point: attempt.offer(stages.schedule(formulation.read(point)[1] > 0.5)),
+            attempt.deadline,
+        )
+        attempt.say(f"Checkmate's program {ended}")
 
 
 def _start(

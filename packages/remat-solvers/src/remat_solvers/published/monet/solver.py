@@ -27,15 +27,15 @@ import numpy as np
 
 from remat_graph import Solution, simulate
 from remat_solvers.bounds.least import least
-from remat_solvers.core.attempt import Attempt
+from remat_solvers.core.attempt import Attempt, solve_below
 from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.makers import store_all_sequence
-from remat_solvers.core.milp import HIGHS, Outcome, missing_back_end, solve_program
+from remat_solvers.core.milp import HIGHS, Answer, missing_back_end, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
 from remat_solvers.published.baselines.forward import why_unsuitable
-from remat_solvers.published.monet.columns import count_columns
+from remat_solvers.published.monet.columns import Columns, count_columns
 from remat_solvers.published.monet.formulation import TOTAL, Formulation, formulate
 from remat_solvers.published.monet.layout import Layout
 from remat_solvers.published.monet.point import embed, read_point, settle
@@ -47,7 +47,6 @@ __all__ = ["MOST_COLUMNS", "Monet"]
 
 MOST_COLUMNS = 200_000
 _MOST_OPS = 4000
-_LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +138,23 @@ class _Course:
 
     def search(self, back_end: str, gap: float) -> None:
         """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
-        kept = self.kept
-        for share in _LESS:
-            if kept.left() <= 0:
-                return kept.say("out of time before MONeT's program")
+        kept, columns = self.kept, Columns.of(self._layout)
+
+        def solve(share: float, seconds: float) -> Answer:
             formulation = formulate(self._layout, kept.budget_bytes * share)
-            answer = solve_program(
-                formulation.program,
-                seconds=kept.left(),
-                gap=gap,
-                start=self._start(formulation),
-                back_end=back_end,
+            start = self._start(formulation)
+            return solve_program(
+                formulation.program, seconds=seconds, gap=gap, start=start, back_end=back_end
             )
-            if answer.point is None:
-                ended = "has no point" if answer.outcome is Outcome.INFEASIBLE else "stopped"
-                return kept.say(f"MONeT's program {ended}")
-            decision = read_point(formulation.columns, answer.point)
-            sequence = decision.sequence(self._layout)
-            if self._offer(without_dead_runs(self._layout.wiring, sequence)):
-                ended = "solved" if answer.outcome is Outcome.SOLVED else "stopped"
-                took, least_ = answer.value / TOTAL, answer.bound / TOTAL
-                return kept.say(f"MONeT's program {ended}: {took:.4f}, its bound {least_:.4f}")
-        return kept.say("MONeT's program has only points within its tolerances")
+
+        def take(point: Floats) -> bool:
+            sequence = read_point(columns, point).sequence(self._layout)
+            return self._offer(without_dead_runs(self._layout.wiring, sequence))
+
+        answer, ended = solve_below(solve, take, kept.deadline)
+        if answer is not None and answer.point is not None:
+            ended += f": {answer.value / TOTAL:.4f}, its bound {answer.bound / TOTAL:.4f}"
+        kept.say(f"MONeT's program {ended}")
 
     def _start(self, formulation: Formulation) -> Floats | None:
         """Write as a point the fastest schedule that the program admits."""

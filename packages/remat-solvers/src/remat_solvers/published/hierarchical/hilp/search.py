@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.core.milp import BudgetedProgram, Outcome
+from remat_solvers.core.attempt import solve_below
+from remat_solvers.core.milp import Answer, BudgetedProgram, Outcome
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import MOST_BYTES, Ints, Wiring, sequence_of, total_bytes
@@ -34,7 +35,6 @@ from remat_solvers.search.prune import prune
 __all__ = ["Found", "search"]
 
 _PERTURBATIONS = tuple(each for each in EVICTION_PERTURBATIONS if each.noise == 0)
-_LESS = (1.0, 1 - 1e-6, 1 - 1e-4)
 _REFINE_SECONDS = 1.0
 _CHANGE_SHARE = 0.2
 
@@ -108,18 +108,14 @@ def search(
         return Found(best.now.sequence, Outcome.SOLVED)
     formulation = formulate(level, corrected=corrected)
     program = BudgetedProgram(formulation.program, formulation.per_byte, back_end)
-    outcome = Outcome.STOPPED
-    for share in _LESS:
-        seconds = deadline - time.perf_counter()
-        if seconds <= 0:
-            break
+
+    def solve(share: float, seconds: float) -> Answer:
         start = None if best.staged is None else formulation.embed(best.staged)
-        answer = program.solve(budget_bytes * share, seconds=seconds, gap=gap, start=start)
-        outcome = answer.outcome
-        if answer.point is None or best.offer(formulation.read(answer.point)):
-            break
+        return program.solve(budget_bytes * share, seconds=seconds, gap=gap, start=start)
+
+    answer, _ = solve_below(solve, lambda point: best.offer(formulation.read(point)), deadline)
     sequence = None if best.now is None else best.now.sequence
-    return Found(sequence, outcome)
+    return Found(sequence, Outcome.STOPPED if answer is None else answer.outcome)
 
 
 def _as_nodes(level: Level, sequence: Ints) -> Ints | None:
