@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from remat_graph import Graph, Schedule, Solution, Status, simulate
-from remat_solvers.core.incumbent import TOLERANCE
-from remat_solvers.core.makers import least_time, store_all_sequence
-from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_graph import Graph, Schedule, Solution
+from remat_solvers.core.incumbent import Incumbent
+from remat_solvers.core.makers import store_all_sequence
+from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand
 
 __all__ = ["StoreAll", "store_all"]
@@ -26,14 +27,8 @@ def store_all(graph: Graph) -> Schedule:
 
     Where there are alternatives, in the fastest ways of all that read nothing optional.
     """
-    return _store_all(Wiring.of(graph))
-
-
-def _store_all(wiring: Wiring) -> Schedule:
+    wiring = Wiring.of(graph)
     return expand(wiring, store_all_sequence(wiring))
-
-
-_STATUS = {True: Status.OPTIMAL, False: Status.FEASIBLE}
 
 
 class StoreAll:
@@ -56,29 +51,8 @@ class StoreAll:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Say whether storing everything is within the budget."""
-        schedule = _store_all(problem.wiring)
-        timeline = simulate(problem.graph, schedule)
-        fits = timeline.peak_bytes <= problem.budget_bytes
-        bound = min(timeline.time, least_time(problem.wiring))
-        fastest = timeline.time <= bound * (1 + TOLERANCE)
-        message = "fits" if fits else f"needs {timeline.peak_bytes} bytes"
-        report(
-            Progress(
-                solver=self.name,
-                round=1,
-                incumbent_time=timeline.time if fits else None,
-                incumbent_peak_bytes=timeline.peak_bytes if fits else None,
-                lower_bound=bound,
-                seconds=limit.elapsed,
-                message=message,
-            )
-        )
-        return Solution(
-            status=_STATUS[fastest] if fits else Status.LIMIT,
-            schedule=schedule if fits else None,
-            time=timeline.time,
-            peak_bytes=timeline.peak_bytes,
-            lower_bound=bound,
-            solver=self.name,
-            solve_seconds=limit.elapsed,
-        )
+        wiring = problem.wiring
+        kept = Incumbent(self.name, wiring, problem.budget_bytes, limit, report)
+        found = trace(wiring, store_all_sequence(wiring))
+        kept.say("fits" if kept.offer(found) else f"needs {found.peak_bytes} bytes")
+        return kept.solution()

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from remat_graph import Graph, Schedule, Solution, Status, simulate
+from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Solver
 from remat_solvers.core.store_all import StoreAll, store_all
@@ -27,7 +28,6 @@ __all__ = ["Knowledge", "TradeoffPoint"]
 _SMALLEST = "smallest-budget"
 _GAP = 1e-3  # near enough not to be solved
 _NEAR = 1.05  # times the peak of the best that fits: less would be hard to find
-_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Knowledge:
             return TradeoffPoint(budget_bytes, None, bound, refused, seconds, error)
         # Of an order of its own, a schedule may be faster than any in that of the graph.
         bound = min(self.bound(budget_bytes), best.time)
-        closed = best.time <= bound * (1 + _TOLERANCE)
+        closed = best.time <= bound * (1 + TOLERANCE)
         status = Status.OPTIMAL if closed else Status.FEASIBLE
         best = dataclasses.replace(best, status=status, lower_bound=bound)
         return TradeoffPoint(budget_bytes, best, bound, False, seconds, error)
@@ -152,7 +152,7 @@ class Knowledge:
         timeline = simulate(self.graph, schedule)
         time, peak = timeline.time, timeline.peak_bytes
         bound = min(self._least_time, time)
-        closed = time <= bound * (1 + _TOLERANCE)
+        closed = time <= bound * (1 + TOLERANCE)
         status = Status.OPTIMAL if closed else Status.FEASIBLE
         self._found.append(Solution(status, schedule, time, peak, bound, by, seconds))
         self._verdicts.show(by, schedule, time, peak)

@@ -125,11 +125,8 @@ def relax(
     stops = (*checkpoints, wiring.op_count)
     stages = len(checkpoints)
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
-    dies = np.full((stages, wiring.value_count), -1, dtype=np.int64)
-    redo = np.full((stages, wiring.op_count), -1, dtype=np.int64)
-    held = np.full((stages, wiring.value_count), -1, dtype=np.int64)
-    ever = np.full((stages, wiring.op_count), -1, dtype=np.int64)
-    both = np.full((stages, wiring.op_count), -1, dtype=np.int64)
+    dies, held = (np.full_like(kept[:-1], -1) for _ in range(2))
+    redo, ever, both = (np.full((stages, wiring.op_count), -1, dtype=np.int64) for _ in range(3))
     total = np.full(stages, -1, dtype=np.int64)
     opened = set(checkpoints) if complete else {c for c, _ in running}
     needed_later: list[Ints] = []
@@ -289,37 +286,23 @@ def _link(
     kept, dies = past
     last = stretch.until == wiring.op_count
     due = ways.due(makers, stretch)
+
+    def add(right: float, values: Ints, *terms: tuple[Ints, float]) -> None:
+        """Add rows in which each value is there or made again, beside other terms."""
+        maker = wiring.producer[values]
+        had = ((kept[values], -1.0), (dies[values], 1.0), (again[maker], -1.0))
+        ways.add_makers(makers, rows, rows.add(right, len(values), *terms, *had), values, again)
+
     if not last:
         values = np.flatnonzero((later >= 0) & due)
-        numbers = rows.add(
-            0.0,
-            len(values),
-            (later[values], 1.0),
-            (kept[values], -1.0),
-            (dies[values], 1.0),
-            (again[wiring.producer[values]], -1.0),
-        )
-        ways.add_makers(makers, rows, numbers, values, again)
+        add(0.0, values, (later[values], 1.0))
     read = ways.surely_read(wiring, makers, stretch)
     if last:
         read = np.concatenate([read, wiring.results])
-    read = np.unique(read[wiring.producer[read] < stretch.since])
-    maker = wiring.producer[read]
-    numbers = rows.add(-1.0, len(read), (kept[read], -1.0), (dies[read], 1.0), (again[maker], -1.0))
-    ways.add_makers(makers, rows, numbers, read, again)
-    reader = wiring.in_op
+    add(-1.0, np.unique(read[wiring.producer[read] < stretch.since]))
     runs = again if makers.plain else ways.runs(makers, again, way, stretch)
-    edge = (runs[reader] >= 0) & due[wiring.in_value]
-    reader, value = reader[edge], wiring.in_value[edge]
-    numbers = rows.add(
-        0.0,
-        len(reader),
-        (runs[reader], 1.0),
-        (kept[value], -1.0),
-        (dies[value], 1.0),
-        (again[wiring.producer[value]], -1.0),
-    )
-    ways.add_makers(makers, rows, numbers, value, again)
+    edge = (runs[wiring.in_op] >= 0) & due[wiring.in_value]
+    add(0.0, wiring.in_value[edge], (runs[wiring.in_op[edge]], 1.0))
 
 
 def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:

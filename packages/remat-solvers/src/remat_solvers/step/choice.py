@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 
 from remat_graph import Schedule, Status
+from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, check_whole
 from remat_solvers.core.trust import distrust, doubt_of
@@ -39,7 +40,6 @@ __all__ = ["Moment", "StepChoice", "StepTooLarge", "choose", "step_bound"]
 
 _SECONDS = 10.0
 _SHARE = 0.7  # of the time, before the least budget is looked for
-_CLOSE = 1e-6  # of a time, within which two are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ def choose(
             raise StepTooLarge(budget_bytes, smallest.peak_bytes, least, status)
         columns = smallest.columns
     taken = table.time_of(columns)
-    if bound > taken * (1 + _CLOSE):
+    if bound > taken * (1 + TOLERANCE):
         said = f"the bound {bound:g} to a step within {budget_bytes} bytes"
         distrust(HIGHS, f"it gave {said}, but a choice takes {taken:g}")
         bound = table.least_time
-    closed = taken <= bound * (1 + _CLOSE)
+    closed = taken <= bound * (1 + TOLERANCE)
     return StepChoice(
         indices=tuple(c - first for c, first in zip(columns, table.start.tolist(), strict=False)),
         time=taken,

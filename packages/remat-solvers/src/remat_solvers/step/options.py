@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_graph import Compute, Graph, Op, Schedule, simulate
+from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
 from remat_solvers.errors import InvalidProblem
@@ -197,18 +198,10 @@ def front_of(options: Iterable[RegionOption]) -> tuple[RegionOption, ...]:
 
     By rising bytes kept, then by rising peak. Of equal ones the first stays.
     """
-    front: list[RegionOption] = []
-    for option in sorted(options, key=lambda o: (o.time, o.kept_bytes, o.peak_bytes)):
-        if not any(_as_good(other, option) for other in front):
-            front = [other for other in front if not _as_good(option, other)]
-            front.append(option)
-    return tuple(sorted(front, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time)))
-
-
-def _as_good(one: RegionOption, other: RegionOption) -> bool:
-    return (
-        one.kept_bytes <= other.kept_bytes
-        and one.forward_bytes <= other.forward_bytes
-        and one.backward_bytes <= other.backward_bytes
-        and one.time <= other.time * (1 + _CLOSE)
+    ordered = sorted(options, key=lambda o: (o.time, o.kept_bytes, o.peak_bytes))
+    front = pareto_front(
+        ordered,
+        lambda o: (o.time, o.kept_bytes, o.forward_bytes, o.backward_bytes),
+        close=_CLOSE,
     )
+    return tuple(sorted(front, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time)))

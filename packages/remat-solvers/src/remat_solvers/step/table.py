@@ -19,6 +19,7 @@ from scipy import sparse
 
 from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
+from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints
 from remat_solvers.errors import BackEndFailed
@@ -151,13 +152,10 @@ class Table:
         """Leave out the columns that another of the region is as good as."""
         kept: list[int] = []
         for first, end in zip(self.start[:-1].tolist(), self.start[1:].tolist(), strict=True):
-            chosen: list[int] = []
-            order = sorted(range(first, end), key=lambda c: (self.time[c], c))
-            for c in sorted(order, key=lambda c: (self.time[c], self.weight[:, c].sum())):
-                column = self.weight[:, c]
-                if not any(np.all(self.weight[:, other] <= column) for other in chosen):
-                    chosen.append(c)
-            kept.extend(sorted(chosen))
+            order = sorted(range(first, end), key=lambda c: (self.time[c], self.weight[:, c].sum()))
+            kept += sorted(
+                pareto_front(order, lambda c: (float(self.time[c]), *self.weight[:, c].tolist()))
+            )
         return np.array(kept, dtype=np.int64)
 
     def _rows(self, rows: Ints) -> Ints:

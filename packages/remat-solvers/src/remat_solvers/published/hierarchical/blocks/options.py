@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.hierarchical.blocks.runs import saved_between
@@ -82,16 +83,10 @@ def choose(options: Iterable[Option], most: int) -> tuple[Option, ...]:
 
 def _undominated(options: Iterable[Option]) -> list[Option]:
     """Sort by falling saved bytes, the option that stores everything first."""
-    front: list[Option] = []
     by_time = sorted(
         set(options), key=lambda o: (o.time, o.saved_bytes, o.peak_bytes, o.forward, o.backward)
     )
-    for option in by_time:
-        if not any(
-            other.saved_bytes <= option.saved_bytes and other.peak_bytes <= option.peak_bytes
-            for other in front
-        ):
-            front.append(option)
+    front = pareto_front(by_time, lambda o: (o.time, o.saved_bytes, o.peak_bytes))
     return sorted(front, key=lambda o: (-o.saved_bytes, -o.peak_bytes, o.time))
 
 
