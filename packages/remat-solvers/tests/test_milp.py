@@ -178,7 +178,7 @@ def test_an_answer_that_the_start_point_refutes_is_refused(monkeypatch, caplog):
     assert refused.outcome is Outcome.STOPPED
     assert refused.point is cheap
     assert (refused.value, refused.bound) == (1.0, -np.inf)
-    assert "bound 2 to a program that has a point of 1" in caplog.text
+    assert "bound 2 to a program in which a point of 1 is feasible" in caplog.text
     assert "HIGHS was wrong in this process" in trust.doubt_of("HIGHS")
     assert solve_program(program, seconds=1, start=outside) is wrong
     assert solve_program(program, seconds=1, start=dear) is wrong

@@ -26,6 +26,7 @@ HIERARCHY = feed_forward_in_blocks(6, 2)
 GRAPH = HIERARCHY.graph
 BUDGET = 10
 STARTS = "remat_solvers.search.starts"
+SOLVERS = ("checkmate.solver", "checkmate.rounding", "hierarchical.hilp.solver")
 EVERYTHING = store_all(GRAPH)
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -46,7 +47,15 @@ def alone(monkeypatch):
         if schedule is not None:
             yield trace(wiring, in_order(wiring, schedule))
 
-    monkeypatch.setattr("remat_solvers.published.checkmate.attempt.starts", only_given)
+    for solver in SOLVERS:
+        monkeypatch.setattr(f"remat_solvers.published.{solver}.starts", only_given)
+
+
+@pytest.fixture
+def unbounded(monkeypatch):
+    """Bound nothing before the program."""
+    for solver in SOLVERS:
+        monkeypatch.setattr(f"remat_solvers.published.{solver}.bound_all", lambda *_, **__: None)
 
 
 def interrupt(_progress):
@@ -89,7 +98,9 @@ def test_a_given_schedule_that_does_not_fit_is_repaired(solver):
 
 
 @pytest.mark.parametrize(("solver", "free"), [("checkmate", GRAPH.time), ("rk-checkmate", 0)])
-def test_the_program_is_started_from_the_given_schedule(solver, free, best, alone, monkeypatch):
+def test_the_program_is_started_from_the_given_schedule(
+    solver, free, best, alone, unbounded, monkeypatch
+):
     """In the costs of `checkmate` first computations are free."""
     times = []
 
@@ -100,9 +111,6 @@ def test_the_program_is_started_from_the_given_schedule(solver, free, best, alon
 
     monkeypatch.setattr(BudgetedProgram, "solve", record)
     monkeypatch.setattr("remat_solvers.published.hierarchical.hilp.search._start", lambda *_: None)
-    monkeypatch.setattr(
-        "remat_solvers.published.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None
-    )
     problem = Problem(GRAPH, BUDGET, start=best.schedule)
     with pytest.raises(TimeoutError):
         get_solver(solver).solve(problem, Limit.starting_now(10.0), lambda _: None)
@@ -135,10 +143,7 @@ def test_the_rounding_as_printed_begins_with_nothing(best):
     assert found.time >= best.time
 
 
-def test_a_given_schedule_does_not_end_the_rounding_early(best, alone, monkeypatch):
-    monkeypatch.setattr(
-        "remat_solvers.published.checkmate.attempt.Attempt.bound_all", lambda *_, **__: None
-    )
+def test_a_given_schedule_does_not_end_the_rounding_early(best, alone, unbounded):
     said = []
     for start in (None, best.schedule):
         reports = []

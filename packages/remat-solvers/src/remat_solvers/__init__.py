@@ -4,7 +4,7 @@
 Solvers are found through the entry-point group `remat.solvers`.
 
 From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
-arrays, integer programs), `bounds` (what no schedule beats), `search` (schedules without a
+arrays, integer programs), `bounds` (lower bounds), `search` (schedules without a
 program), `refine`, our own solver; then `minimal_peak`, `registry` and `solve`, which ask solvers
 by name, and on top `queries` and `step`, which ask many times. `published` has the methods of
 papers, a folder for each: `refine` begins with one of them, and others solve parts by it. Public

@@ -4,8 +4,8 @@ When an op runs for the first time, all it reads is alive; at the end, all resul
 ran, in what order, to make it so? Regression search goes back from there: one of the values that
 must be alive was made last, by the last run of its op; right before, what that op reads was alive,
 and all the others. Step by step this leads to a set of which nothing has to be alive, and the least
-over all ways of the largest moment on a way is a bound. What it sees and `bottleneck` does not is
-the order in which several large things can be made, again and again down to the inputs.
+over all ways of the largest time step on a way is a bound. What it sees and `bottleneck` does not
+is the order in which several large things can be made, again and again down to the inputs.
 
 Only large values count: smaller ones weigh nothing and are always there, which lowers the bound,
 and makes the sets few. From the end all values count once, but only the last few runs are looked at

@@ -132,7 +132,7 @@ def restricted(program: Program, point: Floats, free: NDArray[np.bool_]) -> Prog
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The best point found, and a bound below which no point can be; either may be missing."""
+    """The best point found, and a lower bound on all points; either may be missing."""
 
     outcome: Outcome
     point: Floats | None
@@ -281,7 +281,9 @@ def _confront(answer: Answer, program: Program, start: Floats | None, back_end: 
         return answer
     if answer.bound <= value + _TOLERANCE * (1 + abs(value)):
         return dataclasses.replace(answer, bound=value)
-    cause = f"it gave the bound {answer.bound:g} to a program that has a point of {value:g}"
+    cause = (
+        f"it gave the bound {answer.bound:g} to a program in which a point of {value:g} is feasible"
+    )
     if _holds(program, point, _STRICT):
         distrust(back_end, cause)
     else:

@@ -199,7 +199,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a solver is: the best schedule so far, and what no schedule can beat.
+    """How far a solver is: the best schedule so far, and a lower bound on all.
 
     `incumbent` makes that schedule when called; `None` where there is none, or it cannot be had.
     """

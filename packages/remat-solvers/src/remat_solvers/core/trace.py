@@ -1,4 +1,4 @@
-"""What a sequence of computations holds at each moment, vectorised.
+"""What a sequence of computations holds at each time step, vectorised.
 
 A *sequence* is an array of op numbers; the schedule it stands for (`wiring.expand`) frees every
 value right after its last use. A *copy* is one value made by one computation; it lives from the

@@ -1,6 +1,6 @@
 """Which MILP back ends are believed: one that was proved wrong is not any more, in this process.
 
-A bound, or that a program has no point, is the back end's word: it cannot be checked, only refuted.
+A bound, or that a program is infeasible, is the back end's word: it can be refuted, not checked.
 Its points still are of use, since every schedule is simulated.
 """
 

@@ -81,7 +81,7 @@ def tradeoff(
     progress: Report | None = None,
     keep_best: bool = False,
 ) -> Tradeoff:
-    """Find the fastest schedules within several budgets, and what no schedule can beat at each.
+    """Find the fastest schedules within several budgets, and a lower bound at each.
 
     `points` budgets are spread evenly from the smallest for which a schedule is found to the peak
     of storing everything, both included; fewer where they fall together. `budgets` are taken in

@@ -138,7 +138,7 @@ def nearly_full(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
 def refinements(
     wiring: Wiring, now: Trace, budget_bytes: int, present: Refinement, most: int
 ) -> list[Refinement]:
-    """List up to `most` refinements not yet present, for the moments most over budget."""
+    """List up to `most` refinements not yet present, for the time steps most over budget."""
     owed, first = places(wiring, now)
     over = now.during - budget_bytes
     found: list[Refinement] = []

@@ -290,7 +290,7 @@ class Programs:
             self._heuristics.build(relaxation, answer)
 
     def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
-        """List refinements for the moments where a built schedule is most over budget."""
+        """List refinements for the time steps where a built schedule is most over budget."""
         return refinements(self._state.wiring, built, self._state.budget_bytes, tried, _MOMENTS)
 
     def _climb(

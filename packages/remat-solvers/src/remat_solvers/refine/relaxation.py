@@ -45,7 +45,7 @@ recomputed twice in a segment is paid once, and one first computed in the segmen
 again for nothing: both only lower the bound. Given whole `kept` and `redo`, the least of the others
 but those of (j) are whole; all are declared whole, so that HiGHS takes no column for continuous
 (see `milp`). Source: Checkmate (Jain et al. 2020), section 4, equations 1, 2 and 7; (d) and (e) are
-its memory rows at chosen moments, (f) and (j) are ours.
+its memory rows at chosen time steps, (f) and (j) are ours.
 """
 
 from __future__ import annotations

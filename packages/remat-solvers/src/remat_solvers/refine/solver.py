@@ -1,7 +1,7 @@
 """`refine`: rounds of the stage-refined ILP, each certified, repaired and improved.
 
 A first schedule comes of repairing storing everything (`evict`) or, where little fits, of running
-the ops within the budget in one pass (`one_pass`). Memory binds only at a few moments, so the
+the ops within the budget in one pass (`one_pass`). Memory binds only at a few time steps, so the
 program has few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the
 first program is small, are the ops that leave least room (`moments`). A round solves it, while the
 search goes on beside it on a second core (`background`), takes the back end's dual bound as a lower

@@ -3,8 +3,8 @@
 Budgets are halved between what is proved and the best found: at each, the best schedule is repaired
 (`evict`), the ops are run in one pass (`one_pass`), and storing everything is repaired. The peak
 that an attempt reaches counts even where it misses. From the best, storing everything, and the best
-with something given up at a high moment or with a part of it run again, `replay` then descends in
-small steps, with several seeds: slower far from the minimal peak, better near it.
+with something given up at a high time step or with a part of it run again, `replay` then descends
+in small steps, with several seeds: slower far from the minimal peak, better near it.
 Guarantee: what is found is legal; nothing is proved. Complexity: some dozens of attempts, each
 limited in time.
 """
@@ -112,7 +112,7 @@ def _same(_: Wiring, best: Trace, __: int) -> Trace:
 
 
 def _without_one(wiring: Wiring, best: Trace, which: int) -> Trace:
-    """Give up a value at a high moment; no small step leads there if making it anew needs much."""
+    """Give up a value where much is held; no small step does if making it anew needs much."""
     return give_up(wiring, best, np.random.default_rng(which))
 
 
@@ -121,11 +121,11 @@ def _everything(wiring: Wiring, _: Trace, __: int) -> Trace:
 
 
 def _again_at_the_end(wiring: Wiring, best: Trace, which: int) -> Trace:
-    """Run again at the end what comes before a high moment: no result made there is kept then."""
+    """Run again at the end what comes before a peak: no result made there is kept then."""
     highest = np.argsort(-best.during, kind="stable")
     _, first = np.unique(best.sequence[highest], return_index=True)
-    moment = int(highest[np.sort(first)[which % len(first)]])
-    again = best.sequence[:moment]
+    position = int(highest[np.sort(first)[which % len(first)]])
+    again = best.sequence[:position]
     again = again[wiring.replayable[again]]
     return drop_dead_runs(wiring, trace(wiring, np.concatenate([best.sequence, again])))
 

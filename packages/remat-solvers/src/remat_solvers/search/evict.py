@@ -1,10 +1,10 @@
 """Bring a sequence of computations within a budget: evict by price, some values at a time.
 
-At the moment of the peak, of the values that are alive but idle, the one is evicted whose
+At the time step of the peak, of the values that are alive but idle, the one is evicted whose
 recomputation just before its next use costs least time per byte freed. The closure of what is no
 longer alive at that use is recomputed with it; what is small beside the value, or cannot be made
 again, is held until then. Dearer: recomputations that would themselves be over budget. Cheaper:
-lives that cover more moments over budget.
+lives that cover more time steps over budget.
 Guarantee: none; a heuristic of ours (decision 0035). Complexity: a trace per eviction, or
 per handful of them on graphs of more than 500 ops, so that the number of traces does not grow.
 """
@@ -159,13 +159,13 @@ def _cheapest(
     return chosen
 
 
-def idle_copies(wiring: Wiring, now: Trace, moment: int) -> tuple[Ints, Ints, Ints]:
-    """Find the copies alive but unused at a moment: copy, last use before, next use after.
+def idle_copies(wiring: Wiring, now: Trace, position: int) -> tuple[Ints, Ints, Ints]:
+    """Find the copies alive but unused at a time step: copy, last use before, next use after.
 
     Copies that must not be made again are left out.
     """
-    alive = (now.copy_start < moment) & (now.copy_last > moment)
-    since, until = np.searchsorted(now.use_position, [moment, moment + 1])
+    alive = (now.copy_start < position) & (now.copy_last > position)
+    since, until = np.searchsorted(now.use_position, [position, position + 1])
     alive[now.use_copy[since:until]] = False
     alive &= wiring.replayable[wiring.producer[now.copy_value]]
     alive &= wiring.size[now.copy_value] > 0

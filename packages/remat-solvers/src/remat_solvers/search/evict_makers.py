@@ -1,10 +1,11 @@
 """Bring a sequence within a budget where values have several makers: evict by the cheapest of them.
 
-As `evict`: at the moment of the peak, of what is alive but idle, that is evicted which costs least
-time per byte freed. It is made again just before its next use by whichever of its makers, with all
-that this one needs, is cheapest; what packs it runs right after its last use, and what is packed
-weighs against what is freed. Or the op that runs at the peak gives way to others that make the same
-and need less. Complexity: a trace per eviction, and for each a walk over what can be evicted.
+As `evict`: at the time step of the peak, of what is alive but idle, that is evicted which costs
+least time per byte freed. It is made again just before its next use by whichever of its makers,
+with all that this one needs, is cheapest; what packs it runs right after its last use, and what is
+packed weighs against what is freed. Or the op that runs at the peak gives way to others that make
+the same and need less. Complexity: a trace per eviction, and for each a walk over what can be
+evicted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Improve a schedule that fits: take some recomputations out, evict with other prices, prune.
 
-A large-neighbourhood search on the tracer. A step frees a window of moments (or some at random) of
-its recomputations, which makes the schedule faster and too large, and repairs it with noise in the
-prices; what recomputes a little more than the best is not gone on with. The result is taken if it
-is not slower. Where values have several makers, a step may also change the ways in which one group,
-or all that are alike, run first. When nothing comes of many steps, `restarted_search` begins again
-further away: a large part of the recomputations is freed and repaired at other prices, whatever
-that takes. Deterministic for a seed and a number of steps.
+A large-neighbourhood search on the tracer. A step frees a window of time steps (or some at random)
+of its recomputations, which makes the schedule faster and too large, and repairs it with noise in
+the prices; what recomputes a little more than the best is not gone on with. The result is taken if
+it is not slower. Where values have several makers, a step may also change the ways in which one
+group, or all that are alike, run first. When nothing comes of many steps, `restarted_search` begins
+again further away: a large part of the recomputations is freed and repaired at other prices,
+whatever that takes. Deterministic for a seed and a number of steps.
 """
 
 from __future__ import annotations

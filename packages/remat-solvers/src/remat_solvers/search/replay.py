@@ -1,12 +1,12 @@
 """Lower a peak that is near the least: give up idle copies, and replay what makes them again.
 
-At a moment over the target, a value that is alive but idle is given up, and right before its next
-use a part of the sequence so far is run again. Which part is a minimum cut: of every value that the
-replay reads and that is gone by then, either the life is extended or the computation is replayed
-too. Both cost what they add to the excess, the bytes over the target summed over all moments; what
-stays under the target counts a thousandth. Unlike `evict`, which makes again all that is gone, this
-keeps the small values between two large ones, and gives up results, that is, parameter gradients;
-values that are next used at the same moment are also given up together.
+At a time step over the target, a value that is alive but idle is given up, and right before its
+next use a part of the sequence so far is run again. Which part is a minimum cut: of every value
+that the replay reads and that is gone by then, either the life is extended or the computation is
+replayed too. Both cost what they add to the excess, the bytes over the target summed over all time
+steps; what stays under the target counts a thousandth. Unlike `evict`, which makes again all that
+is gone, this keeps the small values between two large ones, and gives up results, that is,
+parameter gradients; values that are next used at the same time step are also given up together.
 The cut leaves out what the replayed values hold of one another, so the best few by its estimate are
 traced, in the order of the sequence, which is known to run at a low peak, and in that of the graph.
 Where no small step helps, a value is given up at any cost, to descend from there (`give_up`).
@@ -33,8 +33,8 @@ from remat_solvers.search.perturbations import random_factors
 
 __all__ = ["give_up", "replay"]
 
-_MOMENTS, _QUICK_MOMENTS = 8, 1  # over the target, tried until one can be lowered
-_VALUES, _QUICK_VALUES = 10, 3  # given up at one moment
+_POSITIONS, _QUICK_POSITIONS = 8, 1  # over the target, tried until one can be lowered
+_VALUES, _QUICK_VALUES = 10, 3  # given up at one time step
 _MOST_STEPS = 60  # per op of the graph, in all
 _MOST_REPLAYED = 2000  # computations, for one value
 _PATIENCE = 30  # replays until the peak must be lower
@@ -73,13 +73,13 @@ def replay(
 
 
 def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
-    """Give up an idle value at a high moment, both at random, rather large than small ones.
+    """Give up an idle value at a high time step, both at random, rather large than small ones.
 
     All that is gone is made again before its next use, whatever the peak of that: for descents to
     begin with, where no small step leads. The same trace if nothing can be given up.
     """
-    moments = np.flatnonzero(now.during >= _HIGH * now.peak_bytes)
-    copies, _, next_after = idle_copies(wiring, now, int(rng.choice(moments)))
+    high = np.flatnonzero(now.during >= _HIGH * now.peak_bytes)
+    copies, _, next_after = idle_copies(wiring, now, int(rng.choice(high)))
     if not len(copies):
         return now
     values = now.copy_value[copies]
@@ -94,16 +94,16 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
 
 
 def _lower(past: _Past, deadline: float) -> Trace | None:
-    """Find a trace of less excess; `None` if there is none at the highest moments of some ops."""
+    """Find a trace of less excess at the highest time steps of some ops; `None` if there is none."""
     now, target_bytes = past.now, past.target
     over = np.flatnonzero(now.during > target_bytes)
     over = over[np.argsort(-now.during[over], kind="stable")]
     _, first = np.unique(now.sequence[over], return_index=True)
-    for moment in over[np.sort(first)[: _QUICK_MOMENTS if past.quick else _MOMENTS]].tolist():
+    for position in over[np.sort(first)[: _QUICK_POSITIONS if past.quick else _POSITIONS]].tolist():
         if time.perf_counter() > deadline:
             break
         least, best = now.excess(target_bytes), None
-        for sequence in _attempts(past, moment, deadline):
+        for sequence in _attempts(past, position, deadline):
             if time.perf_counter() > deadline:
                 return best
             found = trace(past.wiring, sequence)
@@ -114,9 +114,9 @@ def _lower(past: _Past, deadline: float) -> Trace | None:
     return None
 
 
-def _attempts(past: _Past, moment: int, deadline: float) -> Iterator[Ints]:
-    """Yield sequences that hold less at a moment: replays one by one, then several at once."""
-    ranked = past.replays(moment, deadline)
+def _attempts(past: _Past, position: int, deadline: float) -> Iterator[Ints]:
+    """Yield sequences that hold less at a time step: replays one by one, then several at once."""
+    ranked = past.replays(position, deadline)
     single = [ranked[i : i + 1] for i in range(min(3, len(ranked)))]
     several = [ranked[:count] for count in (2, 4, 8) if count <= len(ranked)]
     sequence = past.now.sequence
@@ -153,17 +153,17 @@ class _Past:
         steps = np.arange(now.steps + 1)
         self._read: list[int] = np.searchsorted(now.use_position, steps).tolist()
 
-    def replays(self, moment: int, deadline: float) -> list[Replay]:
-        """List how to be without idle values at a moment, what seems to gain most first."""
+    def replays(self, position: int, deadline: float) -> list[Replay]:
+        """List how to be without idle values at a time step, what seems to gain most first."""
         now, target = self.now, self.target
-        copies, last_before, next_after = idle_copies(self.wiring, now, moment)
+        copies, last_before, next_after = idle_copies(self.wiring, now, position)
         next_after = np.minimum(next_after, now.steps)
         values = now.copy_value[copies]
         size = self.wiring.size[values]
         excess = np.maximum(now.during - target, 0)
         over = np.concatenate([[0], np.cumsum(excess > 0)])
-        moments = over[next_after] - over[last_before + 1]
-        promise = np.minimum(size, excess[moment]) * moments.astype(np.float64)
+        covered = over[next_after] - over[last_before + 1]
+        promise = np.minimum(size, excess[position]) * covered.astype(np.float64)
         promise *= self._weights[values]
         found = []
         for chosen in _groups(promise, next_after, _QUICK_VALUES if self.quick else _VALUES):

@@ -46,7 +46,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The choice that holds least at its highest moment, as far as found, and what none beats."""
+    """The choice of least peak, as far as found, and a lower bound on that of all."""
 
     columns: tuple[int, ...]
     peak_bytes: int

@@ -6,7 +6,7 @@ its program holds for them. The program of `refine` asks only for what every sch
 (`refine.relaxation`); here with a checkpoint at every op, and all rows of running memory.
 
 Guarantee: the optimum is at most the recomputation of any schedule in the order of the graph; if
-there is no point, there is no schedule. Size: O(ops x edges).
+it is infeasible, there is no schedule. Size: O(ops x edges).
 """
 
 from __future__ import annotations

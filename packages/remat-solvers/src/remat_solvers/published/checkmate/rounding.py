@@ -4,7 +4,7 @@ The relaxation is solved for a budget of (1 - epsilon) M, to leave room for what
 Phase one rounds S at a threshold, or, where draws are asked for, to 1 with the probability S; phase
 two completes it with the least R for which the schedule is legal (`Stages.least_run`). Of all
 epsilons, thresholds and draws tried, the fastest schedule within the budget M is kept. Epsilon
-rises through a grid until the relaxation has no point, or the last few schedules that fit were no
+rises through a grid until the relaxation is infeasible, or the last few schedules that fit were no
 faster. The paper's threshold is 0.5 (`thresholds=(0.5,)`); others cost little beside the linear
 program and find schedules at budgets where 0.5 finds none. Nor does the paper take out afterwards
 what the budget allows to keep (`prune`), which rounding S stage by stage leaves in, or begin with
