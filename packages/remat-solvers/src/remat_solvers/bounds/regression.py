@@ -4,14 +4,14 @@ When an op runs for the first time, all it reads is alive; at the end, all resul
 ran, in what order, to make it so? Regression search goes back from there: one of the values that
 must be alive was made last, by the last run of its op; right before, what that op reads was alive,
 and all the others. Step by step this leads to a set of which nothing has to be alive, and the least
-over all ways of the largest time step on a way is a bound. What it sees and `bottleneck` does not
+over all ways of the most that a way holds is a bound. What it sees and `bottleneck` does not
 is the order in which several large things can be made, again and again down to the inputs.
 
 Only large values count: smaller ones weigh nothing and are always there, which lowers the bound,
 and makes the sets few. From the end all values count once, but only the last few runs are looked at
 then. A set is passed over if a part of it was looked at: whatever makes it alive makes the part
-alive. Two kinds of step are taken without a look at the others, if their moment is no higher than
-what is proved already: one that adds nothing to the set; and one that does not make the set larger,
+alive. Two kinds of step are taken without a look at the others, if it holds no more than what is
+proved already: one that adds nothing to the set; and one that does not make the set larger,
 of an op that may run again, if nothing that it takes away is needed to make another of the set:
 whatever made it earlier and held it could have held, instead, what it is made of (proof:
 certified-bounds).

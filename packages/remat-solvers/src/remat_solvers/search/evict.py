@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.perturbations import EvictionPerturbation
 
-__all__ = ["covered_share", "evict", "idle_copies", "lowered"]
+__all__ = ["evict", "idle_copies", "idle_values", "lowered"]
 
 _NEVER = int(np.iinfo(np.int64).max)
 _OPS_PER_EVICTION = 500
@@ -110,25 +110,16 @@ def _cheapest(
     None once the deadline is over: the price of one alone can take a walk over the whole graph. The
     likely cheapest come first, for a walk ends where it gets dearer than what is known.
     """
-    peak = int(now.during.argmax())
-    over = int(now.during[peak]) - budget_bytes
-    copies, last_before, next_after = idle_copies(wiring, now, peak)
-    if not len(copies):
-        return []
-    values = now.copy_value[copies]
-    sizes = wiring.size[values]
-    share = covered_share(now, budget_bytes, last_before, next_after)
-    gains = np.minimum(sizes, over) * share**perturbation.cover
-    floor = wiring.time[wiring.producer[values]] / gains
-    order = np.argsort(likely[values] / gains, kind="stable")
-    room = budget_bytes + sizes - now.before[next_after]
-    columns = (values, sizes, next_after, gains, floor, room)
+    over = now.peak_bytes - budget_bytes
+    idle = idle_values(
+        wiring, now, budget_bytes, perturbation.cover, likely, wiring.time[wiring.producer]
+    )
     closures = Closures(wiring, now)
     at_once = 1 + wiring.op_count // _OPS_PER_EVICTION
     best: list[tuple[float, int, list[int], int]] = []
     worst = math.inf  # the price of the last of `at_once`
-    for v, size, q, gain, least, free in zip(*(c[order].tolist() for c in columns), strict=True):
-        weight = weights[v]
+    for v, size, _, q, worth, least, free in idle:
+        weight, gain = weights[v], min(size, over) * worth
         if least * weight >= worst:
             continue
         op = wiring.producer_list[v]
@@ -177,12 +168,28 @@ def idle_copies(wiring: Wiring, now: Trace, position: int) -> tuple[Ints, Ints, 
     return copies, last_before[copies], next_after[copies]
 
 
-def covered_share(now: Trace, budget_bytes: int, since: Ints, until: Ints) -> Floats:
-    """Give the share of the time steps over budget that lie between two positions, one at least."""
+def idle_values(
+    wiring: Wiring, now: Trace, budget_bytes: int, cover: float, likely: Floats, least: Floats
+) -> Iterator[tuple[int, int, int, int, float, float, int]]:
+    """List the values that are alive but idle at the peak, the likely cheapest to evict first.
+
+    Of each its size, its last use before and its next use after, what a byte of it is worth (the
+    power `cover` of the share of the time steps over budget that it covers), a lower bound on its
+    price, and the bytes that are free for making it again. `likely` and `least` are the seconds,
+    of each value, that this may take and takes at least.
+    """
+    peak = int(now.during.argmax())
+    copies, since, until = idle_copies(wiring, now, peak)
+    values = now.copy_value[copies]
+    sizes = wiring.size[values]
     crowded = np.concatenate([[0], np.cumsum(now.during > budget_bytes)])
     covered = crowded[until] - crowded[since + 1]
-    share: Floats = np.maximum(covered, 1) / max(int(crowded[-1]), 1)
-    return share
+    worth = (np.maximum(covered, 1) / max(int(crowded[-1]), 1)) ** cover
+    gains = np.minimum(sizes, int(now.during[peak]) - budget_bytes) * worth
+    order = np.argsort(likely[values] / gains, kind="stable")
+    room = budget_bytes + sizes - now.before[until]
+    columns = (values, sizes, since, until, worth, least[values] / gains, room)
+    return zip(*(column[order].tolist() for column in columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.evict import covered_share, idle_copies, lowered
+from remat_solvers.search.evict import idle_values, lowered
 from remat_solvers.search.perturbations import EvictionPerturbation
 
 __all__ = ["evict_makers"]
@@ -112,21 +112,10 @@ class _Evictor:
     def _eviction(self, now: Trace, peak: int) -> tuple[float, Ints | None]:
         wiring, perturbation = self._wiring, self._perturbation
         over = int(now.during[peak]) - self._budget_bytes
-        copies, last_before, next_after = idle_copies(wiring, now, peak)
         best: tuple[float, Ints | None] = (math.inf, None)
-        if not len(copies):
-            return best
-        values = now.copy_value[copies]
-        sizes = wiring.size[values]
-        share = covered_share(now, self._budget_bytes, last_before, next_after)
-        worth = share**perturbation.cover
-        floor = self._least[values] / (np.minimum(sizes, over) * worth)
-        order = np.argsort(floor, kind="stable")
-        room = self._budget_bytes + sizes - now.before[next_after]
         lives = _Lives(wiring, now)
-        columns = (values, sizes, last_before, next_after, worth, floor, room)
-        for v, size, since, q, factor, least, free in zip(
-            *(column[order].tolist() for column in columns), strict=True
+        for v, size, since, q, factor, least, free in idle_values(
+            wiring, now, self._budget_bytes, perturbation.cover, self._least, self._least
         ):
             weight = self._weights[v]
             if least * weight >= best[0]:

@@ -94,7 +94,7 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
 
 
 def _lower(past: _Past, deadline: float) -> Trace | None:
-    """Find a trace of less excess at the highest time steps of some ops; `None` if there is none."""
+    """Find a trace of less excess at the highest time steps of some ops; `None` if none is."""
     now, target_bytes = past.now, past.target
     over = np.flatnonzero(now.during > target_bytes)
     over = over[np.argsort(-now.during[over], kind="stable")]
