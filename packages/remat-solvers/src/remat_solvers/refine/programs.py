@@ -313,21 +313,15 @@ class Programs:
             relaxation = self._relax(sketched, paired=paired)
             if self.last_is_small:
                 break
-            answer = solve_program(
-                relaxed(relaxation.program),
-                seconds=until - time.perf_counter(),
-                back_end=state.back_end,
-                meanwhile=self._polish,
-            )
-            state.learn(answer.bound)
-            built = self._heuristics.build(relaxation, answer)
+            sketch = self._solve_relaxed(sketched, until - time.perf_counter(), relaxation)
+            built = self._heuristics.build(relaxation, sketch.answer)
             state.say(f"{len(sketched.checkpoints)} checkpoints, linear relaxation")
-            reached = state.time_of(answer.bound)
+            reached = state.time_of(sketch.answer.bound)
             since += 1
             gap = state.best_time - risen
             if reached - risen > rise * min(risen - state.once, _TIMES_THE_GAP * gap):
                 tried, risen, since = sketched, reached, 0
-                self._sketched = _Sketch(tried, relaxation, answer)
+                self._sketched = sketch
                 pending = [] if built is None else moves(tried, self.where(built, tried))
         return tried
 
@@ -353,9 +347,12 @@ class Programs:
         chosen = (c for c in tried.checkpoints if makers.chosen[c])
         return {(c, p) for c in chosen for p in makers.members(c).tolist() if heavy[p]}
 
-    def _solve_relaxed(self, tried: Refinement, seconds: float) -> _Sketch:
+    def _solve_relaxed(
+        self, tried: Refinement, seconds: float, relaxation: Relaxation | None = None
+    ) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
-        relaxation = self._relax(tried, paired=True)
+        if relaxation is None:
+            relaxation = self._relax(tried, paired=True)
         answer = solve_program(
             relaxed(relaxation.program),
             seconds=seconds,

@@ -65,23 +65,23 @@ def unfold(wiring: Wiring, now: Trace) -> Unfolded:
         for v in wiring.outputs[op]:
             maker[v] = order[-1]
     graph = _graph(wiring, list(number), [maker[v] for v in wiring.results.tolist()])
-    made = Wiring.of(graph)
+    unfolded = Wiring.of(graph)
     origin = np.array([op for op, _ in number], dtype=np.int64)
-    return Unfolded(wiring, made, origin, trace(made, np.array(order, dtype=np.int64)))
+    return Unfolded(wiring, unfolded, origin, trace(unfolded, np.array(order, dtype=np.int64)))
 
 
 def _graph(wiring: Wiring, versions: list[Version], made_last: list[int]) -> Graph:
     """Write the ordinary graph; `made_last` are the versions that make the results."""
     given = wiring.graph
-    known: set[str] = set()
+    names: set[str] = set()
     named: dict[tuple[int, int], str] = {}
     values = [given.value_by_name[name] for name in sorted(given.resident)]
     ops: list[Op] = []
     boundary = None
     for i, (number, makers) in enumerate(versions):
         op = given.ops[number]
-        again = f" #{i}" if op.name in known else ""
-        known.add(op.name)
+        again = f" #{i}" if op.name in names else ""
+        names.add(op.name)
         if boundary is None and op.stage is Stage.BACKWARD:
             boundary = op.name
         new = {
@@ -90,8 +90,8 @@ def _graph(wiring: Wiring, versions: list[Version], made_last: list[int]) -> Gra
         }
         for v in wiring.outputs[number]:
             name = wiring.values[v]
-            named[i, v] = new[name] = f"{name} #{i}" if name in known else name
-            known.add(name)
+            named[i, v] = new[name] = f"{name} #{i}" if name in names else name
+            names.add(name)
             values.append(Value(new[name], int(wiring.size[v])))
         ops.append(
             replace(

@@ -105,7 +105,7 @@ class Layout:
 
 def _nodes(wiring: Wiring, makers: Makers) -> tuple[Node, ...]:
     """Collect owed groups in order, each optional op behind the last node that it reads."""
-    owed = [op for op in np.flatnonzero(makers.owed).tolist() if op < _boundary(wiring)]
+    owed = [op for op in np.flatnonzero(makers.owed).tolist() if op < wiring.graph.boundary_index]
     found: list[Node] = []
     made = {v for op in owed for v in wiring.outputs[op]}
     free: list[int] = []
@@ -135,7 +135,9 @@ def _nodes(wiring: Wiring, makers: Makers) -> tuple[Node, ...]:
 
 
 def _segments(wiring: Wiring, makers: Makers, place: Ints) -> Iterator[Segment]:
-    groups = [op for op in np.flatnonzero(makers.owed).tolist() if op >= _boundary(wiring)]
+    groups = [
+        op for op in np.flatnonzero(makers.owed).tolist() if op >= wiring.graph.boundary_index
+    ]
     made_by = {v: number for number, group in enumerate(groups) for v in wiring.outputs[group]}
     ways = [_ways(wiring, makers, group, place) for group in groups]
     last = dict(made_by)
@@ -207,7 +209,3 @@ def _last_uses(
                         keep[v] = until
                         changed = True
     return keep, run
-
-
-def _boundary(wiring: Wiring) -> int:
-    return wiring.graph.boundary_index
