@@ -21,7 +21,7 @@ import numpy as np
 
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
-from remat_solvers.search.perturbations import EvictionPerturbation
+from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionPerturbation
 
 __all__ = ["evict", "idle_copies", "idle_values", "lowered"]
 
@@ -35,7 +35,7 @@ def evict(
     sequence: Ints,
     budget_bytes: int,
     *,
-    perturbation: EvictionPerturbation | None = None,
+    perturbation: EvictionPerturbation = EVICTION_PERTURBATIONS[0],
     most_time: float = math.inf,
     patience: int | None = None,
     likely: Floats | None = None,
@@ -48,7 +48,6 @@ def evict(
     `likely` are the seconds that each value may take to have again, by which the search for the
     cheapest goes; it is kept up to date, for calls with sequences that are much the same.
     """
-    perturbation = EvictionPerturbation() if perturbation is None else perturbation
     weights = perturbation.weights(wiring.value_count)
     likely = wiring.time[wiring.producer] if likely is None else likely
 

@@ -22,7 +22,7 @@ from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import idle_values, lowered
-from remat_solvers.search.perturbations import EvictionPerturbation
+from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionPerturbation
 
 __all__ = ["evict_makers"]
 
@@ -55,7 +55,7 @@ def evict_makers(
     sequence: Ints,
     budget_bytes: int,
     *,
-    perturbation: EvictionPerturbation | None = None,
+    perturbation: EvictionPerturbation = EVICTION_PERTURBATIONS[0],
     most_time: float = math.inf,
     deadline: float = math.inf,
 ) -> Trace:
@@ -64,7 +64,6 @@ def evict_makers(
     Nor does anything beyond `most_time` of the sequence; `deadline` is a moment of
     `time.perf_counter`. The trace with the least peak is returned.
     """
-    perturbation = EvictionPerturbation() if perturbation is None else perturbation
     weights = perturbation.weights(wiring.value_count)
     evictor = _Evictor(wiring, makers, budget_bytes, perturbation, weights)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from remat_solvers.core.wiring import Ints, Wiring
-from remat_solvers.search.perturbations import OnePassPerturbation
+from remat_solvers.search.perturbations import ONE_PASS_PERTURBATIONS, OnePassPerturbation
 
 __all__ = ["evict_in_one_pass"]
 
@@ -33,7 +33,7 @@ def evict_in_one_pass(
     wiring: Wiring,
     budget_bytes: int,
     *,
-    perturbation: OnePassPerturbation | None = None,
+    perturbation: OnePassPerturbation = ONE_PASS_PERTURBATIONS[0],
     plan: Callable[[int, int], bool] | None = None,
     deadline: float = math.inf,
 ) -> Ints | None:
@@ -42,13 +42,7 @@ def evict_in_one_pass(
     `plan(op, value)` says whether the value, not read before it, is worth keeping while first
     computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
     """
-    walk = _OnePass(
-        wiring,
-        budget_bytes,
-        OnePassPerturbation() if perturbation is None else perturbation,
-        plan,
-        deadline,
-    )
+    walk = _OnePass(wiring, budget_bytes, perturbation, plan, deadline)
     for op in range(wiring.op_count):
         walk.now = op
         if not walk.bring(op):

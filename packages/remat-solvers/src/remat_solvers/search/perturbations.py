@@ -21,18 +21,10 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionPerturbation:
-    """Perturbs the prices of `evict`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noisy:
+    """Prices with random factors: `noise` is their spread."""
 
-    `cover` is the power of the share of over-budget time steps that a life covers, `crowding` the
-    weight of a recomputation that is over budget itself, `hold` the share of the bytes evicted up
-    to which a value is held rather than made again with it, `noise` the spread of a random factor.
-    """
-
-    cover: float = 0.5
-    crowding: float = 2.0
-    hold: float = 0.2
     noise: float = 0.0
     seed: int = 0
 
@@ -40,31 +32,38 @@ class EvictionPerturbation:
         """Draw the factor of each value."""
         drawn: list[float] = random_factors(self.noise, self.seed, values).tolist()
         return drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionPerturbation(_Noisy):
+    """Perturbs the prices of `evict`.
+
+    `cover` is the power of the share of over-budget time steps that a life covers, `crowding` the
+    weight of a recomputation that is over budget itself, `hold` the share of the bytes evicted up
+    to which a value is held rather than made again with it.
+    """
+
+    cover: float = 0.5
+    crowding: float = 2.0
+    hold: float = 0.2
 
     def dearer(self, crowd: int, over: int) -> float:
         """Weigh a recomputation that itself is over budget, by `crowd` bytes, where `over` are."""
         return 1 + self.crowding * crowd / over if crowd > 0 else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class OnePassPerturbation:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnePassPerturbation(_Noisy):
     """Perturbs the prices of `evict_in_one_pass`.
 
     `span` is the power of the share of the ops until the next read; `deep` counts the ancestors
     that are gone, else an op costs its own time; with `hold` what cannot be made again is held for
-    what is made of it; `noise` is the spread of a random factor.
+    what is made of it.
     """
 
     span: float = 0.5
     deep: bool = True
     hold: bool = True
-    noise: float = 0.0
-    seed: int = 0
-
-    def weights(self, values: int) -> list[float]:
-        """Draw the factor of each value."""
-        drawn: list[float] = random_factors(self.noise, self.seed, values).tolist()
-        return drawn
 
 
 def random_factors(noise: float, seed: int, count: int) -> Floats:

@@ -18,7 +18,7 @@ from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import evict
 from remat_solvers.search.evict_makers import evict_makers
-from remat_solvers.search.perturbations import EvictionPerturbation
+from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionPerturbation
 from remat_solvers.search.prune import prune
 from remat_solvers.search.replay import replay
 
@@ -33,7 +33,7 @@ def repaired(
     now: Trace,
     budget_bytes: int,
     *,
-    perturbation: EvictionPerturbation | None = None,
+    perturbation: EvictionPerturbation = EVICTION_PERTURBATIONS[0],
     most_time: float = math.inf,
     likely: Floats | None = None,
     quick: bool = False,
