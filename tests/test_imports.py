@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "remat_exec": {"remat_graph"},
     "remat": {"remat_graph", "remat_partition", "remat_solvers", "remat_exec"},
 }
+CIRCLES_OF_TYPES = {"remat_exec", "remat"}  # an executable and its runs, a model and its units
 
 
 def modules_of(package):
@@ -30,9 +31,9 @@ def modules_of(package):
     return {".".join(name.parts).removesuffix(".__init__"): path for name, path in found.items()}
 
 
-def imports_of(node):
-    """Yield the dotted names that code imports, also in functions, but not for types alone."""
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+def imports_of(node, *, for_types=False):
+    """Yield the dotted names that code imports, also in functions; those for types if asked to."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not for_types:
         return
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -40,16 +41,17 @@ def imports_of(node):
         assert node.level == 0, "imports are absolute"
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for child in ast.iter_child_nodes(node):
-        yield from imports_of(child)
+        yield from imports_of(child, for_types=for_types)
 
 
 def edges_of(package):
-    """Map each module to those of the same package that it imports; `from m import x` is of m."""
+    """Map each module to those of its package that it imports: where it holds, for types too."""
     modules = modules_of(package)
     assert modules
     edges = {}
     for name, path in modules.items():
-        wanted = set(imports_of(ast.parse(path.read_text())))
+        types = package not in CIRCLES_OF_TYPES
+        wanted = set(imports_of(ast.parse(path.read_text()), for_types=types))
         wanted = {w if w in modules else w.rpartition(".")[0] for w in wanted}
         edges[name] = wanted & modules.keys()
     return edges

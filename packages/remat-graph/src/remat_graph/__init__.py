@@ -5,6 +5,7 @@ Needs neither torch nor a solver. `remat_graph.torch` (extra `torch`) captures a
 """
 
 from remat_graph.__about__ import __version__
+from remat_graph.block import Block
 from remat_graph.document import SCHEMA_VERSION, decode, encode, load, save
 from remat_graph.drawing import memory_to_svg, printable, to_dot, to_svg
 from remat_graph.errors import (
@@ -17,7 +18,7 @@ from remat_graph.errors import (
 from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
-from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.hierarchy import Hierarchy
 from remat_graph.interchange import from_networkx, to_networkx
 from remat_graph.provenance import Provenance
 from remat_graph.schedule import (

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from remat_graph.block import Block
 from remat_graph.errors import DocumentError, GraphError
 from remat_graph.files import write_atomically
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
-from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.hierarchy import Hierarchy
 from remat_graph.provenance import Provenance
 from remat_graph.schedule import Compute, Free, Schedule, Solution, Status, Trial
 

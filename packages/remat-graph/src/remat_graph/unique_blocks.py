@@ -18,15 +18,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from remat_graph.block import Block
 from remat_graph.errors import InvalidGraph, InvalidSchedule
 from remat_graph.hashing import canonical_hash
 from remat_graph.schedule import Compute, Free, Schedule, Step
 from remat_graph.subgraph import Subgraph
-
-if TYPE_CHECKING:
-    from remat_graph.hierarchy import Block
 
 __all__ = ["Translation", "UniqueBlock", "block_hash", "find_unique"]
 

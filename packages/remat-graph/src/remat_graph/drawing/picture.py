@@ -12,8 +12,9 @@ import colorsys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from remat_graph.block import Block
 from remat_graph.graph import Stage
-from remat_graph.hierarchy import Block, Hierarchy
+from remat_graph.hierarchy import Hierarchy
 
 __all__ = ["Arrow", "Box", "Picture", "draw", "printable", "readable_bytes"]
 
