@@ -323,7 +323,8 @@ def make_plan(
         if target <= 0:
             break
     if within is not None:
-        logger.info("planned: %s", str(within.plan).replace("\n", "; "))
+        if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
+            logger.info("planned: %s", str(within.plan).replace("\n", "; "))
         return within
     raise BudgetExceeded(
         f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "

@@ -187,7 +187,8 @@ class StepChooser:
             bound = step_bound(fronts, [1] * len(fronts), record.certain, budget,
                                limit_seconds=_CHOICE_SECONDS)  # fmt: skip
         made = self.known(record, options, budget, bound, origin)
-        logger.info("planned: %s", str(made.plan).replace("\n", "; "))
+        if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
+            logger.info("planned: %s", str(made.plan).replace("\n", "; "))
         return made
 
     def without_plan(
