@@ -24,8 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from remat_solvers.core.milp import Program
-from remat_solvers.core.rows import Rows
-from remat_solvers.core.wiring import Ints
+from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.published.checkmate.stages import Bits, Stages
 
 COST_OF_ONCE = 1000  # what computing everything once costs in the program
@@ -38,13 +37,10 @@ def direct_program(stages: Stages, budget_bytes: int) -> Program:
     stage = np.arange(stages.count)[:, None]
     may_run: Bits = stages.may_run()[:, : wiring.op_count] & (stage > np.arange(wiring.op_count))
     opens: Bits = np.any(may_run, axis=1)
-    run, width = _number(may_run, 0)
-    there, width = _number(stages.may_keep(), width)
-    through, width = _number(stages.may_keep() & opens[:, None], width)
-    total = np.full(stages.count, -1, dtype=np.int64)
-    opened = np.flatnonzero(opens)
-    total[opened] = np.arange(width, width + len(opened))
-    width += len(opened)
+    columns = Numbering()
+    run, there = columns.table(may_run), columns.table(stages.may_keep())
+    through, total = columns.table(stages.may_keep() & opens[:, None]), columns.table(opens)
+    width, opened = columns.width, np.flatnonzero(opens)
 
     unit = budget_bytes / 1000
     size, maker = wiring.size / unit, wiring.producer
@@ -97,10 +93,3 @@ def direct_program(stages: Stages, budget_bytes: int) -> Program:
     integral = np.ones(width, dtype=np.bool_)
     integral[total[opened]] = False
     return Program(cost, rows.matrix(width), rows.bounds(), lower, upper, integral)
-
-
-def _number(present: Bits, start: int) -> tuple[Ints, int]:
-    columns = np.full(present.shape, -1, dtype=np.int64)
-    count = int(present.sum())
-    columns[present] = np.arange(start, start + count)
-    return columns, start + count
