@@ -15,6 +15,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import InvalidProblem, UnknownSolver, solve, store_all
+from remat_solvers.bounds.keeping import Keeping
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.step import (
@@ -27,7 +28,6 @@ from remat_solvers.step import (
     region_options,
     step_bound,
 )
-from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import front_of
 
 few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,7 +1,7 @@
 """Several regions of one training step under one budget.
 
-`options` says what a schedule of a region costs the step, `keeping` and `region` find such options
-with bounds on all schedules, `choice` chooses one for every region by the program of `table`.
+`options` says what a schedule of a region costs the step, `region` finds such options with bounds
+on all schedules, `choice` chooses one for every region by the program of `table`.
 """
 
 from remat_solvers.step.choice import Moment, StepChoice, StepTooLarge, choose, step_bound

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
+from remat_solvers.bounds.keeping import Keeping
 from remat_solvers.bounds.least import while_running
 from remat_solvers.core.makers import is_in_order
 from remat_solvers.core.milp import HIGHS
@@ -33,7 +34,6 @@ from remat_solvers.errors import BackEndFailed
 from remat_solvers.minimal_peak.budget import smallest_budget
 from remat_solvers.registry import resolve_solver
 from remat_solvers.solve import AUTO, search
-from remat_solvers.step.keeping import Keeping
 from remat_solvers.step.options import (
     ANY_BYTES,
     RegionBound,

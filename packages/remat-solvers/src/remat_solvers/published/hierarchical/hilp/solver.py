@@ -8,9 +8,9 @@ is found without a program (`starts`), from which the programs are warm-started.
 those schedules do in a block is an option of it, too (`blocks.adopt`); where these options together
 need more than the budget, others are tried. A given schedule that fits is kept, in whatever order.
 
-Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does; the bound
-of `h-ilp` is the time of computing everything once, and it says `INFEASIBLE` only where a single op
-needs more than the budget.
+Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does. The bound
+of `h-ilp` is that of what fits between the halves of the whole graph (`bounds.keeping`), while the
+op at the boundary runs, and holds for schedules in any order; so does its `INFEASIBLE`.
 Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
 budget, whose size depends on the partition alone; the number of kinds grows with the graph.
 Limits: the order of first computations is that of the hierarchy or that of the graph; the programs
@@ -20,10 +20,12 @@ Source: Gusak et al. 2024, "HiRemate", section 3.2 and appendix B; Zhao et al. 2
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution, simulate
+from remat_solvers.bounds.keeping import Keeping
 from remat_solvers.bounds.least import least
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, missing_back_end
@@ -42,6 +44,7 @@ from remat_solvers.search.starts import starts
 __all__ = ["HILP", "RKCheckmate"]
 
 _BLOCKS_SHARE = 0.5
+_BOUND_SHARE = 0.1
 _PLANNER = LevelPlanner()
 
 
@@ -96,7 +99,7 @@ class HILP:
         begun = _given(attempt, problem)
         found = attempt.begin(starts(wiring, attempt.budget_bytes, problem.start, deadline))
         begun += [start.sequence for start in found]
-        if attempt.closed():
+        if attempt.closed() or self._bounded(attempt):
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         blocks.plan(self.planner, problem.executor, until, attempt.say)
@@ -112,6 +115,19 @@ class HILP:
         )
         attempt.say(f"the program of the top level is {top.outcome.value}")
         return attempt.solution()
+
+    def _bounded(self, attempt: Attempt) -> bool:
+        """Bound all schedules, in any order; say whether that settles it."""
+        if attempt.wiring.graph.boundary is None:
+            return False
+        keeping = Keeping(attempt.wiring, any_order=True, back_end=self.back_end)
+        bound = keeping.bound(attempt.budget_bytes, _BOUND_SHARE * attempt.left())
+        if bound == math.inf:
+            attempt.refuse(self.back_end)
+        else:
+            attempt.raise_bound(bound, self.back_end)
+        attempt.say("bounded all schedules")
+        return attempt.infeasible or attempt.closed()
 
 
 def _given(attempt: Attempt, problem: Problem) -> list[Ints]:

@@ -11,19 +11,23 @@ again (`again[i]`), and
 with `again[i] = 0` where an op must not run again. The least of `size @ keep` is a minimum cut; the
 least of `time @ again` with `size @ keep <= K` is the time of recomputation at K. Both hold for
 every schedule in the order of the graph, whatever its peaks: what it has alive at the boundary and
-what it runs after it are a point of the program, of no more time.
+what it runs after it are a point of the program, of no more time. In any order they hold if only
+ops count as of the forward half that the op at the boundary needs, and as of the backward half that
+need it (`any_order`).
 Complexity: one variable per forward op and value; for some hundred ops a few milliseconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from remat_graph import Graph
 from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
 from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring
@@ -43,10 +47,12 @@ class Kept:
 
 
 class Keeping:
-    """The program of one region; `boundary` is the position of the op between its halves."""
+    """The program of a graph with an op between its halves, in the order of the graph or in any."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, *, any_order: bool = False, back_end: str = HIGHS) -> None:
         self.wiring = wiring
+        self._any_order = any_order
+        self._back_end = back_end
         self._boundary = wiring.graph.boundary_index
         self._candidates = self._find_candidates()
         self._forced = self._find_forced()
@@ -86,7 +92,7 @@ class Keeping:
             return None
         if kept_bytes >= self.store_all_bytes():
             return Kept(self._sequence(set()), once)
-        answer, scale = self._solve_within(room, seconds)
+        answer, bound = self._solve_within(room, seconds)
         if answer.point is None:
             return None
         again = {
@@ -94,17 +100,27 @@ class Keeping:
             for op, x in zip(self._ops, answer.point[len(self._values) :], strict=True)
             if x > 0.5
         }
-        bound = once
-        if np.isfinite(answer.bound) and doubt_of(HIGHS) is None:
-            bound += max(0.0, (answer.bound * (1 - _TOLERANCE) - _TOLERANCE) / scale)
         return Kept(self._sequence(again), bound)
+
+    def bound(self, budget_bytes: int, seconds: float) -> float:
+        """Bound the time of every schedule within a budget; infinity if there is none."""
+        wiring, op = self.wiring, self._boundary
+        beside = wiring.made_list[op] + wiring.workspace_list[op]
+        reused = sum(int(wiring.size[v]) for v in wiring.overwritten[op])
+        room = budget_bytes - beside + reused - self._forced_bytes()
+        if room < 0:
+            return math.inf
+        if not self._ops:
+            return wiring.graph.time
+        answer, bound = self._solve_within(room, seconds)
+        return math.inf if answer.outcome is Outcome.INFEASIBLE else bound
 
     def store_all_bytes(self) -> int:
         """Say what is kept if nothing runs again."""
         return sum(int(self.wiring.size[v]) for v in self._candidates | self._forced)
 
     def _solve_within(self, room: int, seconds: float) -> tuple[Answer, float]:
-        """Minimise the time of what runs again; the answer and the scale of its cost."""
+        """Minimise the time of what runs again; return also the time that is proved."""
         program, sizes = self._program, self._sizes()
         times = self.wiring.time[np.array(self._ops, dtype=np.int64)]
         scale = _SCALE / max(float(times.sum()), 1e-300)
@@ -116,10 +132,11 @@ class Keeping:
             matrix=sparse.csr_array(sparse.vstack([program.matrix, row])),
             right=np.concatenate([program.right, [room * unit]]),
         )
-        answer = solve_program(bounded, seconds=seconds)
-        if answer.outcome is Outcome.INFEASIBLE:
-            answer = dataclasses.replace(answer, point=None)
-        return answer, scale
+        answer = solve_program(bounded, seconds=seconds, back_end=self._back_end)
+        bound = self.wiring.graph.time
+        if np.isfinite(answer.bound) and doubt_of(self._back_end) is None:
+            bound += max(0.0, (answer.bound * (1 - _TOLERANCE) - _TOLERANCE) / scale)
+        return answer, bound
 
     def _find_forced(self) -> frozenset[int]:
         """Values that are alive at the boundary whatever is planned: those it reads."""
@@ -128,9 +145,12 @@ class Keeping:
     def _find_candidates(self) -> frozenset[int]:
         """Values of the forward half that are read after the boundary, or returned."""
         wiring, boundary = self.wiring, self._boundary
-        read = {v for row in wiring.inputs[boundary + 1 :] for v in row}
+        before, after = set(range(boundary)), set(range(boundary + 1, wiring.op_count))
+        if self._any_order:
+            before, after = _needed_by(wiring.graph, boundary), _needing(wiring.graph, boundary)
+        read = {v for op in after for v in wiring.inputs[op]}
         read |= set(wiring.results.tolist())
-        return frozenset(v for v in read if wiring.producer_list[v] < boundary)
+        return frozenset(v for v in read if wiring.producer_list[v] in before)
 
     def _number(self) -> tuple[list[int], list[int]]:
         """List the values that may be kept, and the ops that may have to run again for them."""
@@ -223,3 +243,28 @@ class Keeping:
             if reader < wiring.op_count:
                 order.append(reader)
         return np.array(order, dtype=np.int64)
+
+
+def _needed_by(graph: Graph, boundary: int) -> set[int]:
+    """List the ops that run before that at the boundary in every order."""
+    needed: set[int] = set()
+    waiting = [boundary]
+    while waiting:
+        op = graph.ops[waiting.pop()]
+        makers = [graph.producer[v] for v in op.inputs if v in graph.producer]
+        earlier = {*makers, *(graph.op_index[name] for name in op.order_after)} - needed
+        needed |= earlier
+        waiting += earlier
+    return needed
+
+
+def _needing(graph: Graph, boundary: int) -> set[int]:
+    """List the ops that run after that at the boundary in every order."""
+    needing, names = {boundary}, {graph.ops[boundary].name}
+    made = set(graph.ops[boundary].outputs)
+    for i, op in enumerate(graph.ops[boundary + 1 :], boundary + 1):
+        if made.intersection(op.inputs) or names.intersection(op.order_after):
+            needing.add(i)
+            names.add(op.name)
+            made.update(op.outputs)
+    return needing - {boundary}
