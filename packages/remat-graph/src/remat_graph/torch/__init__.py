@@ -1,4 +1,11 @@
-"""Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`)."""
+"""Capture of a training graph from a PyTorch module (extra `torch` of `remat-graph`).
+
+A call of a module goes through the rooms in this order: `capturing` takes it, `tracing` gives its
+joint graph, of which `repeats` has few of the blocks that do the same traced; `rewrites` passes
+over it, `lowering` reads a program out of it, `repeats` puts the other blocks in, `cost` says what
+each operator takes. `ways` then adds other ways to make the same, with functions of `kernels`;
+`slices` says which calls can run slice by slice. What is known of each operator is in `operators`.
+"""
 
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs

@@ -47,18 +47,18 @@ class StandIns:
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode()
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Give the stand-in of a tensor; one that holds data stands for itself."""
-        pair = self._made.get(id(tensor))
+        pair = self._pairs.get(id(tensor))
         if pair is not None:
             return pair[1]
         if not has_no_data(tensor) or is_traceable_wrapper_subclass(tensor):
             return tensor
         stand_in = self._make(tensor)
-        self._made[id(tensor)] = (tensor, stand_in)
-        self._made[id(stand_in)] = (stand_in, stand_in)
+        self._pairs[id(tensor)] = (tensor, stand_in)
+        self._pairs[id(stand_in)] = (stand_in, stand_in)
         return stand_in
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
