@@ -33,7 +33,7 @@ import zoo
 from comparison import PLAIN, Runner, Variant, compare
 from isolation import Ended, run_alone
 from provenance import write_results
-from remat.planning.solving import solved_in_best_layouts
+from remat.planning.solving import solved_in_best_program
 from remat_graph import Numerics, simulate
 from remat_graph.torch import capture
 from remat_solvers import BudgetTooSmall, solve, store_all
@@ -126,7 +126,7 @@ def predict(name: str, share: float, quick: bool, runs: int, threads: int) -> li
         seconds = 2.0 if quick else SOLVE_SECONDS
         solve_for = functools.partial(solve, budget_bytes=budget, limit_seconds=seconds)
         try:
-            plans = [solved_in_best_layouts(asked, solve_for)[1] for _ in range(runs)]
+            plans = [solved_in_best_program(asked, budget, solve_for)[1] for _ in range(runs)]
         except BudgetTooSmall:
             plans = []
         overheads = tuple(plan.time / alone.time - 1 for plan in plans)

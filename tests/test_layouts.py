@@ -29,10 +29,8 @@ def test_layouts_that_cost_more_within_the_budget_are_not_taken(monkeypatch, sol
     choose_layouts(monkeypatch, cost=100.0)
     model = planned(budget="8MiB")
     plan = model.plan
-    assert len(solved) == 2
+    assert solved == [plan.graph]  # the other program takes longer, whatever is stored
     assert plan.kinds[0].laid_out == ()
-    assert plan.graph == solved[1]
-    assert plan.solution.time < solved[0].time
     assert plan.solution.lower_bound <= plan.solution.time
     plain = Images()
     for each in (model, plain):
@@ -62,5 +60,5 @@ def test_a_budget_that_is_too_small_in_all_layouts(monkeypatch, solved):
     choose_layouts(monkeypatch)
     with pytest.raises(remat.BudgetTooSmall) as refused:
         planned(budget=1)
-    assert len(solved) == 2
+    assert len(solved) > 2  # in slices, too
     assert planned(budget=int(1.05 * refused.value.smallest_bytes)).plan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remat_graph.torch import Program
+from remat_graph.torch import Program, read_as_traced
 
 __all__ = ["Exposed", "exposed"]
 
@@ -38,7 +38,7 @@ def exposed(program: Program) -> Exposed:
     for op, call in program.calls.items():
         read = {storage[name] for name in call.reads if name in storage}
         if op in program.backward_ops and op not in program.alternatives:
-            kept |= read
+            kept |= {storage[name] for name in read_as_traced(call) if name in storage}
         for value in read:
             readers.setdefault(value, []).append(op)
     handed = {storage[name] for name in program.handed}

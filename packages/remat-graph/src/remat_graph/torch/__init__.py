@@ -52,7 +52,9 @@ from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced,
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
+from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
+from remat_graph.torch.ways.slicing import read_as_traced
 from remat_graph.torch.ways.stretches import Stretch, stretch_from
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "Capturer",
     "Cost",
     "Costs",
+    "Cut",
     "DeviceSpec",
     "DuplicateCapture",
     "FlatCall",
@@ -115,6 +118,7 @@ __all__ = [
     "placements",
     "process_lock",
     "quietly",
+    "read_as_traced",
     "read_call",
     "source_of",
     "stretch_from",

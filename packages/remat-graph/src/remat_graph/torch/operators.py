@@ -58,6 +58,7 @@ class Operator:
     - `statistics_like`: where its weight is, in whose type the CPU keeps mean and deviation.
     - `sum_in_terms`: a loss whose result, though one number, takes the memory of all its terms.
     - `in_slices` lists the ways in which a call of it can be run slice by slice.
+    - `adds_to` adds its result to a tensor, without a buffer for what it adds.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     """
 
@@ -78,6 +79,7 @@ class Operator:
     statistics_like: int | None = None
     sum_in_terms: bool = False
     in_slices: Rule | None = None
+    adds_to: Function | None = None
     flops_like: Function | None = None
 
     @property
@@ -211,10 +213,9 @@ OPERATORS: dict[Any, Operator] = {
         flops_like=aten._scaled_dot_product_flash_attention_backward
     ),
     # products and convolutions
-    **dict.fromkeys(
-        (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
-        Operator(is_product=True),
-    ),
+    aten.mm.default: Operator(is_product=True, adds_to=torch.Tensor.addmm_),
+    aten.bmm.default: Operator(is_product=True, adds_to=torch.Tensor.baddbmm_),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), Operator(is_product=True)),
     aten.convolution.default: Operator(channels_last=True, weight=1),
     aten.convolution_backward.default: Operator(channels_last=True, weight=2),
     # norms

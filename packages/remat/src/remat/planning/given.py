@@ -271,4 +271,7 @@ def _with_ways_of(captured: Capture, region: PlannedRegion) -> Capture:
     numerics = least_exact(region.front.graph.ops)
     if numerics is None:
         return captured
-    return captured.with_alternatives(numerics, laid_out=region.laid_out)
+    able = captured.with_alternatives(numerics, laid_out=region.laid_out)
+    if not region.sliced or any(kind >= len(able.cuts) for kind, _ in region.sliced):
+        return able  # of another graph, which its outline says
+    return able.in_slices(region.sliced)

@@ -25,10 +25,12 @@ from remat.planning.certain import with_certain_bound
 from remat.planning.given import Given, over_budget
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings, as_args
-from remat.planning.solving import adapted, solution_for, solved_in_best_layouts
+from remat.planning.slices import sliced_programs, with_finest_slices
+from remat.planning.solving import adapted, solution_for, solved_in_best_program
 from remat.plans.origin import Origin
 from remat.refusals import refuse_wrapped
 from remat.report.shown import ShownPlan
+from remat.report.words import mib
 from remat_exec import (
     BudgetExceeded,
     Executable,
@@ -38,7 +40,7 @@ from remat_exec import (
     get_executor,
     with_call,
 )
-from remat_graph import Schedule, Solution, Status, simulate
+from remat_graph import Graph, Schedule, Solution, Status, simulate
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -262,14 +264,18 @@ def make_plan(
                     keep_best=settings.keep_best, partitioner=settings.partitioner,
                 )  # fmt: skip
                 try:
-                    captured, solution = solved_in_best_layouts(offered, solve_for)
+                    captured, solution = solved_in_best_program(offered, target, solve_for)
                 except BudgetTooSmall as error:
                     if within is None:
-                        layouts = offered, offered.in_traced_layouts()
+                        programs = offered, offered.in_traced_layouts()
                         sure = missing is not None or len(offered.program.tangents) == 1
-                        raise with_certain_bound(
-                            error, *layouts, sure=sure, measured_loss=cost is not None and not seen
-                        ) from None
+                        refused = with_certain_bound(
+                            error, *programs, *sliced_programs(offered, target),
+                            sure=sure, measured_loss=cost is not None and not seen,
+                        )  # fmt: skip
+                        if settings.numerics is None:
+                            _note_what_slices_reach(refused, offered, solve_for)
+                        raise refused from None
                     break
                 everything = _stored(captured)
             if solution.schedule is None:
@@ -292,6 +298,7 @@ def make_plan(
             missing=captured.missing,
             released_outputs=captured.released_outputs,
             laid_out=captured.laid_out,
+            sliced=captured.sliced,
             plain_peak_bytes=plain,
             capture_seconds=seconds,
             source=executable.source,
@@ -335,6 +342,25 @@ def make_plan(
     )
 
 
+def _note_what_slices_reach(
+    error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
+) -> None:
+    """Say beside a refusal what the same step takes with its largest values made in slices."""
+    sliced = with_finest_slices(offered)
+    if sliced is None:
+        return
+    try:
+        solve_for(sliced.graph)
+        reach = error.budget_bytes
+    except BudgetTooSmall as still:
+        reach = still.smallest_bytes
+    if reach < error.smallest_bytes:
+        error.add_note(
+            f"With numerics='rounding' the largest values are made in slices, in another order of "
+            f"sums: then {mib(reach)} are enough."
+        )
+
+
 def _shared(
     offered: Capture,
     captured: Capture,
@@ -349,7 +375,9 @@ def _shared(
     of it, too.
     """
     captures = [offered, offered.in_traced_layouts()] if offered.laid_out else [offered]
-    mine = int(captured is not offered)
+    if captured.sliced:
+        captures.append(captured)
+    mine = len(captures) - 1 if captured.sliced else int(captured is not offered)
     captures[mine] = captured
     graphs = [each.graph for each in captures]
     ((which, theirs),) = of_first_rank(str(asked), graphs, [(mine, schedule)])

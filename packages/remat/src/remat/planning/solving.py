@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from remat.cache import (
     smallest_known,
 )
 from remat.planning.cutting import hierarchy_for
+from remat.planning.slices import sliced_programs
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_graph.torch import Capture
 from remat_partition import Partitioner
@@ -21,7 +23,10 @@ from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solv
 from remat_solvers.toolkit import Wiring, least_time
 from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim, unproved
 
-__all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_layouts"]
+__all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_program"]
+
+
+_NO_FASTER = 1.001  # times the least that a program takes: another one is not planned for that
 
 
 def have_same_ops(one: Graph, other: Graph) -> bool:
@@ -64,38 +69,41 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
     return best
 
 
-def solved_in_best_layouts(
-    captured: Capture, solved: Callable[[Graph], Solution]
+def solved_in_best_program(
+    captured: Capture, target: int, solved: Callable[[Graph], Solution]
 ) -> tuple[Capture, Solution]:
-    """Solve a capture; where ops run in other layouts, as traced too, unless that cannot be faster.
+    """Solve a capture as each program that its numerics allow, unless one cannot be faster.
 
-    Layouts are chosen for a fastest step without a look at the budget, and in others there may be
-    fewer ways to make a value. The faster solution is given with its capture; its bound holds for
-    both.
+    These are other layouts, chosen for a fastest step without a look at the budget, in which there
+    may be fewer ways to make a value; and cuts in slices. The fastest solution is given with its
+    capture; its bound holds for all of them.
 
     Raises:
-        BudgetTooSmall: if it is for both, with the minimal peaks of either.
+        BudgetTooSmall: if it is for all, with the minimal peaks of any.
     """
-    if not captured.laid_out:
+    programs = [captured, *sliced_programs(captured, target)]
+    if captured.laid_out:
+        programs.insert(1, captured.in_traced_layouts())
+    if len(programs) == 1:
         return captured, solved(captured.graph)
-    traced = captured.in_traced_layouts()
+    least = [(least_time(Wiring.of(program.graph)), program) for program in programs]
     found: list[tuple[Capture, Solution]] = []
     bounds: list[float] = []
     refused: list[BudgetTooSmall] = []
-    for each in (captured, traced):
-        least = least_time(Wiring.of(each.graph))
-        if any(solution.time <= least for _, solution in found):
+    for seconds, program in sorted(least, key=lambda one: one[0]):
+        if any(solution.time <= seconds * _NO_FASTER for _, solution in found):
+            bounds.append(seconds)
             continue
         try:
-            solution = solved(each.graph)
+            solution = solved(program.graph)
         except BudgetTooSmall as error:
             refused.append(error)
-            bounds += [least] if error.status is not Status.INFEASIBLE else []
+            bounds += [seconds] if error.status is not Status.INFEASIBLE else []
         else:
-            found.append((each, solution))
-            bounds.append(least if solution.lower_bound is None else solution.lower_bound)
+            found.append((program, solution))
+            bounds.append(seconds if solution.lower_bound is None else solution.lower_bound)
     if not found:
-        raise _either(*refused)
+        raise functools.reduce(_either, refused)
     best, solution = min(found, key=lambda one: one[1].time)
     if min(bounds) != solution.lower_bound:
         solution = replace(solution, lower_bound=min(bounds), status=Status.FEASIBLE)
@@ -103,7 +111,7 @@ def solved_in_best_layouts(
 
 
 def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
-    """Say of two graphs, one of which is to be run, that the budget is too small for both."""
+    """Say of two programs, one of which is to be run, that the budget is too small for both."""
     smallest = min(one, other, key=lambda error: error.smallest_bytes)
     least = min(one, other, key=lambda error: error.least_bytes)
     proved = one.status is other.status is Status.INFEASIBLE

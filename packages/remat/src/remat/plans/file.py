@@ -68,6 +68,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     missing: frozenset[_Size]
     released_outputs: frozenset[_Size]
     laid_out: tuple[_Size, ...]
+    sliced: tuple[tuple[_Size, _Size], ...] = ()
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -184,6 +185,7 @@ def write_region(region: PlannedRegion) -> _Region:
         region.missing,
         region.released_outputs,
         region.laid_out,
+        region.sliced,
     )
 
 
@@ -214,7 +216,9 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
         graph, tuple(options), tuple(bounds),
         region.least_kept_bytes, region.least_forward_bytes, region.least_backward_bytes,
     )  # fmt: skip
-    return PlannedRegion(front, region.missing, region.released_outputs, region.laid_out)
+    return PlannedRegion(
+        front, region.missing, region.released_outputs, region.laid_out, region.sliced
+    )
 
 
 def check_moment(moment: Moment, calls: int) -> None:

@@ -18,13 +18,15 @@ class PlannedRegion:
     `front.options` are schedules of it, in the order in which they keep more. `missing` are the
     positions of outputs whose gradients are taken not to come, `released_outputs` those of outputs
     that the user is taken to hold no more when the backward starts. `laid_out` are the ops that run
-    in channels_last, as `Capture.laid_out` numbers them.
+    in channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
+    slices, as `Capture.sliced` has them.
     """
 
     front: RegionFront
     missing: frozenset[int] = frozenset()
     released_outputs: frozenset[int] = frozenset()
     laid_out: tuple[int, ...] = ()
+    sliced: tuple[tuple[int, int], ...] = ()
 
 
 def lone_front(graph: Graph, schedule: Schedule) -> RegionFront:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -70,10 +71,17 @@ def _regions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "break", printable(" ".join(reason.split()))
 
 
+_IN_SLICES = re.compile(r"__in_(\d+)_slices$")  # as a capture names such ops
+
+
 def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
     """Say what runs by alternatives, what is kept packed, and how exact that is."""
     ops = run_of(graph, schedule)
-    laid = sum(op.owed and op.numerics is Numerics.ROUNDING for op in ops)
+    slices = [found[1] for op in ops if (found := _IN_SLICES.search(op.name))]
+    if slices:
+        numbers = ", ".join(f"{count} in {number}" for number, count in Counter(slices).items())
+        yield f"{len(slices)} stretches in slices, {numbers}, {Numerics.ROUNDING.value}"
+    laid = sum(op.owed and op.numerics is Numerics.ROUNDING for op in ops) - len(slices)
     if laid:
         yield f"{laid} operations in channels_last, {Numerics.ROUNDING.value}"
     chosen = [op for op in ops if not op.owed]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -31,7 +31,9 @@ from remat_graph.torch.tracing.fakes import without_modes
 from remat_graph.torch.tracing.joint import Joint, copy_joint
 from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
+from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
+from remat_graph.torch.ways.slicing import in_slices, run_in_slices
 
 __all__ = ["Capture", "Costs", "finish", "own_modes"]
 
@@ -52,9 +54,9 @@ class Capture:
     the module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture
     is of tensors without data: its program can be read but not run. Nothing says whether another
     call would give the same graph. `numerics` says how exact its alternatives are, `None` that it
-    has none. `_finished` are graphs for other gradients, as traced, which captures of one trace
-    share; `_trace_whole` traces all of what was traced in part; `_merged` says whether what eager
-    computes several times is computed once.
+    has none; `sliced` which kinds of `cuts` run in how many slices. `_finished` are graphs for
+    other gradients, as traced, which captures of one trace share; `_trace_whole` traces all of what
+    was traced in part; `_merged` says whether what eager computes several times is computed once.
     """
 
     graph: Graph
@@ -71,12 +73,16 @@ class Capture:
     _merged: bool = field(default=False, repr=False)
     released_outputs: frozenset[int] = frozenset()
     numerics: Numerics | None = None
+    sliced: tuple[tuple[int, int], ...] = ()
     _in_channels_last: frozenset[str] = frozenset()
     _plain: Capture | None = field(default=None, repr=False)
     _variants: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
     _trace_whole: Callable[[], Capture] | None = field(default=None, repr=False, compare=False)
+    _cuts: dict[str, tuple[tuple[Cut, ...], ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _finished: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -111,7 +117,7 @@ class Capture:
             other = self._finished[missing]
             if self.numerics is not None:
                 other = replace(other, _costs=self._costs, _measured=self._measured)
-                other = other._with(self.numerics, self._in_channels_last)
+                other = other._with(self.numerics, self._in_channels_last, self.sliced)
             elif other._costs != self._costs:
                 other = other.costed(self._costs, self._measured)
             self._variants[missing] = other
@@ -170,7 +176,42 @@ class Capture:
         """Give the same graph with its alternatives, but every op in the layout that was traced."""
         if self.numerics is None or not self._in_channels_last:
             return self
-        return self.without_alternatives()._with(self.numerics, frozenset())
+        return self.without_alternatives()._with(self.numerics, frozenset(), self.sliced)
+
+    @property
+    def cuts(self) -> tuple[tuple[Cut, ...], ...]:
+        """Where the program can be cut into slices, by kinds: first what holds most."""
+        plain = self if self._plain is None else self._plain
+        if "found" not in self._cuts:
+            self._cuts["found"] = cuts_of(plain.program)
+        return self._cuts["found"]
+
+    @property
+    def sliced_ops(self) -> frozenset[str]:
+        """The ops that run in slices."""
+        calls = self.program.calls.items()
+        return frozenset(op for op, call in calls if call.target is run_in_slices)
+
+    def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
+        """Give the same graph, with each of these kinds of cuts in so many slices.
+
+        Each is a position in `cuts` and a number of slices; more than there can be are as many as
+        there can be. None at all gives back the graph without slices.
+
+        Raises:
+            CaptureError: if rounding may not differ, or there is no such kind.
+        """
+        numerics = self.numerics
+        if numerics is None or not numerics.allows(Numerics.ROUNDING):
+            raise CaptureError(
+                "slices add up in another order: capture with_alternatives(Numerics.ROUNDING) first"
+            )
+        if not all(0 <= kind < len(self.cuts) and slices > 0 for kind, slices in sliced):
+            raise CaptureError(
+                f"sliced={sliced!r}; this capture has {len(self.cuts)} kinds of cuts"
+            )
+        plain = self.without_alternatives()
+        return plain._with(numerics, self._in_channels_last, tuple(sliced))
 
     def with_alternatives(
         self,
@@ -208,12 +249,28 @@ class Capture:
                 )
         return self._with(numerics, laid)
 
-    def _with(self, numerics: Numerics, laid: frozenset[str]) -> Capture:
-        program = add_alternatives(lay_out(self.program, laid), numerics)
-        other = replace(
-            self, program=program, numerics=numerics, _in_channels_last=laid, _plain=self
+    def _with(
+        self,
+        numerics: Numerics,
+        laid: frozenset[str],
+        sliced: tuple[tuple[int, int], ...] = (),
+    ) -> Capture:
+        chosen = [
+            (cut, min(slices, cut.units))
+            for kind, slices in sliced
+            for cuts in self.cuts[kind : kind + 1]  # for other gradients there may be fewer
+            for cut in cuts
+        ]
+        program = in_slices(self.program, chosen) if chosen else self.program
+        capture = replace(
+            self,
+            program=add_alternatives(lay_out(program, laid), numerics),
+            numerics=numerics,
+            sliced=sliced,
+            _in_channels_last=laid,
+            _plain=self,
         )
-        return other.costed(self._costs)
+        return capture.costed(self._costs)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""

@@ -27,6 +27,8 @@ from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
+from remat_graph.torch.ways.slice_by_slice import is_view
+from remat_graph.torch.ways.slicing import run_in_slices
 
 __all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
 
@@ -144,17 +146,20 @@ def _made_up(facts: TensorFacts) -> torch.Tensor:
 
 
 def _with_tensors(
-    program: Program, call: Call, make: Callable[[TensorFacts], Any]
+    facts: Mapping[str, TensorFacts],
+    constants: Mapping[str, Any],
+    call: Call,
+    make: Callable[[TensorFacts], Any],
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     tensors: dict[str, Any] = {}
 
     def fill(item: Any) -> Any:
         if not isinstance(item, Variable):
             return item
-        if item.name not in program.facts:
-            return program.constants[item.name]
+        if item.name not in facts:
+            return constants[item.name]
         if item.name not in tensors:
-            tensors[item.name] = make(program.facts[item.name])
+            tensors[item.name] = make(facts[item.name])
         return tensors[item.name]
 
     args, kwargs = pytree.tree_map(
@@ -176,7 +181,7 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 
 
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
-    args, kwargs = _with_tensors(program, call, _made_up)
+    args, kwargs = _with_tensors(program.facts, program.constants, call, _made_up)
     run = operator_of(call.target).runs_as or call.target
     run(*args, **kwargs)
     workspace = 0
@@ -224,22 +229,34 @@ def _kept_bytes(call: Call, returned: Any, device: torch.device) -> int:
 
 
 def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
-    results = [program.facts[name] for name in call.results if name is not None]
-    reads = [program.facts[name] for name in call.reads if name in program.facts]
-    moved = sum(_touched_bytes(facts) for facts in (*reads, *results))
+    if call.target is not run_in_slices:
+        seconds = _seconds(call, program.facts, program.constants, spec)
+        return Cost(seconds + spec.launch_seconds, call.workspace_bytes)
+    body, slices = call.args[:2]
+    calls = [each for each in body.body.calls if not is_view(each)]
+    seconds = sum(_seconds(each, body.facts, {}, spec) for each in calls)
+    return Cost(seconds + spec.launch_seconds * slices * len(calls), call.workspace_bytes)
+
+
+def _seconds(
+    call: Call, facts: Mapping[str, TensorFacts], constants: Mapping[str, Any], spec: DeviceSpec
+) -> float:
+    """Estimate what a call takes once it is launched."""
+    results = [facts[name] for name in call.results if name is not None]
+    reads = [facts[name] for name in call.reads if name in facts]
+    moved = sum(_touched_bytes(each) for each in (*reads, *results))
     flops = 0.0
     operator = getattr(call.target, "overloadpacket", call.target)
     counter = flop_registry.get(operator_of(call.target).flops_like or operator)
     if counter is not None and results:
-        args, kwargs = _with_tensors(program, call, _on_meta)
+        args, kwargs = _with_tensors(facts, constants, call, _on_meta)
         with torch.no_grad():
             flops = float(counter(*args, **kwargs, out_val=call.target(*args, **kwargs)))
     half = bool(results) and results[0].dtype.itemsize <= 2
     rate = spec.half_flops_per_second if half else spec.flops_per_second
     if operator in _CONVOLUTIONS and not half:
         rate = spec.convolution_flops_per_second or rate
-    seconds = max(flops / rate, moved / spec.bytes_per_second) + spec.launch_seconds
-    return Cost(seconds, call.workspace_bytes)
+    return max(flops / rate, moved / spec.bytes_per_second)
 
 
 def _on_meta(facts: TensorFacts) -> torch.Tensor:

@@ -219,7 +219,7 @@ class _Writer:
             facts=self._facts,
             backward_ops=frozenset(self._backward),
             provenance=self._provenance,
-            rounding=chosen,
+            rounding=program.rounding | chosen,
             equivalence={op: equivalence_of(call, self._facts) for op, call in self._calls.items()},
         )
 

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.slices.placement import WHOLE, Place, Placement, Sliced, Summed
 
-__all__ = ["SlicedBody"]
+__all__ = ["SlicedBody", "is_view", "numbered"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlicedBody:
     """A body with a placement for each of its calls, and the units into which all is cut.
 
-    `facts` are those of its outputs, whole.
+    `facts` are those of its variables, whole. `again` are variables that calls of the forward half
+    make, once more, in a body of the backward half.
     """
 
     body: Body
     placements: tuple[Placement, ...]
     units: int
     facts: Mapping[str, TensorFacts]
+    again: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def places(self) -> dict[str, Place]:
         """Where each variable stands; inputs that are read whole by some are whole."""
         found: dict[str, Place] = {}
@@ -39,34 +42,177 @@ class SlicedBody:
             found.update((name, place) for name, place in made if name is not None)
         return found
 
+    def bounds(self, slices: int) -> list[int]:
+        """Give where each of so many slices begins, in units, and where the last one ends."""
+        return [self.units * at // slices for at in range(slices + 1)]
+
+    @cached_property
+    def read_as_traced(self) -> frozenset[str]:
+        """The inputs that are read by other calls than those that run again."""
+        return frozenset(
+            name
+            for call in self.body.calls
+            if self.again.isdisjoint(call.results)
+            for name in call.reads
+            if name in self.body.inputs
+        )
+
+    def giving(self, outputs: Collection[str]) -> SlicedBody:
+        """Give no other outputs than these, and leave out what only others need."""
+        read = {name for name in self.body.outputs if name in outputs}
+        kept = []
+        for call, placement in zip(
+            reversed(self.body.calls), reversed(self.placements), strict=True
+        ):
+            if not read.isdisjoint(call.results):
+                kept.append((call, placement))
+                read.update(call.reads)
+        body = Body(
+            tuple(name for name in self.body.inputs if name in read),
+            tuple(call for call, _ in reversed(kept)),
+            tuple(name for name in self.body.outputs if name in outputs),
+        )
+        return replace(self, body=body, placements=tuple(way for _, way in reversed(kept)))
+
     def run(self, given: Sequence[torch.Tensor], bounds: Sequence[int]) -> list[torch.Tensor]:
         """Give the outputs, made in slices of units from each of `bounds` to the next."""
-        places = self.places
         inputs = dict(zip(self.body.inputs, given, strict=True))
-        outputs = _Outputs(self, places)
+        outputs = _Outputs(self)
         for start, stop in pairwise(bounds):
             env: dict[str, Any] = {
-                name: _part(tensor, places.get(name, WHOLE), self.units, start, stop)
+                name: _part(tensor, self.places.get(name, WHOLE), self.units, start, stop)
                 for name, tensor in inputs.items()
             }
-            for call, made in self._run_slice(env, stop - start):
-                outputs.note(call, made)
+            for step in self._steps(stop - start):
+                step.run(env, outputs)
             outputs.take(env, start, stop)
         return outputs.finished()
 
-    def _run_slice(self, env: dict[str, Any], count: int) -> Iterator[tuple[Call, Sequence[Any]]]:
-        share = count / self.units
-        for call, placement in zip(self.body.calls, self.placements, strict=True):
-            sliced = placement.call_for(call, count, self.units)
-            args, kwargs = pytree.tree_map_only(
-                Variable, lambda item: env[item.name], (sliced.args, dict(sliced.kwargs))
+    def _steps(self, count: int) -> tuple[_Step, ...]:
+        """Give the calls of a slice of so many units: made once, for a step has many slices."""
+        steps = self._steps_by_count.get(count)
+        if steps is None:
+            pairs = zip(self.body.calls, self.placements, self._last_read, strict=True)
+            steps = self._steps_by_count[count] = tuple(
+                _Step.of(call, placement, gone, count, self) for call, placement, gone in pairs
             )
-            made = (operator_of(call.target).runs_as or call.target)(*args, **kwargs)
-            parts = list(made) if call.sequence else [made]
-            for result in placement.by_share:
-                parts[result] = parts[result] * share
-            env.update((n, part) for n, part in zip(call.results, parts, strict=True) if n)
-            yield call, parts
+        return steps
+
+    @cached_property
+    def _steps_by_count(self) -> dict[int, tuple[_Step, ...]]:
+        return {}
+
+    @cached_property
+    def _last_read(self) -> tuple[tuple[str, ...], ...]:
+        """The variables that each call is the last to touch, but for outputs."""
+        last: dict[str, int] = {}
+        for at, call in enumerate(self.body.calls):
+            last.update(dict.fromkeys(call.reads, at))
+            last.update((name, at) for name in call.results if name is not None)
+        gone: list[list[str]] = [[] for _ in self.body.calls]
+        for name, at in last.items():
+            if name not in self.body.outputs:
+                gone[at].append(name)
+        return tuple(map(tuple, gone))
+
+    @cached_property
+    def sums(self) -> frozenset[str]:
+        """The outputs that are sums which no call of a slice reads."""
+        read = {name for call in self.body.calls for name in call.reads}
+        return frozenset(
+            name
+            for name in self.body.outputs
+            if isinstance(self.places.get(name, WHOLE), Summed) and name not in read
+        )
+
+    def workspace_bytes(self, slices: int) -> int:
+        """Predict what a run takes at most, beside what it is given and gives."""
+        longest = max(stop - start for start, stop in pairwise(self.bounds(slices)))
+        base: dict[str, str] = {}  # views hold what they are of
+        held: dict[str, int] = {}
+        users: dict[str, set[str]] = {}
+        most = 0
+        for call, gone in zip(self.body.calls, self._last_read, strict=True):
+            views = is_view(call)
+            for name in call.results:
+                if name is None:
+                    continue
+                base[name] = base.get(call.reads[0], call.reads[0]) if views else name
+                users.setdefault(base[name], set()).add(name)
+                if not views and not (name in self.sums and operator_of(call.target).adds_to):
+                    share = longest if isinstance(self.places[name], Sliced) else self.units
+                    facts = self.facts[name]
+                    held[name] = math.prod(facts.shape) * facts.dtype.itemsize * share // self.units
+            most = max(most, sum(held.values()))
+            for name in gone:
+                root = base.get(name, name)
+                users.get(root, set()).discard(name)
+                if not users.get(root):
+                    held.pop(root, None)
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A call of a slice: what runs, what it is given and makes, and what goes after it.
+
+    `add` adds what it makes to the sum that is its result; `share` multiplies what is `by_share`.
+    """
+
+    run_call: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[str | None, ...]
+    sequence: bool
+    add: Any
+    share: float
+    by_share: frozenset[int]
+    gone: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, call: Call, placement: Placement, gone: tuple[str, ...], count: int, of: SlicedBody
+    ) -> _Step:
+        """Make it for a slice of so many units."""
+        sliced = placement.call_for(call, count, of.units)
+        operator = operator_of(call.target)
+        return cls(
+            operator.runs_as or call.target,
+            sliced.args,
+            sliced.kwargs,
+            call.results,
+            call.sequence,
+            operator.adds_to if call.results[0] in of.sums else None,
+            count / of.units,
+            placement.by_share,
+            gone,
+        )
+
+    def run(self, env: dict[str, Any], outputs: _Outputs) -> None:
+        """Run it on the variables of a slice."""
+        args = [_filled(item, env) for item in self.args]
+        if self.add is not None and self.results[0] in outputs.made:
+            self.add(outputs.made[self.results[0]], *args)
+        else:
+            kwargs = {key: _filled(item, env) for key, item in self.kwargs.items()}
+            made = self.run_call(*args, **kwargs)
+            parts = list(made) if self.sequence else [made]
+            for result in self.by_share:
+                parts[result] = parts[result] * self.share
+            for name, part in zip(self.results, parts, strict=True):
+                if name is not None:
+                    env[name] = part
+            outputs.note(self.results, parts)
+        for name in self.gone:
+            env.pop(name, None)
+
+
+def _filled(item: Any, env: Mapping[str, Any]) -> Any:
+    if type(item) is Variable:
+        return env[item.name]
+    if isinstance(item, (list, tuple)):  # fx has a list of its own
+        return [_filled(part, env) for part in item]
+    return item
 
 
 def _part(tensor: torch.Tensor, place: Place, units: int, start: int, stop: int) -> torch.Tensor:
@@ -114,41 +260,73 @@ def _index(tensor: torch.Tensor, place: Sliced, start: int, stop: int) -> tuple[
 class _Outputs:
     """What slices have made so far of the outputs of a body."""
 
-    def __init__(self, sliced: SlicedBody, places: Mapping[str, Place]) -> None:
+    def __init__(self, sliced: SlicedBody) -> None:
         self._sliced = sliced
-        self._places = places
-        self._made: dict[str, torch.Tensor] = {}
+        self.made: dict[str, torch.Tensor] = {}
         self._divisors: dict[str, torch.Tensor] = {}
 
-    def note(self, call: Call, made: Sequence[Any]) -> None:
-        """Add up what sums of this call are divided by, which nothing else may read."""
-        for name in call.results:
-            place = self._places.get(name, WHOLE) if name is not None else WHOLE
-            if isinstance(place, Summed) and place.over is not None and name is not None:
-                known = self._divisors.get(name)
-                addend = made[place.over]
-                self._divisors[name] = addend if known is None else known + addend
+    def note(self, results: Sequence[str | None], parts: Sequence[Any]) -> None:
+        """Add up sums, and what they are divided by, which nothing else may read."""
+        for name, part in zip(results, parts, strict=True):
+            place = self._sliced.places[name] if name is not None else WHOLE
+            if name is None or not isinstance(place, Summed):
+                continue
+            if place.over is not None:
+                divisor = self._divisors.get(name, 0)
+                self._divisors[name] = parts[place.over] + divisor
+            if name in self.made:
+                self.made[name].add_(part)
+            elif name in self._sliced.body.outputs:
+                self.made[name] = part
 
     def take(self, env: Mapping[str, Any], start: int, stop: int) -> None:
         """Put what one slice made where it belongs."""
         for name in self._sliced.body.outputs:
-            place, part = self._places[name], env[name]
+            place = self._sliced.places[name]
             if isinstance(place, Sliced):
-                whole = self._made.get(name)
+                whole = self.made.get(name)
                 if whole is None:
                     facts = self._sliced.facts[name]
-                    whole = self._made[name] = torch.empty_strided(
+                    whole = self.made[name] = torch.empty_strided(
                         facts.shape, facts.stride, dtype=facts.dtype, device=facts.device
                     )
-                _put(whole, part, place, self._sliced.units, start, stop)
-            elif isinstance(place, Summed) and name in self._made:
-                self._made[name] = self._made[name] + part
-            else:
-                self._made[name] = part
+                _put(whole, env[name], place, self._sliced.units, start, stop)
+            elif not isinstance(place, Summed):
+                self.made[name] = env[name]
 
     def finished(self) -> list[torch.Tensor]:
         """Give the outputs once all slices have been taken."""
         return [
-            self._made[name] / self._divisors[name] if name in self._divisors else self._made[name]
+            self.made[name] / self._divisors[name] if name in self._divisors else self.made[name]
             for name in self._sliced.body.outputs
         ]
+
+
+def is_view(call: Call) -> bool:
+    """Whether a call computes nothing, but views what it reads."""
+    returns = getattr(call.target, "_schema", None)
+    return returns is not None and any(
+        each.alias_info is not None and not each.alias_info.is_write for each in returns.returns
+    )
+
+
+def numbered(sliced: SlicedBody) -> SlicedBody:
+    """Name the variables of a body in the order in which they appear: equal ones are equal then."""
+    names: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}")
+
+    body = sliced.body
+    inputs = tuple(map(of, body.inputs))
+    calls = tuple(
+        call.of(
+            [of(name) for name in call.variables],
+            tuple(None if name is None else of(name) for name in call.results),
+        )
+        for call in body.calls
+    )
+    outputs = tuple(map(of, body.outputs))
+    facts = {number: sliced.facts[name] for name, number in names.items()}
+    again = frozenset(names[name] for name in sliced.again if name in names)
+    return replace(sliced, body=Body(inputs, calls, outputs), facts=facts, again=again)

@@ -12,6 +12,7 @@ thousands of ops takes some megabytes.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from remat_graph.torch.recomputing import may_run_again
 from remat_graph.torch.slices.placement import Place, Placement, Sliced, Summed, Whole
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
 
-__all__ = ["Stretch", "stretch_from"]
+__all__ = ["Stretch", "Stretches", "stretch_from"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Stretch:
     places: Mapping[str, Place]
     body: SlicedBody
     ends: Mapping[str, str]
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The ops that run inside and nowhere else."""
+        return tuple(op for op in self.ops if op not in self.again)
 
 
 def stretch_from(
@@ -65,28 +71,59 @@ def stretch_from(
         CaptureError: if there is no such variable or axis, the units do not divide its length, or
             an op in `again` may not run twice.
     """
-    facts = program.facts.get(seed)
-    if facts is None or not 0 <= place.first <= place.axis < len(facts.shape):
-        raise CaptureError(f"the program has no tensor {seed!r} that could be {place}")
-    while place.joined and facts.shape[place.first] == 1:
-        place = replace(place, joined=place.joined - 1)
-    length = place.length(facts.shape)
-    units = length if units is None else units
-    if units < 1 or length % units:
-        raise CaptureError(
-            f"{seed!r}, {place}, has {length} rows, which are no {units} equal parts"
-        )
-    for op in again:
-        call = program.calls[op]
-        if op in program.backward_ops or call.random or not may_run_again(call.target, call.body):
-            raise CaptureError(f"{op} ({call.name}) is not of the forward half, or runs once")
-    if ops is None:
-        backward = bool(again) or _is_made_in_backward(program, seed)
-        ops = [op for op in program.calls if (op in program.backward_ops) == backward]
-    growth = _Growth(program, units, frozenset(ops) - frozenset(again), frozenset(again))
-    growth.places[seed] = place
-    growth.grow()
-    return growth.stretch()
+    return Stretches(program).grow(seed, place, units=units, ops=ops, again=again)
+
+
+class Stretches:
+    """Grows stretches of one program: what leads to what, and the rules of its calls, once."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._flow = _Flow(program)
+        self._rules: dict[str, tuple[Placement, ...]] = {}
+
+    def grow(
+        self,
+        seed: str,
+        place: Sliced,
+        *,
+        units: int | None = None,
+        ops: Collection[str] | None = None,
+        again: Collection[str] = (),
+    ) -> Stretch:
+        """Grow one, as `stretch_from` does.
+
+        Raises:
+            CaptureError: as that does.
+        """
+        program = self._program
+        facts = program.facts.get(seed)
+        if facts is None or not 0 <= place.first <= place.axis < len(facts.shape):
+            raise CaptureError(f"the program has no tensor {seed!r} that could be {place}")
+        while place.joined and facts.shape[place.first] == 1:
+            place = replace(place, joined=place.joined - 1)
+        length = place.length(facts.shape)
+        units = length if units is None else units
+        if units < 1 or length % units:
+            raise CaptureError(
+                f"{seed!r}, {place}, has {length} rows, which are no {units} equal parts"
+            )
+        for op in again:
+            call = program.calls[op]
+            if (
+                op in program.backward_ops
+                or call.random
+                or not may_run_again(call.target, call.body)
+            ):
+                raise CaptureError(f"{op} ({call.name}) is not of the forward half, or runs once")
+        if ops is None:
+            backward = bool(again) or _is_made_in_backward(program, seed)
+            ops = [op for op in program.calls if (op in program.backward_ops) == backward]
+        own = frozenset(ops) - frozenset(again) - program.alternatives.keys()
+        growth = _Growth(program, self._flow, self._rules, units, own, frozenset(again))
+        growth.places[seed] = place
+        growth.grow(seed)
+        return growth.stretch()
 
 
 def _is_made_in_backward(program: Program, variable: str) -> bool:
@@ -123,7 +160,8 @@ class _Flow:
             self._add(op, step)
         self._add_views(program, program.views)
         self.names = tuple(self.steps)
-        bit = {name: 1 << at for at, name in enumerate(self.names)}
+        self.position = {name: at for at, name in enumerate(self.names)}
+        self.bit = bit = {name: 1 << at for name, at in self.position.items()}
         self.before: dict[str, int] = {}
         for name, step in self.steps.items():
             makers = {self.maker[read] for read in step.reads if read in self.maker}
@@ -173,32 +211,50 @@ class _Growth:
     """A stretch while it grows: its steps, and where the variables stand that they touch."""
 
     def __init__(
-        self, program: Program, units: int, ops: frozenset[str], again: frozenset[str]
+        self,
+        program: Program,
+        flow: _Flow,
+        rules: dict[str, tuple[Placement, ...]],
+        units: int,
+        own: frozenset[str],
+        again: frozenset[str],
     ) -> None:
         self.program = program
+        self.flow = flow
         self.units = units
-        self.own = ops - program.alternatives.keys()
+        self.own = own
         self.again = again
-        self.flow = _Flow(program)
+        self._rules = rules
         self.places: dict[str, Place] = {}
         self.inside: dict[str, Placement] = {}
         self.ends: dict[str, str] = {}
-        self._bit = {name: 1 << at for at, name in enumerate(self.flow.names)}
         self._set = self._behind = self._before = 0
         self._ways: dict[str, list[Placement]] = {}
 
-    def grow(self) -> None:
-        """Take in what is beside the stretch, forwards and backwards, until nothing more fits."""
-        size = -1
-        while len(self.inside) > size:
-            size = len(self.inside)
-            self.ends.clear()
-            for names in (self.flow.names, reversed(self.flow.names)):
-                for name in names:
-                    if name not in self.inside and self._is_beside(name):
-                        reason = self._take(name)
-                        if reason is not None:
-                            self.ends[name] = reason
+    def grow(self, seed: str) -> None:
+        """Take in what is beside the stretch, in order, until nothing more fits."""
+        waiting: list[tuple[int, str]] = []
+        self._wait_beside([seed], waiting)
+        while waiting:
+            _, name = heapq.heappop(waiting)
+            if name in self.inside or not self._is_beside(name):
+                continue
+            placed = set(self.places)
+            reason = self._take(name)
+            if reason is None:
+                self._wait_beside(self.places.keys() - placed, waiting)
+            else:
+                self.ends[name] = reason
+        for name in self.inside:
+            self.ends.pop(name, None)
+
+    def _wait_beside(self, variables: Iterable[str], waiting: list[tuple[int, str]]) -> None:
+        """Have the steps looked at that read or make these variables."""
+        for variable in variables:
+            makers = [self.flow.maker[variable]] if variable in self.flow.maker else []
+            for name in (*makers, *self.flow.readers.get(variable, ())):
+                if name not in self.inside:
+                    heapq.heappush(waiting, (self.flow.position[name], name))
 
     def _is_beside(self, name: str) -> bool:
         """Whether it touches something sliced or summed; what runs again, as its maker alone."""
@@ -235,7 +291,7 @@ class _Growth:
         self.places = places
         self.inside |= chosen
         for each in chosen:
-            self._set |= self._bit[each]
+            self._set |= self.flow.bit[each]
             self._before |= self.flow.before[each]
             if each in self.own:
                 self._behind |= self.flow.behind[each]
@@ -255,10 +311,12 @@ class _Growth:
             return "it is not among the ops that may be inside"
         if call.random is not None:
             return f"{call.name} draws"
+        if name not in self._rules:
+            self._rules[name] = placements(call, self.program.facts)
         if name not in self._ways:
             self._ways[name] = [
                 way
-                for way in placements(call, self.program.facts)
+                for way in self._rules[name]
                 if not way.is_sliced or way.units(call, self.program.facts) % self.units == 0
             ]
         if not self._ways[name]:
@@ -313,10 +371,21 @@ class _Growth:
                 body,
                 tuple(self.inside[name] for name in names),
                 self.units,
-                {name: self.program.facts[name] for name in body.outputs},
+                {name: self.program.facts[name] for name in (*body.inputs, *made)},
+                self._again_in(names),
             ),
             ends=self.ends,
         )
+
+    def _again_in(self, names: Iterable[str]) -> frozenset[str]:
+        """Name what is made by ops that run again, and by views of what they make."""
+        found: set[str] = set()
+        for name in names:
+            step = self.flow.steps[name]
+            views = name not in self.program.calls
+            if name in self.again or (views and found.issuperset(step.reads)):
+                found.update(step.made)
+        return frozenset(found)
 
     def _outputs(self, names: list[str]) -> Iterator[str]:
         """List what own ops make and something outside reads, itself or a view of it."""

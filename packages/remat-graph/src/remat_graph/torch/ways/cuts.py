@@ -1,0 +1,304 @@
+"""Where a program can be cut: stretches that run in slices, with what differentiates them.
+
+A cut is looked for around the ops that hold most at once. From the largest value that the forward
+makes there, a stretch is grown along an axis, and ended where least is read and given. In the
+backward half it runs once more, slice by slice, together with what differentiates it: then what is
+inside is never there whole. Equal layers have equal cuts, which are of one kind.
+
+Guarantee: a cut computes the same up to the order of sums. Limits: it is grown greedily, along one
+axis, within a window of ops; values that the user is handed stay whole. Complexity: a growth for
+each axis of a value, for each kind and each of its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_graph.torch.calls import Call
+from remat_graph.torch.program import Program
+from remat_graph.torch.recomputing import may_run_again
+from remat_graph.torch.slices.placement import Sliced
+from remat_graph.torch.ways.slice_by_slice import numbered
+from remat_graph.torch.ways.stretches import Stretch, Stretches
+
+__all__ = ["Cut", "cuts_of"]
+
+_WINDOW = 32  # ops on each side of a value, among which the ends of a stretch are looked for
+_WORTH = 0.1  # of what an op touches: smaller values are not cut around
+_LEAST = 0.02  # of the most that an op touches: what touches less is not looked at
+_KINDS = 4
+
+
+_Axis = tuple[tuple[int, ...], int, int]  # of a tensor of this shape, with so many joined to it
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stretch of the forward half, and that of the backward half which makes it again."""
+
+    forward: Stretch
+    backward: Stretch
+
+    @property
+    def units(self) -> int:
+        """The most slices that it can run in."""
+        return self.forward.body.units
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """The ops of the program whose place it takes."""
+        return frozenset(self.forward.ops).union(self.backward.own)
+
+
+def cuts_of(program: Program) -> tuple[tuple[Cut, ...], ...]:
+    """Find the cuts of a program without alternatives, by kinds: first around what holds most."""
+    return tuple(_Finder(program).kinds())
+
+
+class _Finder:
+    """Looks for cuts; calls read what a view equals in place of the view."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program = _direct(program)
+        self.stretches = Stretches(program)
+        storage = program.storage
+        self.size = {value: program.facts[value].storage_bytes for value in storage.values()}
+        self.names: dict[str, list[str]] = {}
+        for name, value in storage.items():
+            self.names.setdefault(value, []).append(name)
+        self.maker: dict[str, str] = {}
+        self.readers: dict[str, set[str]] = {}
+        for op, call in program.calls.items():
+            self.maker.update({storage[name]: op for name in call.results if name is not None})
+            for name in call.reads:
+                if name in storage:
+                    self.readers.setdefault(storage[name], set()).add(op)
+        self.forward = [op for op in program.calls if op not in program.backward_ops]
+        self.position = {op: at for at, op in enumerate(self.forward)}
+        written = {storage[write.target] for write in program.writes.values()}
+        self.again = {
+            op
+            for op in self.forward
+            if program.calls[op].random is None
+            and may_run_again(program.calls[op].target, program.calls[op].body)
+            and written.isdisjoint(self._read(op))
+        }
+        self.backward_of: dict[str, list[str]] = {}
+        for op in program.calls:
+            if op in program.twins and op in program.backward_ops:
+                self.backward_of.setdefault(program.twins[op], []).append(op)
+        self.handed = {storage[name] for name in (*program.returned, *program.handed)}
+
+    def _read(self, op: str) -> set[str]:
+        storage = self.program.storage
+        return {storage[name] for name in self.program.calls[op].reads if name in storage}
+
+    def _made(self, op: str) -> set[str]:
+        storage = self.program.storage
+        return {storage[name] for name in self.program.calls[op].results if name is not None}
+
+    def kinds(self) -> Iterator[tuple[Cut, ...]]:
+        """Find a kind around each large value, unless it is inside one that was found before."""
+        needs = {
+            op: sum(self.size[value] for value in self._read(op) | self._made(op))
+            for op in self.program.calls
+        }
+        least = _LEAST * max(needs.values(), default=0)
+        seen: set[str] = set()
+        count = 0
+        for op in sorted(needs, key=lambda op: -needs[op]):
+            value = self._largest(op)
+            if needs[op] < least or count == _KINDS:
+                return
+            if value is None or self.maker[value] in seen or self.size[value] < _WORTH * needs[op]:
+                continue
+            seen.add(self.maker[value])
+            found = self._best(value, seen, self._axes(value))
+            if found is None:
+                continue
+            cut, along = found
+            cuts = [cut]
+            count += 1
+            seen |= cut.ops
+            for other in self._made_alike(value):
+                if self.maker[other] not in seen:
+                    twin = self._best(other, seen, self._axes(other) & {along})
+                    if twin is not None and _is_same(cut, twin[0]):
+                        cuts.append(twin[0])
+                        seen |= twin[0].ops
+            yield tuple(cuts)
+
+    def _largest(self, op: str) -> str | None:
+        """Find the largest value that an op touches and the forward makes, first of those."""
+        values = [
+            value
+            for value in self._read(op) | self._made(op)
+            if self.maker.get(value) in self.again and value not in self.handed
+        ]
+        order = sorted(
+            values, key=lambda value: (-self.size[value], self.position[self.maker[value]])
+        )
+        return order[0] if order else None
+
+    def _made_alike(self, value: str) -> Iterator[str]:
+        """List the values that other calls of the same kind make as this one is made."""
+        program = self.program
+        own = self.maker[value]
+        at = next(
+            at for at, name in enumerate(program.calls[own].results)
+            if name is not None and program.storage[name] == value
+        )  # fmt: skip
+        for op in self.forward:
+            if op != own and op in self.again:
+                name = program.calls[op].results[at : at + 1]
+                if program.equivalence[op] == program.equivalence[own] and name[0] is not None:
+                    yield program.storage[name[0]]
+
+    def _axes(self, value: str) -> set[_Axis]:
+        """List the axes of a value, as it is and as it is viewed, that can be cut.
+
+        Each alone, and with all in front of it as one.
+        """
+        return {
+            (self.program.facts[name].shape, axis, joined)
+            for name in self.names[value]
+            for axis, length in enumerate(self.program.facts[name].shape)
+            for joined in {0, axis}
+            if length > 1
+        }
+
+    def _best(
+        self, value: str, taken: Collection[str], axes: Collection[_Axis]
+    ) -> tuple[Cut, _Axis] | None:
+        """Find the cut around a value that leaves least whole, in the most slices among equals.
+
+        It is along one of `axes`. Ops that are `taken` stay outside.
+        """
+        free = self.again.difference(taken) | {self.maker[value]}
+        cuts: list[tuple[int, int, _Axis, Cut]] = []
+        for along in sorted(axes):
+            shape, axis, joined = along
+            name = next(n for n in self.names[value] if self.program.facts[n].shape == shape)
+            cut = self._cut(value, name, Sliced(axis, joined), free)
+            if cut is not None:
+                cuts.append((self._left(cut), -cut.units, along, cut))
+        if not cuts:
+            return None
+        *_, along, cut = min(cuts, key=lambda each: each[:3])
+        return cut, along
+
+    def _cut(self, value: str, name: str, place: Sliced, free: Collection[str]) -> Cut | None:
+        own = self.maker[value]
+        at = self.position[own]
+        window = self.forward[max(0, at - _WINDOW) : at + _WINDOW + 1]
+        whole = self.stretches.grow(name, place, ops=[op for op in window if op in free])
+        if own not in whole.ops:
+            return None
+        forward = self.stretches.grow(name, place, ops=self._ended(whole.ops, own))
+        if own not in forward.ops:
+            return None
+        backward = self._differentiated(forward)
+        if backward is None:
+            return None
+        cut = Cut(forward, backward)
+        return cut if value in self._inside(cut) else None
+
+    def _ended(self, ops: Sequence[str], own: str) -> Sequence[str]:
+        """Choose the ends of a stretch around an op, between which least is read and given."""
+        first = last = at = ops.index(own)
+        for _ in range(2):
+            last = min(
+                range(at, len(ops)), key=lambda end: (self._across(ops[first : end + 1]), end)
+            )
+            first = min(
+                range(at, -1, -1), key=lambda start: (self._across(ops[start : last + 1]), -start)
+            )
+        return ops[first : last + 1]
+
+    def _across(self, ops: Sequence[str]) -> int:
+        """Sum what ops read of others, and give to others than those that differentiate them."""
+        inside = set(ops)
+        own = inside.union(*(self.backward_of.get(op, ()) for op in ops))
+        read = {
+            value
+            for op in ops
+            for value in self._read(op)
+            if self.maker.get(value, op) not in inside
+        }
+        given = {
+            value
+            for op in ops
+            for value in self._made(op)
+            if value in self.handed or self.readers.get(value, set()) - own
+        }
+        return sum(self.size[value] for value in read | given)
+
+    def _backward_ops(self, forward: Stretch) -> list[str]:
+        """List the ops that differentiate those of a stretch, and the sums that they alone read."""
+        own = {op for each in forward.ops for op in self.backward_of.get(each, ())}
+        for op in reversed(list(self.program.calls)):
+            if op in self.program.backward_ops and op not in self.program.twins:
+                readers = {each for value in self._made(op) for each in self.readers.get(value, ())}
+                if readers and readers <= own:
+                    own.add(op)
+        return [op for op in self.program.calls if op in own]
+
+    def _differentiated(self, forward: Stretch) -> Stretch | None:
+        """Grow the stretch of what differentiates another, which runs again as far as need be."""
+        own = self._backward_ops(forward)
+        reads = {name for op in own for name in self.program.calls[op].reads}
+        best: Stretch | None = None
+        for name, place in forward.places.items():
+            if isinstance(place, Sliced) and name in reads:
+                grown = self.stretches.grow(
+                    name, place, units=forward.body.units, ops=own, again=forward.ops
+                )
+                if grown.own and (best is None or len(grown.own) > len(best.own)):
+                    best = grown
+                if len(grown.own) == len(own):
+                    break
+        return best
+
+    def _inside(self, cut: Cut) -> set[str]:
+        """Name the values that are no longer there whole."""
+        storage = self.program.storage
+        ends = {storage[name] for name in cut.backward.body.body.inputs if name in storage}
+        made = {value for op in cut.ops for value in self._made(op)}
+        return {
+            value
+            for value in made - ends - self.handed
+            if self.readers.get(value, set()) <= cut.ops
+            and value not in {storage[name] for name in self.program.gradients.values()}
+        }
+
+    def _left(self, cut: Cut) -> int:
+        """Sum what is still there whole of what both stretches touch."""
+        touched = {value for op in cut.ops for value in self._read(op) | self._made(op)}
+        whole = touched - self._inside(cut) - self.program.resident
+        return sum(self.size[value] for value in whole)
+
+
+def _is_same(one: Cut, other: Cut) -> bool:
+    pairs = (one.forward, other.forward), (one.backward, other.backward)
+    return all(numbered(a.body) == numbered(b.body) for a, b in pairs)
+
+
+def _direct(program: Program) -> Program:
+    """Let calls read what a view equals in place of the view."""
+    first: dict[Any, str] = {}
+    equal = {
+        name: first.setdefault((value, program.facts[name]), name)
+        for name, value in program.storage.items()
+    }
+
+    def direct(call: Call) -> Call:
+        names = [equal.get(name, name) for name in call.variables]
+        return call if names == call.variables else call.of(names, call.results)
+
+    return replace(
+        program,
+        calls={op: direct(call) for op, call in program.calls.items()},
+        views={name: direct(call) for name, call in program.views.items()},
+    )

@@ -1,0 +1,162 @@
+"""A program in which cuts run in slices: each of the two stretches of a cut is one call.
+
+The call stands where the last op of its stretch stood; what reads of it comes behind it. Of the
+forward stretch it gives what something else reads: what the backward stretch alone reads is made
+again there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from remat_graph.torch.calls import Call, Variable
+from remat_graph.torch.lowering import equivalence_of
+from remat_graph.torch.program import LOSS, Program
+from remat_graph.torch.ways.cuts import Cut
+from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
+
+__all__ = ["in_slices", "read_as_traced", "run_in_slices"]
+
+
+def run_in_slices(body: SlicedBody, slices: int, *given: torch.Tensor) -> list[torch.Tensor]:
+    """Run a body in so many slices, of as equal sizes as can be."""
+    return body.run(given, body.bounds(slices))
+
+
+def read_as_traced(call: Call) -> tuple[str, ...]:
+    """List what a call reads as it was traced: not what only calls that run again in it read."""
+    if call.target is not run_in_slices:
+        return call.reads
+    body, _, *given = call.args
+    pairs = zip(given, body.body.inputs, strict=True)
+    return tuple(variable.name for variable, name in pairs if name in body.read_as_traced)
+
+
+def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
+    """Write a program without alternatives anew, with each of these cuts in so many slices."""
+    for cut, slices in chosen:
+        program = _written(program, cut, slices)
+    return program
+
+
+def _written(program: Program, cut: Cut, slices: int) -> Program:
+    forward = f"{cut.forward.ops[-1]}__in_{slices}_slices"
+    backward = f"{cut.backward.own[-1]}__in_{slices}_slices"
+    groups = {
+        **dict.fromkeys(cut.forward.ops, forward),
+        **dict.fromkeys(cut.backward.own, backward),
+    }
+    calls = {op: call for op, call in program.calls.items() if op not in groups}
+    calls[backward] = _call(cut.backward.body, slices)
+    needed = _read_by(program, calls)
+    outputs = cut.forward.body.body.outputs
+    needed_outputs = {name for name in outputs if program.storage[name] in needed}
+    calls[forward] = _call(cut.forward.body.giving(needed_outputs), slices)
+    made = _values_made(program, calls)
+    gone = _values_made(program, {op: program.calls[op] for op in groups}) - made
+    storage = {name: value for name, value in program.storage.items() if value not in gone}
+    facts = {name: program.facts[name] for name in storage}
+    provenance = {groups.get(op, op): known for op, known in program.provenance.items()}
+    return replace(
+        program,
+        calls=calls,
+        views={name: call for name, call in program.views.items() if name in storage},
+        order=_order(program, calls, groups),
+        storage=storage,
+        facts=facts,
+        backward_ops=(program.backward_ops - groups.keys()) | {backward},
+        twins={groups.get(op, op): groups.get(twin, twin) for op, twin in program.twins.items()},
+        equivalence={
+            op: equivalence_of(call, facts)
+            if op in (forward, backward)
+            else program.equivalence[op]
+            for op, call in calls.items()
+        },
+        rounding=(program.rounding - groups.keys()) | {forward, backward},
+        provenance=provenance,
+    )
+
+
+def _call(sliced: SlicedBody, slices: int) -> Call:
+    body = numbered(sliced)
+    return Call(
+        run_in_slices,
+        (body, slices, *map(Variable, sliced.body.inputs)),
+        {},
+        sliced.body.outputs,
+        sequence=True,
+        workspace_bytes=body.workspace_bytes(slices),
+        body=body.body,
+    )
+
+
+def _read_by(program: Program, calls: Mapping[str, Call]) -> set[str]:
+    """Name the values that calls, writes and the user read."""
+    names = {*program.returned, *program.handed, *program.gradients.values()}
+    names.update(write.variable for write in program.writes.values())
+    names.update(name for call in calls.values() for name in call.reads)
+    return {program.storage[name] for name in names if name in program.storage}
+
+
+def _values_made(program: Program, calls: Mapping[str, Call]) -> set[str]:
+    return {
+        program.storage[name]
+        for call in calls.values()
+        for name in call.results
+        if name is not None
+    }
+
+
+def _order(
+    program: Program, calls: Mapping[str, Call], groups: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Put a group where its last op stood, and what reads of it behind it; draws stay in order."""
+    place = {groups.get(op, op): at for at, op in enumerate(program.order)}
+    loss = program.order.index(LOSS)
+    storage = program.storage
+    maker = {storage[n]: op for op, call in calls.items() for n in call.results if n is not None}
+    first = [op for op in place if place[op] < loss and op in calls]
+    last = [op for op in place if place[op] > loss]
+    between = [op for op in program.order if op in program.writes or op == LOSS]
+    return (*_sorted(first, calls, maker, storage, place), *between,
+            *_sorted(last, calls, maker, storage, place))  # fmt: skip
+
+
+def _sorted(
+    ops: Collection[str],
+    calls: Mapping[str, Call],
+    maker: Mapping[str, str],
+    storage: Mapping[str, str],
+    place: Mapping[str, int],
+) -> Sequence[str]:
+    """Sort ops by what they read of one another, else by their places."""
+    own = set(ops)
+    behind: dict[str, set[str]] = {}
+    drawn: dict[torch.device, str] = {}
+    for op in sorted(ops, key=lambda op: place[op]):
+        call = calls[op]
+        values = (storage[name] for name in call.reads if name in storage)
+        behind[op] = {maker[value] for value in values if maker.get(value) in own} - {op}
+        if call.random is not None:
+            if call.random in drawn:
+                behind[op].add(drawn[call.random])
+            drawn[call.random] = op
+    after: dict[str, list[str]] = {op: [] for op in ops}
+    for op, sources in behind.items():
+        for source in sources:
+            after[source].append(op)
+    ready = [(place[op], op) for op in ops if not behind[op]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        order.append(op)
+        for reader in after[op]:
+            behind[reader].discard(op)
+            if not behind[reader]:
+                heapq.heappush(ready, (place[reader], reader))
+    return order

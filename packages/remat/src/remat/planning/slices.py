@@ -1,0 +1,88 @@
+"""Which programs a region is planned as where rounding may differ: also with cuts in slices.
+
+How fine a cut is made is settled by its measured or estimated times: at most as fine as slices
+take a tenth more time than the fastest number of slices, or, where a budget asks for it, as fine as
+what they hold still shrinks. Source: Mini-sequence (Luo and others 2024), section 4, for numbers of
+slices; here they are searched by doubling.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from remat_graph import Graph, Numerics, Op
+from remat_graph.torch import Capture
+
+__all__ = ["sliced_programs", "with_finest_slices"]
+
+_SLOWER = 1.1  # times the fastest number of slices
+_SHRINKS = 0.9  # of what fewer slices hold
+_MOST = 1024  # slices
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A number of slices: the seconds that the cuts take, and what one needs at most."""
+
+    slices: int
+    seconds: float
+    bytes: int
+
+
+def sliced_programs(captured: Capture, target: int) -> list[Capture]:
+    """List the programs with slices that may be worth a plan within so many bytes."""
+    if captured.numerics is None or not captured.numerics.allows(Numerics.ROUNDING):
+        return []
+    levels = [_levels(captured, kind, target) for kind in range(len(captured.cuts))]
+    chosen = dict.fromkeys(
+        tuple((kind, levels[kind][level]) for kind in range(count) if levels[kind][level] > 1)
+        for level in range(3)
+        for count in range(1, len(levels) + 1)
+    )
+    return [captured.in_slices(sliced) for sliced in chosen if sliced]
+
+
+def with_finest_slices(captured: Capture) -> Capture | None:
+    """Cut all that can be, as fine as that lowers what is held; `None` if nothing can be cut."""
+    if not captured.cuts:
+        return None
+    able = captured.without_alternatives().with_alternatives(Numerics.ROUNDING, laid_out=())
+    finest = [(kind, _levels(able, kind, 0)[-1]) for kind in range(len(able.cuts))]
+    return able.in_slices(finest)
+
+
+def _levels(captured: Capture, kind: int, target: int) -> tuple[int, int, int]:
+    """Choose three numbers of slices: the fastest, as fine as is nearly as fast, and the finest.
+
+    None is finer than is of use: where a slice takes a tenth of the target, others hold the most.
+    """
+    choices: list[_Choice] = []
+    for choice in _tried(captured, kind):
+        choices.append(choice)
+        if choice.bytes * 10 <= target:
+            break
+        if len(choices) > 1 and choice.bytes > _SHRINKS * choices[-2].bytes:
+            break
+    fastest = min(choices, key=lambda choice: choice.seconds)
+    nearly = [choice for choice in choices if choice.seconds <= _SLOWER * fastest.seconds]
+    return fastest.slices, nearly[-1].slices, choices[-1].slices
+
+
+def _tried(captured: Capture, kind: int) -> Iterator[_Choice]:
+    """Cost a kind of cuts in 1, 2, 4 … slices."""
+    most = min(cut.units for cut in captured.cuts[kind])
+    for slices in itertools.takewhile(lambda n: n < 2 * most, (1 << n for n in range(11))):
+        count = min(slices, most, _MOST)
+        sliced = captured.in_slices([(kind, count)])
+        ops = [op for op in sliced.graph.ops if op.name in sliced.sliced_ops]
+        seconds = sum(op.time for op in ops)
+        yield _Choice(count, seconds, max(_touched(sliced.graph, op) for op in ops))
+
+
+def _touched(graph: Graph, op: Op) -> int:
+    """Sum what an op reads, makes and works with, but for what is there before or to the end."""
+    values = {*op.inputs, *op.outputs} - graph.resident - graph.results
+    size = graph.value_by_name
+    return sum(size[value].size_bytes for value in values) + op.workspace_bytes

@@ -1,0 +1,305 @@
+"""Steps whose largest values are made in slices: right, within the budget, and told of."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import remat
+from remat_exec import Executable, measure_peak
+from remat_graph import Numerics, simulate
+from remat_graph.torch import CaptureError, capture
+from remat_solvers import store_all
+
+WORDS, WIDTH, BATCH, TOKENS = 96, 8, 2, 6
+
+
+class Model(nn.Module):
+    """A module with the given forward and parts."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.run = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args):
+        return self.run(self, *args)
+
+
+def words(count=WORDS):
+    return torch.randint(count, (BATCH, TOKENS))
+
+
+def hidden():
+    return torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64)
+
+
+def head(loss=functional.cross_entropy, bias=False, **options):
+    def forward(m, x, y):
+        scores = m.out(m.norm(x))
+        return loss(scores.view(-1, WORDS), y.view(-1), **options)
+
+    parts = {"norm": nn.LayerNorm(WIDTH), "out": nn.Linear(WIDTH, WORDS, bias=bias)}
+    return Model(forward, **parts), (hidden(), words())
+
+
+def ignoring():
+    model, (x, y) = head(ignore_index=3)
+    y[:, ::2] = 3
+    return model, (x, y)
+
+
+def weighted():
+    def forward(m, x, y, weight):
+        scores = m.out(x).flatten(0, 1)
+        return functional.cross_entropy(scores, y.flatten(), weight)
+
+    args = hidden(), words(), torch.rand(WORDS, dtype=torch.float64) + 0.1
+    return Model(forward, out=nn.Linear(WIDTH, WORDS)), args
+
+
+def soft_capped():
+    def forward(m, x, y):
+        scores = 5 * torch.tanh(m.out(x) / 5)
+        return functional.cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="sum")
+
+    return Model(forward, out=nn.Linear(WIDTH, WORDS, bias=False)), (hidden(), words())
+
+
+def shifted():
+    def forward(m, x, y):
+        scores = m.out(x)[:, :-1].contiguous().view(-1, WORDS)
+        return functional.cross_entropy(scores, y[:, 1:].reshape(-1))
+
+    return Model(forward, out=nn.Linear(WIDTH, WORDS, bias=False)), (hidden(), words())
+
+
+def tied():
+    def forward(m, ids, y):
+        x = torch.tanh(m.words(ids))
+        scores = functional.linear(x, m.words.weight)
+        return functional.cross_entropy(scores.view(-1, WORDS), y.view(-1))
+
+    return Model(forward, words=nn.Embedding(WORDS, WIDTH)), (words(), words())
+
+
+def gated():
+    def forward(m, x):
+        x = m.first(x)
+        for layer in m.layers:
+            x = x + layer["down"](functional.silu(layer["gate"](x)) * layer["up"](x))
+        return x.square().mean()
+
+    def layer():
+        wide = 16 * WIDTH
+        return nn.ModuleDict(
+            {
+                "gate": nn.Linear(WIDTH, wide, bias=False),
+                "up": nn.Linear(WIDTH, wide, bias=False),
+                "down": nn.Linear(wide, WIDTH, bias=False),
+            }
+        )
+
+    layers = nn.ModuleList([layer() for _ in range(3)])
+    return Model(forward, first=nn.Linear(WIDTH, WIDTH), layers=layers), (hidden(),)
+
+
+def images():
+    def forward(m, x):
+        return m.body(x).square().mean()
+
+    body = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.GELU(), nn.Conv2d(8, 2, 3, padding=1)
+    )
+    return Model(forward, body=body), (torch.randn(4, 2, 6, 6, dtype=torch.float64),)
+
+
+def attention():
+    def forward(m, x):
+        q, k, v = m.qkv(x).view(BATCH, TOKENS, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        return m.out((weights @ v).transpose(1, 2).flatten(2)).square().sum()
+
+    parts = {"qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)}
+    return Model(forward, **parts), (hidden(),)
+
+
+MODELS = {
+    "head": head,
+    "head with a bias": lambda: head(bias=True),
+    "smoothed labels": lambda: head(label_smoothing=0.1),
+    "ignored labels": ignoring,
+    "weighted classes": weighted,
+    "soft-capped scores": soft_capped,
+    "shifted labels": shifted,
+    "tied head": tied,
+    "gated MLPs": gated,
+    "images": images,
+    "attention": attention,
+}
+
+
+def built(name):
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    return model.double(), args
+
+
+def trained(run, model, args):
+    model.zero_grad(set_to_none=True)
+    run(*args).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slices_give_the_gradients_of_the_whole(name):
+    model, args = built(name)
+    expected = trained(model, model, args)
+    able = capture(model, args, {}).with_alternatives(Numerics.ROUNDING, laid_out=())
+    assert able.cuts
+    for count in (2, 3, 5):
+        sliced = able.in_slices([(kind, count) for kind in range(len(able.cuts))])
+        assert sliced.sliced_ops
+        executable = Executable(sliced, store_all(sliced.graph))
+        with measure_peak() as peak:
+            found = trained(lambda *given: executable(model, list(given))[0], model, args)  # noqa: B023
+        assert peak.peak_bytes <= simulate(sliced.graph, executable.schedule).peak_bytes + 4096
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_equal_layers_have_equal_cuts():
+    model, args = built("gated MLPs")
+    able = capture(model, args, {}, costs="estimate").with_alternatives(Numerics.ROUNDING)
+    assert len(able.cuts[0]) == 3
+    sliced = able.in_slices([(0, 4)])
+    kinds = {sliced.program.equivalence[op] for op in sliced.sliced_ops}
+    assert len(sliced.sliced_ops) == 6
+    assert len(kinds) <= 3  # the last gradient comes in another layout
+
+
+@pytest.mark.parametrize("name", ["head", "gated MLPs"])
+def test_what_slices_take_is_what_was_predicted(name):
+    model, args = built(name)
+    able = capture(model, args, {}).with_alternatives(Numerics.ROUNDING, laid_out=())
+    sliced = able.in_slices([(0, 2)])
+    workspace = {op.name: op.workspace_bytes for op in sliced.graph.ops}
+    for op in sliced.sliced_ops:
+        predicted = sliced.program.calls[op].workspace_bytes
+        assert predicted == pytest.approx(workspace[op], rel=0.35, abs=2048)
+
+
+def test_what_the_user_is_handed_is_not_cut():
+    def forward(m, x, y):
+        scores = m.out(x)
+        return functional.cross_entropy(scores.view(-1, WORDS), y.view(-1)), scores
+
+    torch.manual_seed(0)
+    model = Model(forward, out=nn.Linear(WIDTH, WORDS, bias=False)).double()
+    args = hidden(), words()
+    able = capture(model, args, {}, costs="estimate").with_alternatives(Numerics.ROUNDING)
+    sliced = able.in_slices([(kind, 2) for kind in range(len(able.cuts))])
+    executable = Executable(sliced, store_all(sliced.graph))
+    for one, other in zip(executable(model, list(args)), model(*args), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_what_draws_is_not_cut():
+    def forward(m, x):
+        return m.down(functional.dropout(functional.gelu(m.up(x)), 0.5)).square().mean()
+
+    torch.manual_seed(0)
+    wide = 16 * WIDTH
+    model = Model(forward, up=nn.Linear(WIDTH, wide), down=nn.Linear(wide, WIDTH)).double()
+    able = capture(model, (hidden(),), {}, costs="estimate")
+    random = {op for op, call in able.program.calls.items() if call.random is not None}
+    assert random
+    assert not any(random & cut.ops for kind in able.cuts for cut in kind)
+
+
+def test_slices_are_refused_where_rounding_may_not_differ():
+    model, args = built("head")
+    captured = capture(model, args, {}, costs="estimate")
+    for refused in (captured, captured.with_alternatives(Numerics.BITWISE)):
+        with pytest.raises(CaptureError, match="another order"):
+            refused.in_slices([(0, 2)])
+    with pytest.raises(CaptureError, match="kinds of cuts"):
+        captured.with_alternatives(Numerics.ROUNDING).in_slices([(9, 2)])
+
+
+class Language(nn.Module):
+    """A language model with many more words than width."""
+
+    def __init__(self, words=2000, width=16, tokens=64):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.ids = torch.randint(words, (2, tokens))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        x = x + self.down(functional.gelu(self.up(x)))
+        scores = self.head(x)
+        return functional.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+
+@pytest.fixture(scope="module")
+def plain():
+    torch.manual_seed(0)
+    model = Language()
+    expected = trained(model, model, (model.ids,))
+    with measure_peak() as peak:
+        trained(model, model, (model.ids,))
+    model.zero_grad(set_to_none=True)
+    return model, [each.clone() for each in expected], peak.peak_bytes
+
+
+def test_a_budget_below_the_floor_of_whole_values(plain, tmp_path):
+    model, expected, peak_bytes = plain
+    budget = int(0.4 * peak_bytes)
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        remat.rematerialize(copy.deepcopy(model), (model.ids,), budget=budget)
+    assert "numerics='rounding'" in refused.value.__notes__[0]
+
+    sliced = remat.rematerialize(
+        copy.deepcopy(model), (model.ids,), budget=budget, numerics="rounding"
+    )
+    trained(sliced, sliced, (model.ids,))
+    with measure_peak() as peak:
+        found = trained(sliced, sliced, (model.ids,))
+    assert peak.peak_bytes <= budget
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert "stretches in slices" in str(sliced.plan)
+    assert sliced.plan.numerics is Numerics.ROUNDING
+
+    sliced.plan.save(tmp_path / "plan.json")
+    again = remat.rematerialize(
+        copy.deepcopy(model), (model.ids,), plan=tmp_path / "plan.json", numerics="rounding"
+    )
+    for one, other in zip(trained(again, again, (model.ids,)), found, strict=True):
+        assert torch.equal(one, other)
+    assert again.plan.kinds[0].sliced == sliced.plan.kinds[0].sliced
+    with pytest.raises(remat.PlanMismatch, match="numerics="):
+        remat.rematerialize(copy.deepcopy(model), (model.ids,), plan=tmp_path / "plan.json")
+
+
+def test_a_dry_plan_in_slices_is_followed(plain):
+    model, _, peak_bytes = plain
+    budget = int(0.4 * peak_bytes)
+    with torch.device("meta"):
+        meta = Language()
+    planned = remat.plan(
+        meta, (torch.empty(2, 64, dtype=torch.long, device="meta"),),
+        budget=budget, numerics="rounding", costs="estimate",
+    )  # fmt: skip
+    assert planned.kinds[0].sliced
+    real = copy.deepcopy(model)
+    followed = remat.rematerialize(real, (model.ids,), plan=planned, numerics="rounding")
+    with measure_peak() as peak:
+        trained(followed, followed, (model.ids,))
+    assert peak.peak_bytes <= budget
