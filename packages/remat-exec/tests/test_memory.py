@@ -15,7 +15,7 @@ from remat_exec import Executable, measure, measure_peak, profile_step
 from remat_graph import simulate
 from remat_graph.torch import AllocationRecorder, flatten
 from remat_graph.torch.cost import cpp_log
-from remat_solvers.step import region_options
+from remat_solvers.step import region_front
 
 
 def live_tensors():
@@ -184,7 +184,9 @@ def test_profile_step_warms_up_times_and_measures():
 
 def test_what_is_given_back_before_the_backward_is_made_again():
     case = NORMED
-    low_memory_plan = Executable(case.captured, region_options(case.captured.graph)[0].schedule)
+    low_memory_plan = Executable(
+        case.captured, region_front(case.captured.graph).options[0].schedule
+    )
     executable = Executable(case.captured, case.store_all, low_memory_plan=low_memory_plan)
     assert executable.low_memory_plan is low_memory_plan
     model, plain, drops, held = case.model(), case.model(), [], []

@@ -25,7 +25,6 @@ from remat_solvers.step import (
     measure_option,
     refined_options,
     region_front,
-    region_options,
     step_bound,
 )
 from remat_solvers.step.table import Table
@@ -271,7 +270,7 @@ def test_one_region_with_its_moments_is_planned_as_by_a_plain_solve():
 
 
 def test_layers_in_turn_keep_less_under_less():
-    options = region_options(closed(gpt2(layers=1)), points=4, limit_seconds=5)
+    options = region_front(closed(gpt2(layers=1)), points=4, limit_seconds=5).options
     most = 4 * options[-1].kept_bytes
     times = []
     for share in (1.5, 0.8, 0.4):

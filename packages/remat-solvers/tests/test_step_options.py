@@ -25,7 +25,6 @@ from remat_solvers.step import (
     measure_option,
     refined_options,
     region_front,
-    region_options,
     step_bound,
 )
 from remat_solvers.step.options import front_of
@@ -90,7 +89,7 @@ def test_an_option_is_measured_as_added_up_by_hand():
 def test_a_graph_without_one_op_at_its_boundary_is_refused():
     chain = unit_chain(3)
     with pytest.raises(InvalidProblem, match="replayable"):
-        region_options(chain)
+        region_front(chain)
     alone = Graph((Value("x", 1), Value("y", 1)), (Op("f", ("x",), ("y",), 1.0),), {"x"}, {"y"})
     with pytest.raises(InvalidProblem, match="no backward half"):
         measure_option(alone, store_all(alone))
@@ -99,12 +98,12 @@ def test_a_graph_without_one_op_at_its_boundary_is_refused():
 @pytest.mark.parametrize("wrong", [{"points": 1}, {"most_bytes": 0}, {"limit_seconds": -1}])
 def test_wrong_arguments_are_refused(wrong):
     with pytest.raises(InvalidProblem):
-        region_options(by_hand(), **wrong)
+        region_front(by_hand(), **wrong)
 
 
 def test_a_solver_that_is_not_there_is_named():
     with pytest.raises(UnknownSolver):
-        region_options(closed(gpt2(layers=1)), solver="nobody")
+        region_front(closed(gpt2(layers=1)), solver="nobody")
 
 
 @thorough
@@ -136,7 +135,8 @@ def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
 def test_a_front_has_both_ends_and_true_bounds(graph):
     front = region_front(graph, points=4, limit_seconds=20)
     check(graph, front)
-    again = region_options(graph, points=4, limit_seconds=20)  # between the ends seconds decide
+    # Between the ends seconds decide.
+    again = region_front(graph, points=4, limit_seconds=20).options
     for end in (0, -1):
         assert again[end].kept_bytes == front.options[end].kept_bytes
     everything = measure_option(graph, store_all(graph))

@@ -13,7 +13,7 @@ from remat_solvers.step.options import (
     made_elsewhere,
     measure_option,
 )
-from remat_solvers.step.region import known_front, refined_options, region_front, region_options
+from remat_solvers.step.region import known_front, refined_options, region_front
 
 __all__ = [
     "ANY_BYTES",
@@ -29,6 +29,5 @@ __all__ = [
     "measure_option",
     "refined_options",
     "region_front",
-    "region_options",
     "step_bound",
 ]

@@ -45,7 +45,7 @@ from remat_solvers.step.options import (
 )
 from remat_solvers.verdicts import Claim, doubt_or_raise
 
-__all__ = ["known_front", "refined_options", "region_front", "region_options"]
+__all__ = ["known_front", "refined_options", "region_front"]
 
 _SMALLEST_SHARE = 0.25  # of the time, for the minimal peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
@@ -56,30 +56,6 @@ _PEAKS = (0.5, 0.1)  # of the way from the minimal peak to the highest
 _CLOSE = 1e-6  # of a time, within which two are the same
 
 _log = logging.getLogger(__name__)
-
-
-def region_options(
-    graph: Graph,
-    *,
-    most_bytes: int | None = None,
-    solver: str | Solver = "refine",
-    limit_seconds: float = 10.0,
-    points: int = 8,
-    hierarchy: Hierarchy | None = None,
-) -> tuple[RegionOption, ...]:
-    """Find the options of a region; `region_front` without what is proved beside them.
-
-    Raises:
-        InvalidProblem, SolverError: as `region_front`.
-    """
-    return region_front(
-        graph,
-        most_bytes=most_bytes,
-        solver=solver,
-        limit_seconds=limit_seconds,
-        points=points,
-        hierarchy=hierarchy,
-    ).options
 
 
 def region_front(
