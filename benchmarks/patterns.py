@@ -42,8 +42,8 @@ from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
 from remat.planning.planner import Planned
 from remat.session.choosing import StepChooser
-from remat.session.runner import StepRunner
-from remat.session.stepper import Stepper
+from remat.session.session import Session
+from remat.session.steps import Steps
 from remat_graph.torch import AllocationRecorder
 
 RESULTS = Path(__file__).parent / "results" / "patterns.json"
@@ -176,9 +176,9 @@ class Meter:
             finally:
                 self.seconds += time.perf_counter() - start
 
-        def captured(stepper: Stepper, *args: Any) -> Any:
+        def captured(session: Session, *args: Any) -> Any:
             self.interrupted = True
-            made = timed(plan, stepper, *args)
+            made = timed(plan, session, *args)
             self.plans += isinstance(made, Planned)
             return made
 
@@ -186,15 +186,15 @@ class Meter:
             self.plans += 1
             return choose(chooser, *args)
 
-        plan, enter, choose = Stepper.plan, StepRunner.enter, StepChooser.plan
-        setattr(Stepper, "plan", captured)  # noqa: B010
-        setattr(StepRunner, "enter", lambda *args: timed(enter, *args))  # noqa: B010
+        plan, begin, choose = Session.plan, Steps.begin, StepChooser.plan
+        setattr(Session, "plan", captured)  # noqa: B010
+        setattr(Steps, "begin", lambda *args: timed(begin, *args))  # noqa: B010
         setattr(StepChooser, "plan", chosen)  # noqa: B010
         try:
             yield
         finally:
-            setattr(Stepper, "plan", plan)  # noqa: B010
-            setattr(StepRunner, "enter", enter)  # noqa: B010
+            setattr(Session, "plan", plan)  # noqa: B010
+            setattr(Steps, "begin", begin)  # noqa: B010
             setattr(StepChooser, "plan", choose)  # noqa: B010
 
 

@@ -117,4 +117,4 @@ def test_a_call_that_is_let_go_of_within_the_forward_is_no_break():
     for _ in range(3):
         model(torch.ones(4, 8)).sum().backward()
     assert model.plan.breaks
-    assert not any("StepRunner" in line for line in model.plan.breaks)
+    assert not any("StepState" in line for line in model.plan.breaks)

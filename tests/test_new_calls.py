@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.session import stepper
+from remat.session import region_planner
 
 LIMIT_SECONDS = 0.5
 SCALE = 1.0
@@ -217,9 +217,9 @@ def test_a_counter_is_traced_for_twice_at_most_however_far_it_counts(monkeypatch
             return self.body(x), self.calls
 
     captured = []
-    capture = stepper.get_capture("aot")
+    capture = region_planner.get_capture("aot")
     counting = lambda *args, **rest: captured.append(1) or capture(*args, **rest)  # noqa: E731
-    monkeypatch.setattr(stepper, "get_capture", lambda _: counting)
+    monkeypatch.setattr(region_planner, "get_capture", lambda _: counting)
     handed = {"loss": lambda output: loss(output[0])} if loss_at_once else {}
     model = remat.rematerialize(Counting(), budget=0.8, limit_seconds=LIMIT_SECONDS, **handed)
     eager = Counting()

@@ -13,10 +13,10 @@ from torch import nn
 
 import remat
 from pattern_models import PATTERNS, seed_everything
+from remat.session.calls import Call
 from remat.session.choosing import StepChooser
 from remat.session.recording import is_part
-from remat.session.region_calls import RegionCall
-from remat.session.runner import StepRunner
+from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 
 
@@ -154,8 +154,8 @@ def test_a_call_without_a_backward_goes_with_its_outputs():
     gc.disable()
     try:
         loss = model(X)
-        with vars(model)["forward"]._machine[0].taken() as stepper:
-            live = stepper.together.live
+        with vars(model)["forward"]._machine[0].taken() as session:
+            live = session.step.live
         assert len(live) == 2
         del loss
         assert not live
@@ -182,7 +182,7 @@ class Deep(nn.Module):
 
 
 def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(monkeypatch):
-    gave, go_lean, records, recorded = [], RegionCall.go_lean, [], StepRunner._recorded
+    gave, go_lean, records, recorded = [], Call.go_lean, [], StepState.record
 
     def noted(self):
         gave.append(len(records))
@@ -192,8 +192,8 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
         records.append(recorded(self))
         return records[-1]
 
-    monkeypatch.setattr(RegionCall, "go_lean", noted)
-    monkeypatch.setattr(StepRunner, "_recorded", kept)
+    monkeypatch.setattr(Call, "go_lean", noted)
+    monkeypatch.setattr(StepState, "record", kept)
     torch.manual_seed(0)
     model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.2)
     for depth in (2, 2, 2, 2, 5, 5, 5, 5):

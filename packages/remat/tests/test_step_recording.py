@@ -6,8 +6,8 @@ from remat.budgets.auto import AutoBudget
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.session.choosing import StepChooser
+from remat.session.kinds import RegionKind
 from remat.session.recording import Recorded
-from remat.session.region_calls import RegionKind
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import Moment, RegionFront, measure_option
@@ -57,7 +57,7 @@ def recorded(**released_outputs):
 
 def test_a_call_holds_what_its_backward_reads_and_what_it_reads_if_it_goes_lean():
     kind = RegionKind("r", RegionFront(GRAPH, (AGAIN, STORED), (), 0, 0, 0))
-    assert kind.least is AGAIN
+    assert kind.lean is AGAIN
     assert kind.held_inputs(STORED, droppable=False) == set()
     assert kind.held_inputs(AGAIN) == kind.held_inputs(STORED) == {"x", "w"}
 

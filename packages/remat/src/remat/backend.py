@@ -33,8 +33,9 @@ from remat.dynamo import (
 from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
 from remat.refusals import refuse_checkpointed
-from remat.session.stepper import Stepper, is_computed
-from remat.session.steppers import SharedRegion, Steppers
+from remat.session.session import Session
+from remat.session.tensors import is_computed
+from remat.session.threads import Sessions, SharedRegion
 
 __all__ = ["remat_backend"]
 
@@ -66,7 +67,7 @@ class _Alike:
 
     options: Mapping[str, Any] | None
     settings: Settings
-    told: Callable[[Any], None]
+    on_plan: Callable[[Any], None]
     steps: WeakKeyDictionary[Any, _Step] = field(default_factory=WeakKeyDictionary)
 
     def step(self) -> _Step:
@@ -80,22 +81,22 @@ class _Alike:
         call = compiled_call() or self
         step = self.steps.get(call)
         if step is None:
-            step = self.steps[call] = _Step(Steppers(self._stepper))
+            step = self.steps[call] = _Step(Sessions(self._session))
         return step
 
-    def _stepper(self) -> Stepper:
+    def _session(self) -> Session:
         auto = AutoBudget(self.settings.optimizer)
-        return Stepper(self.settings, self.told, auto, join=self._join)
+        return Session(self.settings, self.on_plan, auto, join=self._join)
 
-    def _join(self, stepper: Stepper) -> int:
+    def _join(self, session: Session) -> int:
         """Join a step with all that wait for a backward beside it; say how many calls those are."""
         steps = set(self.steps.values())
         own, thread = next(
-            ((step, of) for step in steps if (of := step.steppers.thread_of(stepper))), (None, None)
+            ((step, of) for step in steps if (of := step.sessions.thread_of(session))), (None, None)
         )
         if own is None or thread is None:
             return 0
-        waiting = {step: step.steppers.waiting(thread) for step in steps - {own}}
+        waiting = {step: step.sessions.waiting(thread) for step in steps - {own}}
         for call, step in list(self.steps.items()):
             if waiting.get(step):
                 self.steps[call] = own
@@ -106,7 +107,7 @@ class _Alike:
 class _Step:
     """What runs the step of one `torch.compile` or several, and the frames that Dynamo found."""
 
-    steppers: Steppers
+    sessions: Sessions
     frames: set[int] = field(default_factory=set)
 
 
@@ -141,7 +142,7 @@ def remat_backend(
             )
         alike = _alike(options)
         found = found_in(graph, alike.step().frames)
-        return SharedRegion(found, lambda: alike.step().steppers)
+        return SharedRegion(found, lambda: alike.step().sessions)
     except RematError as error:
         raise let_through(error) from error.__cause__
 
@@ -174,13 +175,13 @@ def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
 def _times_met(call: object) -> int:
     """Count the calls of regions of a `torch.compile` that had something to train."""
     steps = (alike.steps[call] for alike in _known if call in alike.steps)
-    return sum(step.steppers.times_met() for step in steps)
+    return sum(step.sessions.times_met() for step in steps)
 
 
 def _reset() -> None:
     for alike in _known:
         for step in alike.steps.values():
-            step.steppers.stop_recording()
+            step.sessions.stop_recording()
     _known.clear()
 
 

@@ -12,23 +12,23 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import compile_frames, loses_dropout
 from remat.planning.settings import Settings
-from remat.session.stepper import Stepper
-from remat.session.steppers import SharedRegion, Steppers
+from remat.session.session import Session
+from remat.session.threads import Sessions, SharedRegion
 
 __all__ = ["Machine", "new_machine"]
 
-Machine: TypeAlias = tuple[Steppers, Callable[[Any, Hashable], Callable[..., Any]]]
-"""The steppers, and what gives a function with its graphs run by them, for some hooks."""
+Machine: TypeAlias = tuple[Sessions, Callable[[Any, Hashable], Callable[..., Any]]]
+"""The sessions, and what gives a function with its graphs run by them, for some hooks."""
 
 
-def new_machine(model: torch.nn.Module, settings: Settings, *, alone: bool) -> Machine:
+def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool) -> Machine:
     """Make what does not hold the model: Dynamo holds it, by the code of the forward.
 
-    `alone` says that a forward which is one graph has the whole budget.
+    `one_region` says that a forward which is one graph has the whole budget.
     """
     module = weakref.ref(model)
 
-    def told(plan: Any) -> None:
+    def set_plan(plan: Any) -> None:
         vars(module())["plan"] = plan
 
     def parameters() -> Iterable[torch.nn.Parameter]:
@@ -43,36 +43,36 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, alone: bool) -> M
             "torch loses that dropout when it traces"
         )
 
-    def make() -> Stepper:
+    def new_session() -> Session:
         auto = AutoBudget(settings.optimizer, parameters)
-        stepper = Stepper(settings, told, auto, alone=alone, parameters=parameters)
-        stepper.together.breaks.extend(breaks)
-        return stepper
+        session = Session(settings, set_plan, auto, one_region=one_region, parameters=parameters)
+        session.breaks.extend(breaks)
+        return session
 
-    steppers = Steppers(make)
-    weakref.finalize(model, _stop_recording, weakref.ref(steppers)).atexit = False
+    sessions = Sessions(new_session)
+    weakref.finalize(model, _stop_recording, weakref.ref(sessions)).atexit = False
 
     def skipped(reason: str) -> None:
         breaks.append(reason)
-        with steppers.taken() as stepper:
-            stepper.runs_as_it_is(reason)
+        with sessions.taken() as session:
+            session.runs_as_it_is(reason)
 
     @functools.cache
     def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
         return compile_frames(
             function,
-            lambda found, _: SharedRegion(found, lambda: steppers),
+            lambda found, _: SharedRegion(found, lambda: sessions),
             skipped,
             allow_rnn=allow_rnn,
             model=module(),
             watched=None if hooks is None else module(),
         )
 
-    return steppers, compiled
+    return sessions, compiled
 
 
-def _stop_recording(steppers: weakref.ref[Steppers]) -> None:
-    """End what is recorded for a model that is gone, if Dynamo still holds its steppers."""
-    held = steppers()
+def _stop_recording(sessions: weakref.ref[Sessions]) -> None:
+    """End what is recorded for a model that is gone, if Dynamo still holds its sessions."""
+    held = sessions()
     if held is not None:
         held.stop_recording()

@@ -274,30 +274,32 @@ class RematForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the module, by a plan if gradients are on."""
         if not torch.is_grad_enabled():
-            for steppers, _ in list(self.__dict__.get("_machines", {}).values()):
-                steppers.rest()
+            for sessions, _ in list(self.__dict__.get("_machines", {}).values()):
+                sessions.rest()
             return self.original_forward(*args, **kwargs)
         refuse_transforms()
         refuse_checkpointed(type(self._module).__name__)
-        steppers, compiled = self._machine
+        sessions, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:
             run = compiled(run, self._hooks.state())
-        with steppers.taken() as stepper:
-            before = stepper.call, stepper.rebuild
-            stepper.call = args, kwargs
-            stepper.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
+        with sessions.taken() as session:
+            before = session.call_arguments, session.rebuild
+            session.call_arguments = args, kwargs
+            session.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
             try:
-                return stepper.run(run, *args, **kwargs)
+                return session.run(run, *args, **kwargs)
             finally:
-                stepper.call, stepper.rebuild = before  # the batch is not held until the next one
+                session.call_arguments, session.rebuild = (
+                    before  # the batch is not held until the next one
+                )
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
         self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
         if self._settings.budget.is_auto:  # what is free is known at the first step
             return
-        steppers, _ = self._machine
+        sessions, _ = self._machine
         module = self._module
         with contextlib.ExitStack() as stack:
             stack.enter_context(process_lock)
@@ -309,17 +311,17 @@ class RematForward:
             def before_code() -> None:
                 stack.callback(copied(_tensors_of(module)))
 
-            with steppers.taken() as stepper:
-                stepper.prepare(lambda: self(*args, **kwargs), before_code)
+            with sessions.taken() as session:
+                session.prepare(lambda: self(*args, **kwargs), before_code)
             plan = module.__dict__["plan"]
         module.__dict__["plan"] = plan
 
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
-        steppers, compiled = self._machine
+        sessions, compiled = self._machine
         run = compiled(type(block).forward, None)
-        with steppers.taken() as stepper:
-            return stepper.run(run, block, *args, **kwargs)
+        with sessions.taken() as session:
+            return session.run(run, block, *args, **kwargs)
 
     @property
     def _machine(self) -> Machine:
@@ -332,7 +334,7 @@ class RematForward:
                 self._classes = Classes(self._module)
             if hooks not in machines:
                 machines[hooks] = new_machine(
-                    self._module, self._settings, alone=not self._by_regions
+                    self._module, self._settings, one_region=not self._by_regions
                 )
             made: Machine = machines[hooks]
         return made

@@ -22,9 +22,9 @@ from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.plans.regions import PlannedRegion, peak_of
 from remat.report.shown import ShownPlan
+from remat.session.kinds import RegionKind
 from remat.session.known_patterns import KnownPattern
 from remat.session.recording import Recorded
-from remat.session.region_calls import RegionKind
 from remat_exec import BudgetExceeded
 from remat_graph import Status
 from remat_solvers import BudgetTooSmall
@@ -61,7 +61,7 @@ class StepChooser:
 
     settings: Settings
     auto: AutoBudget
-    told: Callable[[Any], None]
+    on_plan: Callable[[Any], None]
     kinds: list[RegionKind] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     set_aside: int = 0
@@ -198,7 +198,7 @@ class StepChooser:
         options = [self.kinds[number].everything for number in record.pattern]
         budget = self.budget(record.pattern)
         made = self.known(record, options, budget, 0.0, origin)
-        self.told(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
+        self.on_plan(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
         return replace(made, fits=False, awaited=0)
 
     def known(

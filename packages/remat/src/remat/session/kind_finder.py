@@ -8,7 +8,7 @@ from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
 from remat.planning.given import GivenPlan
 from remat.planning.settings import Settings
-from remat.session.region_calls import RegionKind
+from remat.session.kinds import RegionKind
 from remat_graph.torch import Capture, Cost
 from remat_solvers import store_all
 from remat_solvers.step import known_front, measure_option, region_front

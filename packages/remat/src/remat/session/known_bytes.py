@@ -8,50 +8,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-if TYPE_CHECKING:
-    from remat.session.recording import StepRecording
-    from remat.session.region_calls import RegionCall
-    from remat.session.step_planner import StepPlanner
-    from remat_graph.torch import Mark
+from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.recording import StepRecording
+from remat.session.step_planner import StepPlanner
+from remat_graph.torch import Mark
 
-__all__ = ["HandedOut", "KnownBytes", "NewGradients"]
+__all__ = ["KnownBytes"]
 
 _FIRST_BACKWARD = "differentiated"
-
-
-class HandedOut:
-    """The outputs of a call, which are counted with what it keeps, and may be let go of."""
-
-    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
-        storages = {tensor.untyped_storage()._cdata: tensor for tensor in outputs}
-        new: Any = StorageWeakRef
-        self._storages = [
-            (new(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
-            for tensor in storages.values()
-            if tensor.layout is torch.strided
-        ]
-
-    @property
-    def gone_bytes(self) -> int:
-        """Sum those that nobody holds any more."""
-        return sum(size for storage, size in self._storages if storage.expired())
-
-
-class NewGradients:
-    """The parameters of a call that had no gradients before it."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.of: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {
-            id(tensor): (weakref.ref(tensor), tensor.nbytes)
-            for tensor in tensors
-            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
-            if tensor.grad is None
-        }
 
 
 class KnownBytes:
@@ -69,14 +37,12 @@ class KnownBytes:
         self._before_record: int | None = 0
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
-    def see(
-        self, open_calls: Iterable[RegionCall], needed: int, own: RegionCall | None = None
-    ) -> None:
+    def see(self, open_calls: Iterable[Call], needed: int, own: Call | None = None) -> None:
         """See so many bytes needed beside what open calls keep, in the backward of its `own`."""
         budget = self._planner.known_budget()
         if budget is None:
             return
-        kept = [(call.option.kept_bytes, call.handed) for call in open_calls if call is not own]
+        kept = [(call.kept_bytes, call.handed) for call in open_calls if call is not own]
         kept.append((needed, own.handed if own is not None else HandedOut(())))
         given = self._given.values()
         at_most = sum(size for size, _ in kept) + sum(size for _, size in given)
@@ -92,12 +58,12 @@ class KnownBytes:
         """Note that the step is recorded from this call on."""
         self._recorded_from, self._before_record = position, None
 
-    def backward_begins(self, open_calls: Iterable[RegionCall]) -> None:
+    def backward_begins(self, open_calls: Iterable[Call]) -> None:
         """See what calls from before the record keep when the first backward begins."""
         if self._before_record is None:
             self._recording.mark(_FIRST_BACKWARD)
             self._before_record = sum(
-                call.option.kept_bytes - call.handed.gone_bytes
+                call.kept_bytes - call.handed.gone_bytes
                 for call in open_calls
                 if call.position < self._recorded_from
             )

@@ -20,8 +20,8 @@ from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
 from remat_solvers.step import Moment, RegionOption, made_elsewhere
 
 __all__ = [
-    "Call",
     "Recorded",
+    "RecordedCall",
     "StepRecording",
     "gradients_present",
     "is_part",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A call of a region in a recorded step: its graph, and the option that it ran by.
 
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
@@ -70,7 +70,9 @@ class Recorded:
     certain: tuple[Moment, ...] = ()
 
     @classmethod
-    def of(cls, calls: Sequence[Call], marks: Sequence[Mark], *, provisional: bool) -> Recorded:
+    def of(
+        cls, calls: Sequence[RecordedCall], marks: Sequence[Mark], *, provisional: bool
+    ) -> Recorded:
         """Read a record.
 
         The marks are "start", then "forward i", "kept i", "backward i" and "given i" at the start
@@ -262,7 +264,7 @@ def _holding(moment: Moment) -> Iterator[int]:
 
 
 def _moments_of(
-    calls: Sequence[Call], marks: Sequence[Mark], *, certain: bool = False
+    calls: Sequence[RecordedCall], marks: Sequence[Mark], *, certain: bool = False
 ) -> Iterator[Moment]:
     """Read the moments at which a step must be within the budget off its record.
 

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,16 +17,12 @@ from remat.planning.misfit import NotPlanned
 from remat.planning.planner import Planned
 from remat.plans.plan import Plan
 from remat.session.counters import Counters
-from remat.session.first_steps import PlannedCall, SeenLoss
-from remat.session.region_calls import RegionPlan
+from remat.session.kinds import RegionPlan
 from remat_exec import BudgetExceeded, Runnable
-from remat_graph.torch import Capture, Costs, flatten, quietly
+from remat_graph.torch import Capture, LossCost, flatten, quietly
 from remat_solvers import BudgetTooSmall
 
-if TYPE_CHECKING:
-    from remat.session.stepper import Stepper
-
-__all__ = ["Prepared", "Region", "run_as_it_is"]
+__all__ = ["Region", "SeenLoss", "keep", "run_as_it_is"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +30,38 @@ _SURE = 3  # backwards in a row over the same outputs
 _MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
 
 
-class Prepared(BaseException):
-    """Ends a forward that was run to make a plan, before it changes anything: no error to catch."""
+@dataclass(frozen=True, slots=True)
+class SeenLoss:
+    """What the code between forward and backward was seen to take, of outputs of so many bytes."""
+
+    cost: LossCost
+    of_bytes: int
+
+    @classmethod
+    def seen(cls, cost: LossCost, capture: Capture) -> SeenLoss:
+        """Note what was seen of the outputs of a capture."""
+        return cls(cost, _returned_bytes(capture))
+
+    def of(self, capture: Capture) -> LossCost:
+        """Expect the same of outputs of other sizes, in proportion."""
+        bytes_, of_bytes = _returned_bytes(capture), self.of_bytes
+        if not of_bytes or bytes_ == of_bytes:
+            return self.cost
+        return LossCost(
+            -(-self.cost.workspace_bytes * bytes_ // of_bytes),
+            -(-self.cost.kept_bytes * bytes_ // of_bytes),
+        )
 
 
 class Region:
     """One graph of Dynamo's, and the plans to run it by, one for each set of numbers that it reads.
 
-    Called as Dynamo calls it, with a flat list of inputs, parameters and buffers among them.
+    Its inputs are a flat list, parameters and buffers among them. What its backwards show is
+    learned, and planned for from then on.
     """
 
-    def __init__(self, stepper: Stepper, found: Found, counters: Counters) -> None:
-        self.stepper = stepper
-        self._counters = counters
+    def __init__(self, found: Found, counters: Counters) -> None:
+        self.counters = counters
         self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)
         self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
@@ -60,108 +75,36 @@ class Region:
                 checkpoints,
             )
         self.plans: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
+        self.captures: dict[tuple[Any, ...], Capture] = {}
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
-        self.left: set[Hashable] = set()
-        self.checked: dict[Hashable, Plan] = {}
+        self.released_outputs: frozenset[int] | None = None
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
+        self.left: set[Hashable] = set()
+        self.checked: dict[Hashable, Plan] = {}
         self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
-        self.released_outputs: frozenset[int] | None = None
-        self._captures: dict[tuple[Any, ...], Capture] = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the region: by its plan, or as it is where nothing needs a gradient."""
-        stepper, inputs = self.stepper, tuple(self._counters.given(inputs))
-        if stepper.answer is not None:
-            return self._counters.put_back(stepper.answer, inputs)
-        stepper.first_steps.finish()
-        if self.runs_as_it_is:
-            return self._as_it_is(inputs)
-        if stepper.preparing and not any(map(_requires_grad, inputs)):
-            raise Prepared
-        if not torch.is_grad_enabled() or not any(map(_requires_grad, inputs)):
-            stepper.rest()
-            stepper.before_code()
-            return self._as_it_is(inputs)
-        key = self.numbers(inputs)
-        if key not in self.plans:
-            made = stepper.plan(self, inputs)
-            _put(self.plans, key, self.settle(key, made) if isinstance(made, Planned) else made)
-        planned = self.plans[key]
-        if isinstance(planned, Planned):
-            stepper.used(planned)
-        if stepper.preparing:
-            raise Prepared
-        if planned is None:
-            returned = self._as_it_is(inputs)
-            if any(map(_requires_grad, flatten(returned)[0])):  # views of inputs, say
-                stepper.met_nothing_to_plan(self, inputs)
-            return returned
-        stepper.met()
-        if isinstance(planned, NotPlanned):
-            stepper.used_none(planned)
-            return self._as_it_is(inputs)
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        if isinstance(planned, RegionPlan):
-            outputs = stepper.together.run(
-                planned, self.graph, tensors, self.backward_begins, lambda: self._plain(inputs)
-            )
-        else:
-            call = _Call(self, key, planned)
-            if not stepper.calls:
-                stepper.first_steps.begin(call, tensors)
-            outputs = planned.executable(self.graph, tensors, call.started, exceeded=call.exceeded)
-            stepper.first_steps.returned()
-            stepper.calls.add(call)
-        returned = planned.capture.output_structure.rebuild(iter(outputs))
-        return self._counters.put_back(returned, inputs)
+    def as_it_is(self, inputs: Sequence[Any]) -> Any:
+        """Run it without a plan, as Dynamo found it."""
+        return run_as_it_is(self._found, self.counters, inputs)
 
-    def _as_it_is(self, inputs: Sequence[Any]) -> Any:
-        return run_as_it_is(self._found, self._counters, inputs)
-
-    def _plain(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def plain(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run it as it is, with nothing checkpointed, and give the tensors that it returns."""
         with quietly():
             return flatten(self.graph(*inputs))[0]
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Give what a call is planned for: numbers that the graph reads, and sizes left open."""
-        found = (inputs[position] for position in self._counters.matter)
-        sized = (inputs[position] for position in self._counters.sized)
+        found = (inputs[position] for position in self.counters.matter)
+        sized = (inputs[position] for position in self.counters.sized)
         return (
             *(item for item in found if not isinstance(item, torch.Tensor)),
             *((tuple(tensor.shape), tensor.stride()) for tensor in sized),
         )
-
-    def captured(self, inputs: Sequence[Any], costs: Costs, *, loss_alone: bool = True) -> Capture:
-        """Give the graph of a call: traced once, whatever is planned for."""
-        key = (loss_alone, *self.numbers(inputs))
-        known = self._captures.get(key)
-        if known is None:
-            with quietly():  # the original has warned of the same
-                known = self.stepper.capture_region(
-                    self.graph,
-                    inputs,
-                    costs=costs,
-                    loss_alone=loss_alone,
-                    real=self.stepper.real_strides,
-                )
-                numerics = self.stepper.numerics
-                if loss_alone and numerics is not None:
-                    known = known.with_alternatives(numerics, measured=self.stepper.measured)
-            _put(self._captures, key, known)
-        return known
-
-    def backward_begins(
-        self, executable: Runnable, missing: frozenset[int], released_outputs: frozenset[int]
-    ) -> None:
-        """See what the backward shows of a call that was planned with others."""
-        self.stepper.backward_begins()
-        self.learn(executable, missing, released_outputs)
 
     def learn(
         self, executable: Runnable, missing: frozenset[int], released_outputs: frozenset[int]
@@ -221,39 +164,20 @@ class Region:
         return before
 
 
-@dataclass(eq=False)
-class _Call(PlannedCall):
-    """A call of a region that is all of a function, from its forward to its backward."""
-
-    def started(self, missing: frozenset[int], released_outputs: frozenset[int]) -> None:
-        """Learn what the backward, which begins, shows."""
-        self.missing, self.released_outputs = missing, released_outputs
-        self.region.stepper.backward_begins(self)
-        self.region.stepper.first_steps.backward(self)
-        self.region.learn(self.planned.executable, missing, released_outputs)
-
-    def exceeded(self, error: BudgetExceeded) -> None:
-        """Tell of a backward over the budget, which the next forward is planned for."""
-        warnings.warn(
-            f"{str(error).partition(';')[0]}. It runs, its gradients are right, and from the next "
-            f"forward on it is planned for, within the budget",
-            BudgetWarning,
-            stacklevel=2,
-        )
-
-
 def run_as_it_is(graph: torch.fx.GraphModule, counters: Counters, inputs: Sequence[Any]) -> Any:
     """Run a graph without a plan."""
     with quietly():  # torch warns of tensors where the user's code had arrays
         return counters.put_back(graph(*inputs), inputs)
 
 
-def _put(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], item: Any) -> None:
+def keep(known: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) -> None:
     """Keep what was made last, for so many numbers."""
-    known[key] = item
+    known[numbers] = item
     if len(known) > _MOST_NUMBERS:
         del known[next(iter(known))]
 
 
-def _requires_grad(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.requires_grad
+def _returned_bytes(capture: Capture) -> int:
+    sizes = capture.graph.value_by_name
+    values = {capture.program.storage[name] for name in capture.program.returned}
+    return sum(sizes[value].size_bytes for value in values if value in sizes)

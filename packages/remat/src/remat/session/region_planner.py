@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from remat.budgets.auto import AutoBudget
+from remat.cache import remembered_costs
+from remat.errors import BudgetWarning, PlanMismatch
+from remat.planning.misfit import NotPlanned, warn_of_misfit
 from remat.planning.planner import (
     SCALAR_BYTES,
     Planned,
@@ -24,50 +29,185 @@ from remat.planning.planner import (
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
-from remat.session.first_steps import SeenLoss
-from remat.session.region import Region
+from remat.session.kind_finder import KindFinder
+from remat.session.kinds import RegionKind, RegionPlan
+from remat.session.region import Region, SeenLoss, keep
+from remat.session.steps import Steps
+from remat.session.tensors import device_of, is_computed
 from remat_exec import BudgetExceeded, autocast_type, get_executor
 from remat_graph import Graph, simulate
-from remat_graph.torch import Capture, Cost, Costs, LossCost
+from remat_graph.torch import (
+    Capture,
+    CaptureError,
+    Cost,
+    Costs,
+    LossCost,
+    NoBackward,
+    RealStrides,
+    get_capture,
+    quietly,
+)
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["RegionPlanner"]
+__all__ = ["RegionPlanner", "leads_to"]
+
+logger = logging.getLogger(__name__)
 
 Loss = Callable[[Any], Any]
 
 
-@dataclass(eq=False)
 class RegionPlanner:
-    """Plans for regions that are alone, and what is known from earlier ones.
+    """Captures regions, and plans for those that have the whole budget.
 
     `auto` fixes that budget. `costs` are what operators were measured to cost, and are added to.
+    What is known from earlier plans is used for later ones.
     """
 
-    settings: Settings
-    auto: AutoBudget
-    costs: dict[str, Cost] = field(default_factory=dict)
-    _known: list[Planned] = field(default_factory=list)
-    _plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = field(default_factory=dict)
+    def __init__(
+        self, settings: Settings, auto: AutoBudget, kinds: list[RegionKind], breaks: list[str]
+    ) -> None:
+        self.settings = settings
+        self.auto = auto
+        self._kinds = kinds
+        self._breaks = breaks
+        self._finder = KindFinder(settings, kinds, settings.given_step)
+        self._changes: dict[str, dict[int, bool | None]] = {}
+        self._unplanned: set[str] = set()
+        self.costs: dict[str, Cost] = {}
+        self._measures = settings.costs == "measure"
+        self._capture_region = get_capture(settings.capture)
+        self._real_strides = RealStrides() if self._measures else None
+        self._known: list[Planned] = []
+        self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
 
     @property
-    def first_costs(self) -> Costs:
+    def _first_costs(self) -> Costs:
         """With which a graph is captured, before it is known whether it must be measured."""
-        return "estimate" if self.settings.costs == "measure" else self.settings.costs
+        return "estimate" if self._measures else self.settings.costs
 
-    def plan(self, region: Region, inputs: Sequence[Any], loss: Loss | None) -> Planned:
-        """Plan with room for what a loss was seen to take, or without if no plan has.
+    def captured(
+        self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
+    ) -> Capture:
+        """Give the graph of a call: traced once, whatever is planned for."""
+        key = (loss_alone, *region.numbers(inputs))
+        capture = region.captures.get(key)
+        if capture is None:
+            with quietly():  # the original has warned of the same
+                capture = self._capture_region(
+                    region.graph,
+                    inputs,
+                    costs=self._first_costs,
+                    loss_alone=loss_alone,
+                    real=self._real_strides,
+                )
+                numerics = self.settings.numerics
+                if loss_alone and numerics is not None:
+                    measured = self.costs if self._measures else None
+                    capture = capture.with_alternatives(numerics, measured=measured)
+            keep(region.captures, key, capture)
+        return capture
+
+    def communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
+        """Whether a region sends to other processes: rehearsed, it would send what none awaits."""
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return False
+        with contextlib.suppress(CaptureError):  # which planning raises again
+            return self.captured(region, inputs).communicates
+        return False
+
+    def see_call(self, region: Region, inputs: Sequence[Any]) -> None:
+        """See a call that is to be planned for."""
+        logger.info("planning for %s", region.name)
+        if region.caller is not None and is_computed(inputs, ()):
+            warnings.warn(
+                f"{leads_to(region.caller)}: what it holds there is not counted, beside the "
+                f"budget; remat.rematerialize counts it",
+                BudgetWarning,
+                stacklevel=2,
+            )
+            region.caller = None
+        if self.settings.budget.is_auto:
+            self.auto.see(inputs, device_of(inputs))
+
+    def could_not_plan(self, region: Region) -> bool:
+        """Whether a region was found that cannot be captured."""
+        return region.name in self._unplanned
+
+    def refuse_given(self) -> None:
+        """Refuse a plan of one region for a model of several.
+
+        Raises:
+            PlanMismatch: if one was given.
+        """
+        given = self.settings.given_region
+        if given is not None:
+            where = "; ".join(dict.fromkeys(self._breaks)) or "other ranks take part in it"
+            raise PlanMismatch(
+                f"{given.name} is for a model whose forward is one region, and this one's is not: "
+                f"{where}. Leave plan= out, and save the plan that is made"
+            )
+
+    def plan_shared(self, region: Region, inputs: Sequence[Any], steps: Steps) -> RegionPlan | None:
+        """Find the options of a region that shares the budget; `None` if it is to run as it is.
+
+        Raises:
+            PlanMismatch: in the first step, if it is none of the regions of a plan that was given.
+        """
+        try:
+            capture = self.captured(region, inputs, loss_alone=False)
+            if region.expected is not None:
+                capture = for_missing(capture, region.expected)
+            capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
+            steps.device, step = capture.program.device, steps.step
+            step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
+            position = len(step.calls) if steps.done == 0 else None
+            number, capture = self._finder.find(region.name, capture, self.costs, position)
+        except NoBackward:
+            return None
+        except CaptureError as error:
+            level = logging.INFO if self.could_not_plan(region) else logging.WARNING
+            self._unplanned.add(region.name)  # which may be found again for each new number
+            reason = str(error)  # which holds no frames, whoever keeps what is logged
+            logger.log(
+                level, "%s runs as it is, its memory is not planned: %s", region.name, reason
+            )
+            self._breaks.append(f"{region.name} runs as it is: {reason}")
+            return None
+        changes = self._changes.setdefault(region.name, {})
+        executor = get_executor(self.settings.executor)
+        return RegionPlan(number, capture, self._kinds[number], executor, changes)
+
+    def plan_one(
+        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
+    ) -> Planned | NotPlanned | None:
+        """Plan for a region that has the whole budget; `None` if it is to run as it is.
 
         `loss` makes it of what the region returns, to be measured.
         """
+        try:
+            with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
+                planned = self._plan_with_loss_seen(region, numbers, inputs, loss)
+        except NoBackward:
+            return None
+        except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
+            if self.settings.on_infeasible == "raise":
+                raise
+            return warn_of_misfit(f"a call of {region.name}", error)
+        return region.settle(numbers, planned)
+
+    def _plan_with_loss_seen(
+        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
+    ) -> Planned:
+        """Plan with room for what a loss was seen to take, or without if no plan has."""
         seen = region.seen_loss
-        if seen is None or region.numbers(inputs) in region.left:
+        if seen is None or numbers in region.left:
             return self._plan(region, inputs, loss, None)
         try:
             return self._plan(region, inputs, loss, seen)
         except (BudgetTooSmall, BudgetExceeded) as error:
-            made = self._plan(region, inputs, loss, None)
+            planned = self._plan(region, inputs, loss, None)
             region.leave_loss(inputs, error)
-            return made
+            return planned
 
     def _plan(
         self,
@@ -82,9 +222,8 @@ class RegionPlanner:
         is, its plan is too, and nothing is measured or solved.
         """
         settings = self.settings
-        measured = settings.costs == "measure"
         start = time.perf_counter()
-        captured = region.captured(inputs, self.first_costs)
+        captured = self.captured(region, inputs)
         if region.expected is not None:
             captured = for_missing(captured, region.expected)
         kin = self._kin(captured)
@@ -110,8 +249,8 @@ class RegionPlanner:
                 )
                 return Planned(known.plan, same, executable)
         same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
-        of_other_sizes = measured and kin and not same_sizes
-        if measured and not of_other_sizes:  # of the same sizes all is measured already
+        of_other_sizes = self._measures and kin and not same_sizes
+        if self._measures and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self.costs)
         if loss is not None:
             settings = replace(settings, loss=loss)
@@ -183,6 +322,11 @@ class RegionPlanner:
             return True
         executor = get_executor(self.settings.executor)
         return not executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
+
+
+def leads_to(caller: str) -> str:
+    """Say that code is in no graph which leads to a graph."""
+    return f"TorchDynamo made no graph of what leads to {caller}"
 
 
 def _has_room(known: Planned, loss: LossCost) -> bool:

@@ -15,16 +15,22 @@ from typing import Any
 
 import torch
 
+from remat.budgets.blocks import or_with_expandable_segments
 from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
 from remat.planning.given import GivenPlan
+from remat.planning.planner import Planned
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
+from remat.plans.reads import read_by_backward
+from remat.session.calls import Call
 from remat.session.choosing import StepChooser
 from remat.session.known_patterns import KnownPattern, KnownPatterns
 from remat.session.recording import Recorded
+from remat.session.region import SeenLoss
 from remat_exec import BudgetExceeded
+from remat_graph.torch import LossCost, Mark
 from remat_solvers import BudgetTooSmall
 
 __all__ = ["StepPlanner"]
@@ -45,19 +51,26 @@ _BY_CALLS = (
     "that they gave; what runs between them was not recorded"
 )
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
+_MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
+_LOSS_OVER = (
+    "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
+    "gradients of the outputs, where {:,} were allowed. Its gradients are right, and from the next "
+    "forward on this is planned for; with loss= it is at once"
+)
+_OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that was measured"
 
 
 @dataclass(eq=False)
 class StepPlanner:
     """Plans for recorded steps, and keeps what was planned in `patterns`.
 
-    `told` is given each plan. `given` is one of an earlier process that is still to be followed. A
-    step that `awaits_plain` is planned by when it is known what a fraction is of: the next one runs
-    plain, and is measured.
+    `on_plan` is given each plan. `given` is one of an earlier process that is still to be followed.
+    A step that `awaits_plain` is planned by when it is known what a fraction is of: the next one
+    runs plain, and is measured.
     """
 
     settings: Settings
-    told: Callable[[Any], None]
+    on_plan: Callable[[Any], None]
     chooser: StepChooser
     patterns: KnownPatterns
     given: GivenPlan | None
@@ -67,6 +80,52 @@ class StepPlanner:
     _awaiting: tuple[Recorded, int] | None = None
     _plain_attempts: int = 0
     _is_early: bool = False
+    _call_was_over: bool = False
+
+    def see_call(self, call: Call, marks: Sequence[Mark]) -> None:
+        """See whether the first step by the plan of one region stayed within the budget.
+
+        What the code between forward and backward takes, most often a loss, is in no graph: a plan
+        allows it so much, measured or guessed. More is planned for from then on.
+
+        Warns:
+            BudgetWarning: if it took more.
+        """
+        region, planned = call.region, call.planned
+        if planned is None or call.missing != planned.capture.missing:
+            return  # a backward that was not planned for; the next plan is
+        if [mark.label for mark in marks] != _MARKS_OF_CALL:
+            return
+        budget, device = planned.plan.budget_bytes, planned.capture.program.device
+        most = max(mark.peak_bytes for mark in marks)
+        seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
+        expected = seen.at_least(allowed)
+        over = expected != allowed and (
+            marks[-2].peak_bytes > budget
+            or (most > budget and expected.kept_bytes > allowed.kept_bytes)
+        )
+        if expected != allowed:
+            loss = SeenLoss.seen(expected, planned.capture)
+            region.see_loss(loss, planned.plan if over else None)
+        if over:
+            why = _LOSS_OVER.format(
+                seen.kept_bytes + seen.workspace_bytes,
+                allowed.kept_bytes + allowed.workspace_bytes,
+            )
+        elif most > budget:
+            if not self._call_was_over:  # what an optimizer keeps is new but once
+                self._call_was_over = True
+                return
+            why = (
+                f"something that no plan knows of takes memory in it, such as hooks of parameters"
+                f"{_OTHER_BLOCKS * (device.type == 'cuda')}. "
+                f"Its gradients are right; ask for so much less"
+                f"{or_with_expandable_segments(device)}"
+            )
+        region.checked[call.numbers] = planned.plan
+        if most > budget:
+            more = f"{most - budget:,} more than the budget of {budget:,}"
+            warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)
 
     def refuse(self) -> None:
         """Raise what ended the planning, if something did.
@@ -132,7 +191,7 @@ class StepPlanner:
             if not record.provisional and not has_other_ranks():
                 ran_by.awaited = 0
             if ran_by.fits:
-                self.told(ran_by.plan)
+                self.on_plan(ran_by.plan)
         planned = self.patterns.of(record.pattern) or ran_by
         try:
             made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
@@ -147,7 +206,7 @@ class StepPlanner:
         if made is not None:
             self.patterns.add(made)
             if made.fits:
-                self.told(made.plan)
+                self.on_plan(made.plan)
 
     def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
         """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
@@ -274,3 +333,20 @@ def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
     if planned is not None and record.pattern != planned.record.pattern:
         return planned.record
     return record
+
+
+def _loss_seen(
+    planned: Planned, marks: Sequence[Mark], released_outputs: frozenset[int]
+) -> LossCost:
+    """Read off a record what the code between forward and backward took."""
+    kept, backward = marks[-3:-1]
+    capture = planned.capture
+    program, sizes = capture.program, capture.graph.value_by_name
+    gradients = {program.storage[name] for name in program.tangents}
+    before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
+    gone = capture.released_values(released_outputs) - read_by_backward(
+        capture.graph, planned.plan.schedule
+    )
+    freed = sum(sizes[value].size_bytes for value in gone)
+    held = max(0, backward.held_bytes + freed - before)
+    return LossCost(max(0, backward.peak_bytes - before - held), held)

@@ -1,7 +1,7 @@
-"""What runs the steps of code that is compiled together: a stepper for each thread in a step.
+"""What runs the steps of code that is compiled together: a session for each thread in a step.
 
 A step belongs to the thread that runs its forwards, and so do its budget and its record. A thread
-goes on with the stepper that it had, else takes one whose step is over, else has a new one, which
+goes on with the session that it had, else takes one whose step is over, else has a new one, which
 plans for itself. What Dynamo compiled serves them all.
 """
 
@@ -23,24 +23,24 @@ from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.errors import BudgetWarning
 from remat.session.counters import Counters
 from remat.session.region import Region, run_as_it_is
-from remat.session.stepper import Stepper
+from remat.session.session import Session
 from remat_graph.torch import own_thread
 
-__all__ = ["SharedRegion", "Steppers"]
+__all__ = ["Sessions", "SharedRegion"]
 
 
 @dataclass(eq=False)
 class SharedRegion:
-    """A graph that Dynamo found: a region of whichever stepper runs it, found by `steppers`."""
+    """A graph that Dynamo found: a region of whichever session runs it, found by `sessions`."""
 
     found: Found
-    steppers: Callable[[], Steppers]
+    sessions: Callable[[], Sessions]
     counters: Counters = field(init=False)
 
     def __post_init__(self) -> None:
         self.counters = Counters(self.found.graph)
         if torch.is_grad_enabled():
-            with self.steppers().region_of(self):  # what is wrong is said when it is compiled
+            with self.sessions().region_of(self):  # what is wrong is said when it is compiled
                 pass
 
     @functools.cached_property
@@ -49,18 +49,18 @@ class SharedRegion:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the region, as Dynamo calls it; as it is in a thread that only evaluates."""
-        steppers = self.steppers()
-        if not torch.is_grad_enabled() and not steppers.has_own():
+        sessions = self.sessions()
+        if not torch.is_grad_enabled() and not sessions.has_own():
             return run_as_it_is(self._eager, self.counters, self.counters.given(inputs))
-        with steppers.region_of(self) as region:
-            return region(*inputs)
+        with sessions.region_of(self) as (session, region):
+            return session.call(region, inputs)
 
 
 @dataclass(eq=False)
 class _Held:
-    """A stepper, the thread that it is of, and how often that is within a forward of it."""
+    """A session, the thread that it is of, and how often that is within a forward of it."""
 
-    stepper: Stepper
+    session: Session
     thread: threading.Thread
     within: int = 0
     regions: WeakKeyDictionary[SharedRegion, Region] = field(default_factory=WeakKeyDictionary)
@@ -68,39 +68,39 @@ class _Held:
     @property
     def is_free(self) -> bool:
         """Whether its step is over, as far as can be seen; only its thread ends its recording."""
-        if self.within or self.stepper.waiting:
+        if self.within or self.session.waiting:
             return False
-        return not (self.stepper.is_recording and self.thread.is_alive())
+        return not (self.session.is_recording and self.thread.is_alive())
 
 
-class Steppers:
-    """The steppers of what is compiled together, each made by `make`."""
+class Sessions:
+    """The sessions of what is compiled together, each made by `make`."""
 
-    def __init__(self, make: Callable[[], Stepper]) -> None:
+    def __init__(self, make: Callable[[], Session]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._all: list[_Held] = []
         self._last: _Held | None = None
 
     @contextmanager
-    def taken(self) -> Iterator[Stepper]:
-        """Give the stepper of this thread, which no other takes before the end of the block.
+    def taken(self) -> Iterator[Session]:
+        """Give the session of this thread, which no other takes before the end of the block.
 
         Warns:
             BudgetWarning: if another thread is within a step at the same time, for the first time.
         """
         with self._hold() as held:
-            yield held.stepper
+            yield held.session
 
     @contextmanager
-    def region_of(self, shared: SharedRegion) -> Iterator[Region]:
-        """Give the region of a graph with this thread's stepper."""
+    def region_of(self, shared: SharedRegion) -> Iterator[tuple[Session, Region]]:
+        """Give this thread's session, and the region that a graph is in it."""
         with self._hold() as held:
             region = held.regions.get(shared)
             if region is None:
-                region = held.stepper.add(shared.found, shared.counters)
+                region = held.session.add(shared.found, shared.counters)
                 held.regions[shared] = region
-            yield region
+            yield held.session, region
 
     @contextmanager
     def _hold(self) -> Iterator[_Held]:
@@ -137,31 +137,31 @@ class Steppers:
         return own, False
 
     def has_own(self) -> bool:
-        """Whether this thread has a stepper."""
+        """Whether this thread has a session."""
         thread = threading.current_thread()
         return any(held.thread is thread for held in self._all)
 
     def times_met(self) -> int:
         """Count the calls of regions in this thread that had something to differentiate."""
         thread = threading.current_thread()
-        return sum(held.stepper.times_met for held in self._all if held.thread is thread)
+        return sum(held.session.times_met for held in self._all if held.thread is thread)
 
     def rest(self) -> None:
         """See a forward of this thread without gradients, between two steps."""
         thread = own_thread()
         for held in self._all:
             if held.thread is thread:
-                held.stepper.rest()
+                held.session.rest()
 
     def stop_recording(self) -> None:
         """Drop what is recorded."""
         for held in self._all:
-            held.stepper.stop_recording()
+            held.session.stop_recording()
 
-    def thread_of(self, stepper: Stepper) -> threading.Thread | None:
-        """Give the thread that a stepper is of, if it is one of these."""
-        return next((held.thread for held in self._all if held.stepper is stepper), None)
+    def thread_of(self, session: Session) -> threading.Thread | None:
+        """Give the thread that a session is of, if it is one of these."""
+        return next((held.thread for held in self._all if held.session is session), None)
 
     def waiting(self, thread: threading.Thread) -> int:
         """Count the calls of a thread that wait for their backward."""
-        return sum(held.stepper.waiting for held in self._all if held.thread is thread)
+        return sum(held.session.waiting for held in self._all if held.thread is thread)

@@ -1,0 +1,105 @@
+"""One call of a region, from its forward to the end of its backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from remat.planning.planner import Planned
+from remat.session.changes import Changes, Watched
+from remat.session.region import Region
+from remat_exec import Runnable
+from remat_solvers.step import RegionOption
+
+__all__ = ["Call", "HandedOut", "NewGradients"]
+
+
+class HandedOut:
+    """The outputs of a call, which are counted with what it keeps, and may be let go of."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        storages = {tensor.untyped_storage()._cdata: tensor for tensor in outputs}
+        new: Any = StorageWeakRef
+        self._storages = [
+            (new(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
+            for tensor in storages.values()
+            if tensor.layout is torch.strided
+        ]
+
+    @property
+    def gone_bytes(self) -> int:
+        """Sum those that nobody holds any more."""
+        return sum(size for storage, size in self._storages if storage.expired())
+
+
+class NewGradients:
+    """The parameters of a call that had no gradients before it."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.of: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {
+            id(tensor): (weakref.ref(tensor), tensor.nbytes)
+            for tensor in tensors
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+            if tensor.grad is None
+        }
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a region.
+
+    One by a plan of its own is `planned`, for these `numbers`; its backward shows what is `missing`
+    and what was let go of. One of a step of several regions runs by an `option`, and goes on by
+    the `lean` one if it gives memory back; `drop` does that. `changes` sees what is `watched`.
+    """
+
+    region: Region
+    executable: Runnable
+    position: int = 0
+    planned: Planned | None = None
+    numbers: Hashable = None
+    missing: frozenset[int] | None = None
+    released_outputs: frozenset[int] = frozenset()
+    option: RegionOption | None = None
+    lean: RegionOption | None = None
+    drop: Callable[[], None] | None = None
+    changes: Changes | None = None
+    watched: list[Watched] = field(default_factory=list)
+    handed: HandedOut = field(default_factory=lambda: HandedOut(()))
+    gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the call keeps between its halves, if it shares a budget with others."""
+        return 0 if self.option is None else self.option.kept_bytes
+
+    @property
+    def droppable_bytes(self) -> int:
+        """What the call keeps beyond what it must."""
+        if self.drop is None or self.lean is None or self.executable.low_memory_plan is None:
+            return 0
+        return self.kept_bytes - self.lean.kept_bytes
+
+    def go_lean(self) -> None:
+        """Give back what can be made again; the backward is that of the lean option then."""
+        if self.drop is not None:
+            self.drop()
+            self.option = self.lean
+
+    def end_watch(self) -> None:
+        """Note whether what is watched was changed before the backward, which begins."""
+        if self.changes is not None:
+            for watched in self.watched:
+                self.changes.note(watched)
+        self.watched.clear()
+
+    def __del__(self) -> None:
+        """Note that there was no backward, if there was none."""
+        if self.changes is not None:
+            for watched in self.watched:
+                self.changes.note_none(watched)

@@ -1,0 +1,188 @@
+"""Runs the calls of regions, from the forward of each to the end of its backward."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from remat.errors import BudgetWarning
+from remat.planning.planner import Planned
+from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.kinds import RegionPlan
+from remat.session.options import CallOptions
+from remat.session.recording import gradients_present
+from remat.session.region import Region
+from remat.session.step import before_backward, within_backward
+from remat.session.steps import Steps
+from remat_exec import BudgetExceeded, autocast_type
+
+__all__ = ["CallRunner"]
+
+
+class CallRunner:
+    """Runs calls, and notes in the step under way what they show of it.
+
+    `on_backward` is called where the backward of a call begins.
+    """
+
+    def __init__(self, steps: Steps, on_backward: Callable[[], None]) -> None:
+        self._step = steps.step
+        self._patterns = steps.patterns
+        self._known_bytes = steps.known_bytes
+        self._options = CallOptions(steps.chooser, steps.patterns)
+        self._on_backward = on_backward
+        self._autocast: torch.dtype | None = None
+
+    def run_one(
+        self, region: Region, numbers: Hashable, planned: Planned, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the forward of a region that has the budget for itself.
+
+        The first step by a plan is recorded. It is of no use where gradients are there already:
+        what was there before does not count, but may be let go of in the step.
+        """
+        step, call = self._step, Call(region, planned.executable, planned=planned, numbers=numbers)
+        is_checked = region.checked.get(numbers) is planned.plan or numbers in region.left
+        if not (step.lone_calls or is_checked or gradients_present(tensors)):
+            step.record_call(call, planned.capture.program.device)
+            step.recording.mark("forward 0")
+        begins = functools.partial(self._backward_begins, call)
+        outputs = call.executable(region.graph, tensors, begins, exceeded=_exceeded)
+        if step.records_call:
+            step.recording.mark("kept 0")
+        step.live.add(call)
+        return outputs
+
+    def run_shared(
+        self, region: Region, plan: RegionPlan, inputs: Sequence[Any], tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the forward of a region that shares the budget with others."""
+        step, recording, device = self._step, self._step.recording, plan.capture.program.device
+        if recording.under_way and not recording.is_on(device):
+            step.stop_recording()  # of a first step, whose device was not known
+        if step.is_new and not recording.under_way:
+            step.is_new = False
+            self._begin_late(device)
+        if step.runs_plain:
+            return self._run_plain(region, plan, inputs, tensors)
+        position = len(step.calls)
+        option = self._options.next(step.pattern, plan, step.open_calls)
+        if self._patterns.off_plan and not recording.under_way:
+            self._begin_late(device, collect=False)  # each step may be so
+        step.calls.append((plan, option))
+        watched = plan.changes.protect_inputs(tensors)
+        if any(plan.changes.is_new(position) for position, *_ in watched):
+            step.is_provisional = True  # later steps most often do not hold them twice
+        executable = plan.executable(option)
+        if recording.under_way:
+            step.noted.append(plan.noted(option, tensors))
+        call = Call(
+            region,
+            executable,
+            position,
+            option=option,
+            lean=plan.lean,
+            changes=plan.changes,
+            watched=watched,
+            gradients=NewGradients(tensors),
+        )
+        self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
+        self._known_bytes.see(step.open_calls, option.forward_bytes)
+        recording.mark(f"forward {position}")
+        outputs = executable(
+            region.graph,
+            tensors,
+            functools.partial(self._backward_begins, call),
+            functools.partial(self._backward_ends, call),
+            lambda drop: setattr(call, "drop", drop),
+        )
+        call.handed = HandedOut(outputs)
+        step.await_call(call)
+        recording.mark(f"kept {position}")
+        watched = plan.changes.protect_outputs(outputs)
+        if any(plan.changes.is_new(position) for position, *_ in watched):
+            step.is_provisional = True
+        call.watched += watched
+        return outputs
+
+    def _run_plain(
+        self, region: Region, plan: RegionPlan, inputs: Sequence[Any], tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the forward of a region as it is; it lives until its backward begins."""
+        step, everything = self._step, plan.everything
+        call = Call(region, plan.executable(plan.lean), len(step.calls), option=everything)
+        step.calls.append((plan, everything))
+        step.recording.mark_present(tensors)
+        outputs = region.plain(inputs)
+        step.await_call(call)
+
+        def begins() -> None:
+            step.live.discard(call)
+            step.backward_begins()
+
+        before_backward(outputs, begins)
+        return outputs
+
+    def _begin_late(self, device: torch.device, *, collect: bool = True) -> None:
+        """Record the rest of a step, unless a checkpoint computes again in its backward."""
+        if not within_backward():
+            self._step.begun_late = True
+            self._known_bytes.record_from(len(self._step.calls))
+            self._step.recording.start(device, collect=collect)
+
+    def _make_room(self, needed: int, half: str, own: Call | None = None) -> None:
+        for call in self._options.make_room(self._step.open_calls, needed, half, own):
+            self._step.recording.mark(f"lean {call.position}")
+
+    def _backward_begins(
+        self, call: Call, missing: frozenset[int], released_outputs: frozenset[int]
+    ) -> None:
+        """See that there is room for a backward, which begins, and learn what it shows."""
+        step, option = self._step, call.option
+        if option is None:
+            call.missing, call.released_outputs = missing, released_outputs
+            step.live.discard(call)
+            self._on_backward()
+            step.recorded_backward_begins(call)
+            call.region.learn(call.executable, missing, released_outputs)
+            return
+        call.end_watch()
+        if call in step.live:  # else it is left over from an earlier step
+            self._see_autocast(autocast_type(call.executable.capture.program.device))
+            self._known_bytes.backward_begins(step.open_calls)
+            self._make_room(option.backward_bytes, "backward", call)
+            self._known_bytes.see(step.open_calls, option.backward_bytes, call)
+            step.recording.mark(f"backward {call.position}")
+            step.backward_begins()
+        self._on_backward()
+        call.region.learn(call.executable, missing, frozenset())
+
+    def _see_autocast(self, autocast: torch.dtype | None) -> None:
+        """Record the next step if a backward's autocast is another than in those before it.
+
+        Products in another type take memory for casts, which no earlier step has shown.
+        """
+        if autocast != self._autocast:
+            self._autocast = autocast
+            self._patterns.record_next = True
+
+    def _backward_ends(self, call: Call) -> None:
+        """Note that a backward has given out its gradients."""
+        if call in self._step.live:
+            self._step.recording.mark(f"given {call.position}")
+            self._step.live.discard(call)
+            self._known_bytes.give(call.gradients)
+
+
+def _exceeded(error: BudgetExceeded) -> None:
+    """Tell of a backward over the budget, which the next forward is planned for."""
+    warnings.warn(
+        f"{str(error).partition(';')[0]}. It runs, its gradients are right, and from the next "
+        f"forward on it is planned for, within the budget",
+        BudgetWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,361 @@
+"""One training loop under one budget: the graphs that TorchDynamo finds, each run by its plan.
+
+A model without graph breaks is one region: a step is one call, which has the whole budget, and its
+plan is rehearsed before. A model with breaks is several; what stands between them runs in eager
+autograd. In its first step each region runs by a schedule that keeps little. The step is recorded:
+what is held at the start and end of each half of each region, and the most in between. By that a
+schedule is chosen for every call. What is made but once counts in it, so the first step like it in
+which no region is planned is recorded, too, and planned by if it took less; nothing is refused
+before. So is the first by that plan, and planned again if it takes more than predicted. A step in
+which a region is found that earlier ones did not call is recorded from there on, to tell whether it
+was over the budget. Between two steps nothing is alive between its halves.
+
+A plan of an earlier process brings the options of its regions, and what was chosen, which is taken
+if the step is recorded to make the same calls and to fit. Its own record of the step is no more
+than what was: what the code between the regions holds is the code's to say.
+
+A step is of one thread (`threads.py`, which has the lock); where it stands is drawn in `step.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from remat.budgets.auto import AutoBudget
+from remat.dynamo import Found
+from remat.errors import BudgetWarning, RematError
+from remat.planning.misfit import NotPlanned, warn_of_misfit
+from remat.planning.planner import Planned
+from remat.planning.settings import Settings
+from remat.session.choosing import StepChooser
+from remat.session.counters import Counters
+from remat.session.kinds import RegionPlan
+from remat.session.region import Region, keep
+from remat.session.region_planner import RegionPlanner, leads_to
+from remat.session.running import CallRunner
+from remat.session.step import Event, within_backward
+from remat.session.steps import Steps
+from remat.session.tensors import device_of, is_computed, requires_grad
+from remat_exec import SecondDerivative, with_call
+from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
+
+__all__ = ["Prepared", "Session"]
+
+
+class Prepared(BaseException):
+    """Ends a forward that was run to make a plan, before it changes anything: no error to catch."""
+
+
+class Session:
+    """The regions of one model, their plans, and what is known from earlier ones.
+
+    `on_plan` is given each plan that a step begins to run by. `auto` fixes that budget.
+    `one_region` says that a graph which is all of a function has the whole budget, unless a plan of
+    several is given. `parameters` are those of the model whose forwards are `run`. `join` is called
+    where a backward begins, to have whatever waits for one beside this planned with it from then
+    on, and gives the number of such calls. `call_arguments` are those of the call that is run, for
+    a loss that asks for them. `times_met` counts calls of regions that have something to
+    differentiate.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_plan: Callable[[Any], None],
+        auto: AutoBudget,
+        *,
+        one_region: bool = True,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]] = tuple,
+        join: Callable[[Session], int] = lambda _: 0,
+    ) -> None:
+        self.call_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self.rebuild: Callable[[Any], Any] = _no_rebuilding
+        self.times_met = self._met_before = 0
+        self.breaks: list[str] = []
+        self._one_region = one_region and settings.given_step is None
+        self._settings = settings
+        self._on_plan = on_plan
+        self._parameters = parameters
+        self._join = join
+        self._answer: Any = None
+        self._preparing = False
+        self._before_code: Callable[[], None] = _nothing
+        self._last: Any = None
+        self._not_planned: NotPlanned | None = None
+        self._has_run = False
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        chooser = StepChooser(settings, auto, on_plan, breaks=self.breaks)
+        self._planner = RegionPlanner(settings, auto, chooser.kinds, self.breaks)
+        self._steps = Steps(settings, on_plan, chooser)
+        self.step = self._steps.step
+        self._runner = CallRunner(self._steps, self.backward_begins)
+
+    def add(self, found: Found, counters: Counters) -> Region:
+        """Make a region of a graph that was found.
+
+        Raises:
+            RematError: if the forward differs when it is run again to measure a loss.
+        """
+        if self._answer is not None:
+            raise RematError(
+                "loss= is measured by running the forward again, and this one differs then; leave "
+                "it out, or compute the loss in the model's forward"
+            )
+        if found.break_reason is not None:
+            self.breaks.append(found.break_reason)
+        if found.caller is not None:
+            self.breaks.append(leads_to(found.caller))
+        if self._one_region and not found.whole:
+            self._share_budget()
+        region = Region(found, counters)
+        for other in self._regions:  # of other sizes, say, whose backwards were seen
+            if other.name == region.name:
+                region.came, region.expected = other.came, other.expected
+                region.released_outputs, region.seen_loss = other.released_outputs, other.seen_loss
+        self._regions.add(region)
+        return region
+
+    def _share_budget(self) -> None:
+        """Have one budget for several calls of regions from now on."""
+        self._one_region = False
+        for region in self._regions:
+            region.plans.clear()  # they had the whole budget
+
+    def _plan_apart(self) -> None:
+        """Have a budget for each region again, after a forward that failed: it may have met parts.
+
+        A part that is met again has the others planned with it.
+        """
+        self._one_region = True
+        self.step.forget_calls()
+        for region in self._regions:
+            region.plans.clear()
+
+    def backward_begins(self) -> None:
+        """See that no other call that has the budget for itself waits for its backward."""
+        calls = 1 + len(self.step.lone_calls) * self._one_region + self._join(self)
+        if calls == 1:
+            return
+        self._share_budget()
+        reason = f"{calls} calls were made before a backward"
+        self.breaks.append(reason)
+        warnings.warn(
+            f"{reason}: in this step each of them had the budget for itself; from the next step on "
+            f"they are planned together, within one. Gradients are right",
+            BudgetWarning,
+            stacklevel=2,
+        )
+
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a forward all of whose regions are of this model.
+
+        Raises:
+            RematError: if there is something to differentiate, but no region with a plan, unless
+                such a call is to run as it is.
+        """
+        step, outermost = self.step, not self.step.within_forward
+        if outermost and not self._one_region:
+            self._steps.begin(None)
+        elif outermost:
+            step.move(Event.BEGIN)
+        first = outermost and not self._has_run and torch.is_grad_enabled() and not self._preparing
+        if first:
+            self._steps.record_first(device_of(self._parameters()))
+        if outermost:
+            step.move(Event.FORWARD)
+            self._met_before = self.times_met
+        one_region = self._one_region
+        try:
+            returned = self._tried(lambda: forward(*args, **kwargs))
+            if outermost and not self._one_region:
+                step.await_backward(returned)
+            elif first:
+                step.stop_recording_steps()
+            self._has_run |= first
+        except BaseException as error:
+            step.stop_recording_steps()
+            if isinstance(error, Exception) and one_region and not self._one_region:
+                self._plan_apart()
+            raise
+        finally:
+            if outermost:
+                step.move(Event.RETURN)
+        if self.times_met == self._met_before and is_computed(returned, (args, kwargs)):
+            self._ran_as_it_is()
+        return returned
+
+    def _tried(self, forward: Callable[[], Any]) -> Any:
+        """Run a forward; what it differentiates twice itself runs as it is from then on."""
+        generator = torch.get_rng_state() if not self._one_region else None
+        try:
+            return forward()
+        except SecondDerivative:
+            regions = dict.fromkeys(call.region for call in self.step.open_calls)
+            if generator is None or not regions:
+                raise
+            for region in regions:
+                region.runs_as_it_is = True
+                self.breaks.append(
+                    f"{region.name} runs as it is: the forward takes a gradient of a gradient"
+                )
+            torch.set_rng_state(generator)
+        return self._tried(forward)
+
+    def _ran_as_it_is(self) -> None:
+        """Refuse, or tell of, a forward without a region that has a plan.
+
+        Raises:
+            RematError: unless such a call is to run as it is.
+        """
+        reason = "; ".join(self.breaks[-3:]) or (
+            "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
+        )
+        error = RematError(
+            f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+            f"that could be planned ({reason}); train this module without remat"
+        )
+        if self._settings.on_infeasible == "raise":
+            raise error
+        if self._not_planned is None:
+            self._not_planned = warn_of_misfit("the model", error)
+        self._use(self._not_planned)
+
+    def prepare(self, forward: Callable[[], Any], before_code: Callable[[], None]) -> None:
+        """Plan for a call; `before_code` is called where some of it runs, before that does."""
+        self._preparing, self._before_code = True, before_code
+        try:
+            forward()
+        except Prepared:
+            pass
+        finally:
+            self._preparing, self._before_code = False, _nothing
+
+    def runs_as_it_is(self, reason: str) -> None:
+        """Note why code is in no graph, before it runs."""
+        self.breaks.append(reason)
+        self._before_code()
+
+    def call(self, region: Region, inputs: Sequence[Any]) -> Any:
+        """Run a region as Dynamo does: by its plan, or as it is where nothing needs a gradient."""
+        counters = region.counters
+        inputs = tuple(counters.given(inputs))
+        if self._answer is not None:
+            return counters.put_back(self._answer, inputs)
+        self._steps.end_record_of_call()
+        if region.runs_as_it_is:
+            return region.as_it_is(inputs)
+        if self._preparing and not any(map(requires_grad, inputs)):
+            raise Prepared
+        if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
+            self._steps.rest()
+            self._before_code()
+            return region.as_it_is(inputs)
+        numbers = region.numbers(inputs)
+        if numbers not in region.plans:
+            keep(region.plans, numbers, self.plan(region, numbers, inputs))
+        plan = region.plans[numbers]
+        if isinstance(plan, Planned):
+            self._use(plan.plan)
+        if self._preparing:
+            raise Prepared
+        if plan is None:
+            returned = region.as_it_is(inputs)
+            if any(map(requires_grad, flatten(returned)[0])):  # views of inputs, say
+                self._met_nothing_to_plan(region, inputs)
+            return returned
+        self.times_met += 1
+        if isinstance(plan, NotPlanned):
+            self._use(plan)
+            return region.as_it_is(inputs)
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        if isinstance(plan, Planned):
+            outputs = self._runner.run_one(region, numbers, plan, tensors)
+        else:
+            if not self.step.within_forward:
+                self._steps.begin(plan.capture.program.device)
+            outputs = self._runner.run_shared(region, plan, inputs, tensors)
+        returned = plan.capture.output_structure.rebuild(iter(outputs))
+        return counters.put_back(returned, inputs)
+
+    def _met_nothing_to_plan(self, region: Region, inputs: Sequence[Any]) -> None:
+        """Count a region whose gradients take no memory as one that was met.
+
+        Not one that could not be captured, or that goes on from what eager code computed.
+        """
+        computed = is_computed(inputs, self.call_arguments)
+        self.times_met += not (self._planner.could_not_plan(region) or computed)
+
+    def _use(self, plan: Any) -> None:
+        """Note the plan that a step runs by, or why it runs without one."""
+        if plan is not self._last or isinstance(plan, NotPlanned):
+            self._last = None if isinstance(plan, NotPlanned) else plan
+            self._on_plan(plan)
+
+    def plan(
+        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
+        """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
+        with process_lock, AllocationRecorder.paused():
+            return beside_profilers(
+                device_of(inputs), lambda: self._plan_undisturbed(region, numbers, inputs)
+            )
+
+    def _plan_undisturbed(
+        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
+    ) -> Planned | RegionPlan | NotPlanned | None:
+        self._planner.see_call(region, inputs)
+        if self._one_region and not region.whole:
+            self._share_budget()
+        if self._one_region and self._planner.communicates(region, inputs):
+            self._one_region = False
+        if not self._one_region:
+            self._planner.refuse_given()
+            return self._planner.plan_shared(region, inputs, self._steps)
+        return self._planner.plan_one(region, numbers, inputs, self._loss())
+
+    def _loss(self) -> Callable[[Any], Any] | None:
+        """Give what makes the loss that was asked for of what the only region returns."""
+        if self._settings.loss is None:
+            return None
+        loss = with_call(self._settings.loss, *self.call_arguments)
+        return lambda returned: loss(self._rebuilt(returned))
+
+    def _rebuilt(self, returned: Any) -> Any:
+        """Give what the function returns, if its only region returns this."""
+        before, self._answer = self._answer, returned
+        try:
+            return self.rebuild(returned)
+        finally:
+            self._answer = before
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their backward."""
+        return len(self.step.live)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a step is recorded, by a profiler of its thread."""
+        return self.step.recording.under_way
+
+    def rest(self) -> None:
+        """Record no further where a forward without gradients runs between two steps."""
+        self._steps.rest()
+
+    def stop_recording(self) -> None:
+        """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
+        if not within_backward():
+            self.step.stop_recording()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _no_rebuilding(returned: Any) -> Any:
+    return returned
