@@ -41,8 +41,8 @@ import remat
 from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
 from remat.planning.planner import Planned
-from remat.session.choosing import StepChooser
 from remat.session.session import Session
+from remat.session.step_planner import StepPlanner
 from remat.session.steps import Steps
 from remat_graph.torch import AllocationRecorder
 
@@ -182,20 +182,20 @@ class Meter:
             self.plans += isinstance(made, Planned)
             return made
 
-        def chosen(chooser: StepChooser, *args: Any) -> Any:
+        def chosen(chooser: StepPlanner, *args: Any) -> Any:
             self.plans += 1
             return choose(chooser, *args)
 
-        plan, begin, choose = Session.plan, Steps.begin, StepChooser.plan
+        plan, begin, choose = Session.plan, Steps.begin, StepPlanner.plan
         setattr(Session, "plan", captured)  # noqa: B010
         setattr(Steps, "begin", lambda *args: timed(begin, *args))  # noqa: B010
-        setattr(StepChooser, "plan", chosen)  # noqa: B010
+        setattr(StepPlanner, "plan", chosen)  # noqa: B010
         try:
             yield
         finally:
             setattr(Session, "plan", plan)  # noqa: B010
             setattr(Steps, "begin", begin)  # noqa: B010
-            setattr(StepChooser, "plan", choose)  # noqa: B010
+            setattr(StepPlanner, "plan", choose)  # noqa: B010
 
 
 def _run(model: Any, pattern: Pattern, step: int, meter: Meter) -> tuple[Step, float]:

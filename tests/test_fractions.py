@@ -141,7 +141,7 @@ def test_outputs_that_are_used_in_turn_do_not_raise_it():
 
 
 def test_where_no_plain_step_can_be_measured_it_is_predicted(monkeypatch):
-    monkeypatch.setattr("remat.session.step_planner.has_room_for_plain", lambda *_: False)
+    monkeypatch.setattr("remat.session.judge.has_room_for_plain", lambda *_: False)
     _, model = made(0.8)
     for _ in range(4):
         step(model)

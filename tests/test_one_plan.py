@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 import remat
 from remat.planning import planner, ranks
-from remat.session import choosing
+from remat.session import step_planner
 from remat_graph import Compute, Graph, Op, Schedule, Stage, Value, encode
 from remat_solvers import smallest_budget, store_all
 from remat_solvers.toolkit import Wiring, expand
@@ -178,7 +178,7 @@ def trained_beside(monkeypatch, schedule, **options):
         asked.append(text)
         return [(which, schedule(graphs[which])) for which, _ in chosen]
 
-    for module in (planner, choosing):
+    for module in (planner, step_planner):
         monkeypatch.setattr(module, "has_other_ranks", lambda: True)
         monkeypatch.setattr(module, "of_first_rank", of_first_rank)
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
 @pytest.mark.parametrize("most_times", [1.05, 100.0])
 def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
     """The minimal peak needs recomputation, for which there is no need here."""
-    for module in (planner, choosing):
+    for module in (planner, step_planner):
         monkeypatch.setattr(module, "MOST_TIMES", most_times)
 
     def lowest(graph):

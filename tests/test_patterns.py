@@ -14,7 +14,7 @@ from torch import nn
 import remat
 from pattern_models import PATTERNS, seed_everything
 from remat.session.calls import Call
-from remat.session.choosing import StepChooser
+from remat.session.judge import Judge
 from remat.session.recording import is_part
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
@@ -42,9 +42,9 @@ def train(name, budget, steps, plans=None):
 
 
 def count_plans(monkeypatch):
-    made, plan = [], StepChooser.plan
+    made, plan = [], StepPlanner.plan
     monkeypatch.setattr(
-        StepChooser, "plan", lambda self, record, of: made.append(record) or plan(self, record, of)
+        StepPlanner, "plan", lambda self, record, of: made.append(record) or plan(self, record, of)
     )
     return made
 
@@ -241,9 +241,9 @@ class Broken(nn.Module):
 
 def test_a_step_after_a_backward_in_another_autocast_is_recorded(monkeypatch):
     """Its products work in another type, whose casts no earlier step has shown."""
-    taken, take = [], StepPlanner.take
+    taken, take = [], Judge.take
     monkeypatch.setattr(
-        StepPlanner, "take", lambda self, *found: taken.append(found) or take(self, *found)
+        Judge, "take", lambda self, *found: taken.append(found) or take(self, *found)
     )
     model = remat.rematerialize(Broken(), budget="8MiB", limit_seconds=0.2)
     counts = []

@@ -85,7 +85,7 @@ def test_code_between_regions_that_takes_more_than_there_is_is_refused():
 
 
 def test_steps_of_several_plans_in_a_row_over_the_budget_are_refused(monkeypatch):
-    monkeypatch.setattr("remat.session.step_planner._ATTEMPTS", 1)
+    monkeypatch.setattr("remat.session.judge._ATTEMPTS", 1)
     model, budget = planned_between()
     model.taken = int(0.5 * budget)
     run(model)
@@ -107,7 +107,7 @@ class Keeps(Between):
 
 
 def test_a_step_of_ranks_that_may_have_been_within_the_budget_is_judged_by_others(monkeypatch):
-    monkeypatch.setattr("remat.session.step_planner.has_other_ranks", lambda: True)
+    monkeypatch.setattr("remat.session.judge.has_other_ranks", lambda: True)
     torch.manual_seed(0)
     original = Keeps()
     budget = int(0.9 * peak_of(original))

@@ -5,9 +5,9 @@ import pytest
 from remat.budgets.auto import AutoBudget
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
-from remat.session.choosing import StepChooser
 from remat.session.kinds import RegionKind
 from remat.session.recording import Recorded
+from remat.session.step_planner import StepPlanner
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import Moment, RegionFront, measure_option
@@ -41,7 +41,7 @@ AGAIN = option("f", "g", "-a", "loss", "-y", "f", "back", "-a", "-dy")
 def chooser(budget, options):
     settings = Settings.read(budget, "auto", "estimate", None, None, None)
     front = RegionFront(GRAPH, tuple(options), (), 0, 0, 0)
-    return StepChooser(
+    return StepPlanner(
         settings, AutoBudget(None, tuple), lambda plan: None, [RegionKind("r", front)]
     )
 

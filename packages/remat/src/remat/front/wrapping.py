@@ -29,7 +29,7 @@ from remat.front.units import (
     unwrap_units,
 )
 from remat.planning.given import PlanLike
-from remat.planning.misfit import Misfit, NotPlanned
+from remat.planning.infeasible import NotPlanned, OnInfeasible
 from remat.planning.settings import Settings, as_args
 from remat.refusals import (
     refuse_checkpointed,
@@ -71,7 +71,7 @@ def rematerialize(
     capture: str = "aot",
     executor: str = "generated",
     optimizer: OptimizerLike | None = None,
-    on_infeasible: Misfit = "raise",
+    on_infeasible: OnInfeasible = "raise",
     plan: PlanLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,

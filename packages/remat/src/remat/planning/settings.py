@@ -11,7 +11,7 @@ from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
 from remat.planning.given import Given, GivenPlan, PlanLike, read_given
-from remat.planning.misfit import Misfit, check_misfit
+from remat.planning.infeasible import OnInfeasible, check_on_infeasible
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
 from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture
@@ -37,7 +37,7 @@ class Settings:
     capture: str = "aot"
     executor: str = "generated"
     optimizer: OptimizerLike | None = None
-    on_infeasible: Misfit = "raise"
+    on_infeasible: OnInfeasible = "raise"
     given: Given | None = None
     numerics: Numerics | None = None
     partitioner: str | Partitioner | None = None
@@ -66,7 +66,7 @@ class Settings:
         capture: str = "aot",
         executor: str = "generated",
         optimizer: OptimizerLike | None = None,
-        on_infeasible: Misfit = "raise",
+        on_infeasible: OnInfeasible = "raise",
         plan: PlanLike | None = None,
         numerics: str | None = None,
         partitioner: str | Partitioner | None = None,
@@ -88,7 +88,7 @@ class Settings:
                 hierarchy; if `on_infeasible` or `numerics` is not known; if the plan has no
                 schedule.
         """
-        check_misfit(on_infeasible)
+        check_on_infeasible(on_infeasible)
         if numerics is not None and numerics not in list(Numerics):
             there_are = ", ".join(repr(each.value) for each in Numerics)
             raise RematError(f"numerics={numerics!r}; give {there_are}, or None")

@@ -1,314 +1,109 @@
-"""Chooses an option for every call of a recorded step, within one budget.
+"""Chooses an option for every call of a recorded step, within the room that it may take.
 
-From the record follow the moments at which the step must be within the budget, and one program
-chooses a schedule for every call (`remat_solvers.step`). What is left over is given to the kinds of
-regions that compute most again, whose options are refined once.
+From the record follow the moments at which the step must fit, and one program chooses a schedule
+for every call (`remat_solvers.step`). What is left over is given to the kinds of regions that
+compute most again, whose options are refined once.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from remat.budgets.auto import AutoBudget
-from remat.budgets.plain_step import PlainStep
-from remat.planning.certain import without_state
-from remat.planning.given import GivenPlan
-from remat.planning.misfit import warn_of_misfit
-from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
-from remat.planning.settings import Settings
-from remat.plans.origin import Origin
-from remat.plans.regions import PlannedRegion, peak_of
-from remat.report.shown import ShownPlan
+from remat.plans.regions import peak_of
 from remat.session.kinds import RegionKind
-from remat.session.known_patterns import KnownPattern
 from remat.session.recording import Recorded
-from remat_exec import BudgetExceeded
-from remat_graph import Status
-from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
     Moment,
     RegionFront,
     RegionOption,
     StepChoice,
     choose,
-    measure_option,
     refined_options,
-    step_bound,
 )
-from remat_solvers.toolkit import HIGHS, doubt_of
 
-__all__ = ["StepChooser"]
+__all__ = ["CHOICE_SECONDS", "WORTH_REFINING", "choose_options", "moments_of", "peak_by"]
 
-logger = logging.getLogger(__name__)
-
-_REFINE_SECONDS, _CHOICE_SECONDS = 0.5, 5.0
-_WORTH_REFINING = 0.01  # of the budget, left over
-_NAMED = 1.02  # times what a step needs: a budget that is said to be enough
-_TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
+CHOICE_SECONDS = 5.0
+WORTH_REFINING = 0.01  # of the budget, left over
+_REFINE_SECONDS = 0.5
 
 
-@dataclass(eq=False)
-class StepChooser:
-    """Plans for recorded steps, within the budget less what is set aside.
+def choose_options(kinds: Sequence[RegionKind], record: Recorded, room: int) -> list[RegionOption]:
+    """Choose; then solve each kind of region again for what is left over, and choose again.
 
-    `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
-    plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
-    is of. A refusal names the most that any pattern of calls was seen to need.
+    `kinds` are those of the calls, in order; what is solved again is added to their options.
+
+    Raises:
+        BudgetTooSmall: if no options of the regions fit.
     """
-
-    settings: Settings
-    auto: AutoBudget
-    on_plan: Callable[[Any], None]
-    kinds: list[RegionKind] = field(default_factory=list)
-    breaks: list[str] = field(default_factory=list)
-    set_aside: int = 0
-    room: int | None = None
-    plain: PlainStep = field(default_factory=PlainStep)
-    _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the budget is a fraction of a peak that no step has shown yet."""
-        return not self.plain.peak_bytes and self.settings.budget.fraction is not None
-
-    def budget(self, pattern: Sequence[int] = ()) -> int:
-        """Give the budget in bytes; a fraction is of the most that plain steps take, of these too.
-
-        `pattern` are the kinds of the calls of a step.
-        """
-        asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
-        if asked.fraction is not None:
-            self.plain.see(self.stored_bytes(pattern))
-        return asked.resolve(lambda: self.plain.peak_bytes)
-
-    def stored_bytes(self, pattern: Sequence[int]) -> int:
-        """Sum what calls of these kinds keep if they store everything, whatever gradients come."""
-        kinds = (self.kinds[number] for number in pattern)
-        return sum(kind.plain_bytes or kind.everything.kept_bytes for kind in kinds)
-
-    def stored_peak(self, record: Recorded) -> int:
-        """Give the bytes that a recorded step would have taken with everything stored."""
-        return self._peak(record, [self.kinds[number].everything for number in record.pattern])
-
-    def plan(self, record: Recorded, origin: Origin) -> KnownPattern:
-        """Plan for a step like the one that was recorded.
-
-        Raises:
-            BudgetTooSmall: if no plan of the regions is within the budget.
-        """
-        kinds = [self.kinds[number] for number in record.pattern]
-        budget = self.budget(record.pattern)
-        room = self.take_room(budget)
-        try:
-            choice = self._choose(kinds, record, room)
-        except BudgetTooSmall as error:
-            # Other steps like it need more; and so may those with other calls that did not fit.
-            self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
-            least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
-            least = without_state(least)
-            status = Status.INFEASIBLE if least > budget else Status.LIMIT
-            refused = BudgetTooSmall(budget, max(self._needed.values()), least, None, status)
-            if self.breaks:
-                where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
-                refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
-            raise refused from None
-        self._needed.pop(record.pattern, None)
-        options = [
-            kind.front.options[index] for kind, index in zip(kinds, choice.indices, strict=True)
-        ]
-        if has_other_ranks():
-            options = self._shared(record, options, room)
-        return self._planned(record, options, budget, origin)
-
-    def serves(self, known: KnownPattern, record: Recorded) -> bool:
-        """Whether the plan by a provisional record is as good as one made by a later one."""
-        budget = self.budget(record.pattern)
-        before, now = (self._peak(one, known.options) for one in (known.record, record))
-        is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
-        return is_close and now > before - _WORTH_REFINING * budget
-
-    def follow(self, record: Recorded, given: GivenPlan, origin: Origin) -> KnownPattern | None:
-        """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
-        kinds = [self.kinds[number] for number in record.pattern]
-        differs = given.difference(record.pattern, [kind.name for kind in kinds])
-        if differs is not None:
-            logger.warning("%s: the step is planned anew, by the schedules of the plan", differs)
-            return None
-        plan = given.plan
-        options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
-        self.set_aside = max(self.set_aside, plan.set_aside_bytes)
-        budget = self.budget(record.pattern)
-        peak = self._peak(record, options)
-        if peak > self.take_room(budget):
-            logger.warning(
-                "%s takes %s bytes here, where the code between the regions holds up to %s, and "
-                "%s when it was made: over the budget of %s bytes, so the step is planned anew",
-                given.name, f"{peak + self.set_aside:,}", f"{_most_between(record.moments):,}",
-                f"{_most_between(plan.moments):,}", f"{budget:,}",
-            )  # fmt: skip
-            return None
-        return self._planned(record, options, budget, origin)
-
-    def _shared(
-        self, record: Recorded, options: list[RegionOption], room: int
-    ) -> list[RegionOption]:
-        """Take what the rank that first planned such a step chose, if it is as good here."""
-        numbers = list(dict.fromkeys(record.pattern))
-        graphs = [self.kinds[number].front.graph for number in numbers]
-        pattern = [numbers.index(number) for number in record.pattern]
-        asked = f"{self.settings.budget} {pattern}"
-        mine = list(zip(pattern, (option.schedule for option in options), strict=True))
-        known = {
-            (which, option.schedule): option
-            for which, number in enumerate(numbers)
-            for option in self.kinds[number].front.options
-        }
-        theirs = [
-            known.get(choice) or measure_option(graphs[choice[0]], choice[1])
-            for choice in of_first_rank(asked, graphs, mine)
-        ]
-        times = [sum(option.time for option in each) for each in (theirs, options)]
-        fits = self._peak(record, theirs) <= room and times[0] <= MOST_TIMES * times[1]
-        return theirs if fits else options
-
-    def _planned(
-        self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
-    ) -> KnownPattern:
-        """Put together what is known of a plan within the budget, with a bound on all others.
-
-        Nothing is proved by a provisional record: other steps may take less.
-        """
-        fronts = [self.kinds[number].front for number in record.pattern]
-        bound = sum(front.graph.time for front in fronts)  # there are no alternatives
-        if record.certain and not record.provisional:
-            bound = step_bound(fronts, [1] * len(fronts), record.certain, budget,
-                               limit_seconds=_CHOICE_SECONDS)  # fmt: skip
-        made = self.known(record, options, budget, bound, origin)
-        if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
-            logger.info("planned: %s", str(made.plan).replace("\n", "; "))
-        return made
-
-    def without_plan(
-        self, record: Recorded, error: BudgetTooSmall | BudgetExceeded, origin: Origin
-    ) -> KnownPattern:
-        """Store everything in steps of this pattern, which cannot be within the budget."""
-        options = [self.kinds[number].everything for number in record.pattern]
-        budget = self.budget(record.pattern)
-        made = self.known(record, options, budget, 0.0, origin)
-        self.on_plan(warn_of_misfit(f"a step of {len(options)} calls of regions", error))
-        return replace(made, fits=False, awaited=0)
-
-    def known(
-        self,
-        record: Recorded,
-        options: Sequence[RegionOption],
-        budget: int,
-        bound: float,
-        origin: Origin,
-    ) -> KnownPattern:
-        """Put together what is known of a pattern whose calls run by these options."""
-        numbers = list(dict.fromkeys(record.pattern))
-        fronts = {number: self.kinds[number].front for number in numbers}
-        for number, option in zip(record.pattern, options, strict=True):
-            front = fronts[number]
-            if option not in front.options:  # storing everything, say
-                fronts[number] = replace(front, options=(*front.options, option))
-        once = sum(fronts[number].graph.time for number in record.pattern)
-        plan = ShownPlan(
-            tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
-            tuple(PlannedRegion(fronts[n], self.kinds[n].missing) for n in numbers),
-            tuple(
-                fronts[number].options.index(option)
-                for number, option in zip(record.pattern, options, strict=True)
-            ),
-            budget,
-            min(max(bound, once), sum(option.time for option in options)),
-            origin,
-            self._moments(record, options),
-            tuple(dict.fromkeys(self.breaks)),
-            self.set_aside,
-            doubt=doubt_of(HIGHS),
-            plain_peak_bytes=self.plain.peak_bytes or None,
-            plain_basis=self.plain.basis,
-        )
-        forwards = (
-            m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
-        )
-        held = {
-            "forward": max(forwards, default=0),
-            "backward": max(moment.fixed_bytes for moment in record.moments),
-        }
-        families = tuple(self.kinds[number].family for number in record.pattern)
-        return KnownPattern(record, plan, tuple(options), held, families)
-
-    def take_room(self, budget: int) -> int:
-        """Note what a step may take of a budget, and give it."""
-        self.room = max(1, int((budget - self.set_aside) / _TOLERANCE))
-        for kind in self.kinds:
-            kind.room = self.room
-        return self.room
-
-    def _choose(self, kinds: list[RegionKind], record: Recorded, room: int) -> StepChoice:
-        """Choose; then solve each kind of region again for what is left over, and choose again."""
-        calls = [1] * len(kinds)
-        fronts = self._options(kinds, record)
-        choice = choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
-        left = room - choice.peak_bytes
-        if left < _WORTH_REFINING * room:
-            return choice
-        wanted: dict[int, tuple[RegionFront, set[RegionOption]]] = {}
-        for kind, index in zip(kinds, choice.indices, strict=True):
-            option = kind.front.options[index]
-            if option.time > kind.front.graph.time:
-                wanted.setdefault(id(kind.front), (kind.front, set()))[1].add(option)
-        better: dict[int, RegionFront] = {}
-        for key, (front, options) in wanted.items():
-            better[key] = front
-            for option in options:
-                better[key] = refined_options(
-                    better[key],
-                    kept_bytes=option.kept_bytes + left // len(kinds),
-                    peak_bytes=option.peak_bytes + left,
-                    limit_seconds=_REFINE_SECONDS / len(options),
-                )
-        for kind in dict.fromkeys(kinds):
-            kind.front = better.get(id(kind.front), kind.front)
-        fronts = self._options(kinds, record)
-        return choose(fronts, calls, record.moments, room, limit_seconds=_CHOICE_SECONDS)
-
-    def _held_anew(self, record: Recorded, call: int, option: RegionOption) -> int:
-        """Give the bytes of inputs that an option holds, and the one that was recorded did not."""
-        if not record.released_outputs[call]:
-            return 0
-        return record.held_anew(call, self.kinds[record.pattern[call]].held_inputs(option))
-
-    def _options(self, kinds: list[RegionKind], record: Recorded) -> list[tuple[RegionOption, ...]]:
-        """Give the options of each call, with the inputs that they hold anew."""
-
-        def with_inputs(call: int, option: RegionOption) -> RegionOption:
-            more = self._held_anew(record, call, option)
-            if not more:
-                return option
-            kept, backward = option.kept_bytes + more, option.backward_bytes + more
-            return replace(option, kept_bytes=kept, backward_bytes=backward)
-
-        return [
-            tuple(with_inputs(call, option) for option in kind.front.options)
-            for call, kind in enumerate(kinds)
-        ]
-
-    def _moments(self, record: Recorded, options: Sequence[RegionOption]) -> tuple[Moment, ...]:
-        """Give the moments of a recorded step whose calls run by these options."""
-        anew = [self._held_anew(record, call, option) for call, option in enumerate(options)]
-        return record.moments_with(anew) if any(anew) else record.moments
-
-    def _peak(self, record: Recorded, options: Sequence[RegionOption]) -> int:
-        return peak_of(self._moments(record, options), options)
+    choice = _choose(kinds, record, room)
+    left = room - choice.peak_bytes
+    if left >= WORTH_REFINING * room:
+        _refine(kinds, choice, left)
+        choice = _choose(kinds, record, room)
+    return [kind.front.options[index] for kind, index in zip(kinds, choice.indices, strict=True)]
 
 
-def _most_between(moments: Sequence[Moment]) -> int:
-    """Give the most that the code between the regions holds."""
-    return max((moment.fixed_bytes for moment in moments), default=0)
+def _choose(kinds: Sequence[RegionKind], record: Recorded, room: int) -> StepChoice:
+    options = [
+        tuple(_with_inputs(kind, record, call, option) for option in kind.front.options)
+        for call, kind in enumerate(kinds)
+    ]
+    calls = [1] * len(kinds)
+    return choose(options, calls, record.moments, room, limit_seconds=CHOICE_SECONDS)
+
+
+def _refine(kinds: Sequence[RegionKind], choice: StepChoice, left: int) -> None:
+    """Add to the options of what computes again some that keep more, of what is left over."""
+    wanted: dict[int, tuple[RegionFront, set[RegionOption]]] = {}
+    for kind, index in zip(kinds, choice.indices, strict=True):
+        option = kind.front.options[index]
+        if option.time > kind.front.graph.time:
+            wanted.setdefault(id(kind.front), (kind.front, set()))[1].add(option)
+    better: dict[int, RegionFront] = {}
+    for key, (front, options) in wanted.items():
+        better[key] = front
+        for option in options:
+            better[key] = refined_options(
+                better[key],
+                kept_bytes=option.kept_bytes + left // len(kinds),
+                peak_bytes=option.peak_bytes + left,
+                limit_seconds=_REFINE_SECONDS / len(options),
+            )
+    for kind in dict.fromkeys(kinds):
+        kind.front = better.get(id(kind.front), kind.front)
+
+
+def _with_inputs(
+    kind: RegionKind, record: Recorded, call: int, option: RegionOption
+) -> RegionOption:
+    """Give an option with the inputs that it holds, and the one that was recorded did not."""
+    more = _held_anew(kind, record, call, option)
+    if not more:
+        return option
+    kept, backward = option.kept_bytes + more, option.backward_bytes + more
+    return replace(option, kept_bytes=kept, backward_bytes=backward)
+
+
+def _held_anew(kind: RegionKind, record: Recorded, call: int, option: RegionOption) -> int:
+    """Give the bytes of inputs that an option holds, and the one that was recorded did not."""
+    if not record.released_outputs[call]:
+        return 0
+    return record.held_anew(call, kind.held_inputs(option))
+
+
+def moments_of(
+    kinds: Sequence[RegionKind], record: Recorded, options: Sequence[RegionOption]
+) -> tuple[Moment, ...]:
+    """Give the moments of a recorded step whose calls run by these options."""
+    anew = [
+        _held_anew(kind, record, call, option)
+        for call, (kind, option) in enumerate(zip(kinds, options, strict=True))
+    ]
+    return record.moments_with(anew) if any(anew) else record.moments
+
+
+def peak_by(kinds: Sequence[RegionKind], record: Recorded, options: Sequence[RegionOption]) -> int:
+    """Give the peak of a recorded step whose calls run by these options."""
+    return peak_of(moments_of(kinds, record, options), options)

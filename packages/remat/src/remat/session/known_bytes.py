@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.judge import Judge
 from remat.session.recording import StepRecording
-from remat.session.step_planner import StepPlanner
 from remat_graph.torch import Mark
 
 __all__ = ["KnownBytes"]
@@ -27,11 +27,11 @@ class KnownBytes:
 
     def __init__(
         self,
-        planner: StepPlanner,
+        judge: Judge,
         recording: StepRecording,
         pattern: Callable[[], tuple[int, ...]],
     ) -> None:
-        self._planner, self._recording, self._pattern = planner, recording, pattern
+        self._judge, self._recording, self._pattern = judge, recording, pattern
         self._most = self._told = self._steps = 0
         self._recorded_from = 0
         self._before_record: int | None = 0
@@ -39,7 +39,7 @@ class KnownBytes:
 
     def see(self, open_calls: Iterable[Call], needed: int, own: Call | None = None) -> None:
         """See so many bytes needed beside what open calls keep, in the backward of its `own`."""
-        budget = self._planner.known_budget()
+        budget = self._judge.known_budget()
         if budget is None:
             return
         kept = [(call.kept_bytes, call.handed) for call in open_calls if call is not own]
@@ -91,7 +91,7 @@ class KnownBytes:
         """Tell of the step of these calls, if it is over the budget, and more than was told."""
         if self._most > self._told:
             self._told = self._most
-            self._planner.tell_known(self._most, self._steps + 1, pattern)
+            self._judge.tell_known(self._most, self._steps + 1, pattern)
 
     def begin_step(self, steps: int) -> None:
         """Begin a step after so many."""

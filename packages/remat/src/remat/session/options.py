@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from remat.session.calls import Call
-from remat.session.choosing import StepChooser
 from remat.session.kinds import RegionPlan
 from remat.session.known_patterns import KnownPatterns
+from remat.session.step_planner import StepPlanner
 from remat_solvers.step import RegionOption
 
 __all__ = ["CallOptions"]
@@ -18,7 +18,7 @@ __all__ = ["CallOptions"]
 class CallOptions:
     """Options of calls: as planned where the pattern of calls is known, else by the room left."""
 
-    chooser: StepChooser
+    planner: StepPlanner
     patterns: KnownPatterns
 
     def next(
@@ -28,7 +28,7 @@ class CallOptions:
         planned = self.patterns.option_for(calls, plan.kind)
         if planned is not None:
             return planned
-        kinds = self.chooser.kinds
+        kinds = self.planner.kinds
         families, kind = tuple(kinds[number].family for number in calls), kinds[plan.kind]
         alike = self.patterns.option_alike(families, kind.family)
         if alike is not None:
@@ -42,16 +42,16 @@ class CallOptions:
 
         That code is taken to hold the most that it held at any time of a recorded step.
         """
-        room = self.chooser.room or self.chooser.budget()
+        room = self.planner.room or self.planner.budget()
         held = self.patterns.held("backward") if self.patterns.known else 0
         return room - held - sum(call.kept_bytes for call in open_calls)
 
     def _unplanned(self, plan: RegionPlan, open_calls: Iterable[Call]) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the open calls."""
-        if self.chooser.is_unknown:
+        if self.planner.is_unknown:
             return plan.lean
         left = self._room_left(open_calls)
-        options = self.chooser.kinds[plan.kind].front.options
+        options = self.planner.kinds[plan.kind].front.options
         fitting = [option for option in options if option.peak_bytes <= left]
         if fitting:
             return min(fitting, key=lambda option: option.kept_bytes)
@@ -65,11 +65,11 @@ class CallOptions:
         What the code between regions holds is taken to be the most that it held at any time in
         this half of the steps that were recorded. Nothing is given back in a step that is planned.
         """
-        if not self.patterns.off_plan or self.chooser.room is None:
+        if not self.patterns.off_plan or self.planner.room is None:
             return
         calls = sorted(open_calls, key=lambda call: -call.droppable_bytes)
         held = sum(call.kept_bytes for call in calls if call is not own)
-        room = self.chooser.room - self.patterns.held(half) - needed
+        room = self.planner.room - self.patterns.held(half) - needed
         for call in calls:
             if held <= room:
                 break

@@ -13,7 +13,7 @@ import torch
 from remat.dynamo import Found
 from remat.dynamo.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.errors import BudgetWarning
-from remat.planning.misfit import NotPlanned
+from remat.planning.infeasible import NotPlanned
 from remat.planning.planner import Planned
 from remat.plans.plan import Plan
 from remat.session.counters import Counters

@@ -20,7 +20,7 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
-from remat.planning.misfit import NotPlanned, warn_of_misfit
+from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import (
     SCALAR_BYTES,
     Planned,
@@ -192,7 +192,7 @@ class RegionPlanner:
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_infeasible == "raise":
                 raise
-            return warn_of_misfit(f"a call of {region.name}", error)
+            return warn_infeasible(f"a call of {region.name}", error)
         return region.settle(numbers, planned)
 
     def _plan_with_loss_seen(

@@ -33,7 +33,7 @@ class CallRunner:
         self._step = steps.step
         self._patterns = steps.patterns
         self._known_bytes = steps.known_bytes
-        self._options = CallOptions(steps.chooser, steps.patterns)
+        self._options = CallOptions(steps.planner, steps.patterns)
         self._on_backward = on_backward
         self._autocast: torch.dtype | None = None
 

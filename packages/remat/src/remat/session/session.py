@@ -29,16 +29,16 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import Found
 from remat.errors import BudgetWarning, RematError
-from remat.planning.misfit import NotPlanned, warn_of_misfit
+from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import Planned
 from remat.planning.settings import Settings
-from remat.session.choosing import StepChooser
 from remat.session.counters import Counters
 from remat.session.kinds import RegionPlan
 from remat.session.region import Region, keep
 from remat.session.region_planner import RegionPlanner, leads_to
 from remat.session.running import CallRunner
 from remat.session.step import Event, within_backward
+from remat.session.step_planner import StepPlanner
 from remat.session.steps import Steps
 from remat.session.tensors import device_of, is_computed, requires_grad
 from remat_exec import SecondDerivative, with_call
@@ -89,9 +89,9 @@ class Session:
         self._not_planned: NotPlanned | None = None
         self._has_run = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
-        chooser = StepChooser(settings, auto, on_plan, breaks=self.breaks)
-        self._planner = RegionPlanner(settings, auto, chooser.kinds, self.breaks)
-        self._steps = Steps(settings, on_plan, chooser)
+        planner = StepPlanner(settings, auto, on_plan, breaks=self.breaks)
+        self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
+        self._steps = Steps(settings, on_plan, planner)
         self.step = self._steps.step
         self._runner = CallRunner(self._steps, self.backward_begins)
 
@@ -222,7 +222,7 @@ class Session:
         if self._settings.on_infeasible == "raise":
             raise error
         if self._not_planned is None:
-            self._not_planned = warn_of_misfit("the model", error)
+            self._not_planned = warn_infeasible("the model", error)
         self._use(self._not_planned)
 
     def prepare(self, forward: Callable[[], Any], before_code: Callable[[], None]) -> None:

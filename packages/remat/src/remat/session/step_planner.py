@@ -1,352 +1,256 @@
-"""Holds recorded steps of several regions against the budget, and plans by them.
-
-A step that was not planned for is planned; one that went over is told of, and planned anew. A
-provisional record is planned by, and told of, but alone it refuses nothing: later steps may take
-less, and the first that is recorded says so. After several in a row that are over the budget and
-for which no plan fits, the next step is refused.
-"""
+"""Plans for recorded steps of several regions: an option for every call, within one budget."""
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from remat.budgets.blocks import or_with_expandable_segments
-from remat.budgets.plain import has_room_for_plain
-from remat.errors import BudgetWarning
+from remat.budgets.auto import AutoBudget
+from remat.budgets.plain_step import PlainStep
+from remat.planning.certain import without_state
 from remat.planning.given import GivenPlan
-from remat.planning.planner import Planned
-from remat.planning.ranks import has_other_ranks
+from remat.planning.infeasible import warn_infeasible
+from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
-from remat.plans.reads import read_by_backward
-from remat.session.calls import Call
-from remat.session.choosing import StepChooser
-from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.plans.regions import PlannedRegion
+from remat.report.shown import ShownPlan
+from remat.session.choosing import (
+    CHOICE_SECONDS,
+    WORTH_REFINING,
+    choose_options,
+    moments_of,
+    peak_by,
+)
+from remat.session.kinds import RegionKind
+from remat.session.known_patterns import KnownPattern
 from remat.session.recording import Recorded
-from remat.session.region import SeenLoss
 from remat_exec import BudgetExceeded
-from remat_graph.torch import LossCost, Mark
+from remat_graph import Status
 from remat_solvers import BudgetTooSmall
+from remat_solvers.step import (
+    Moment,
+    RegionOption,
+    measure_option,
+    step_bound,
+)
+from remat_solvers.toolkit import HIGHS, doubt_of
 
 __all__ = ["StepPlanner"]
 
-_ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none; and
-# that may run plain without coming to an end, or be planned in where nothing else can be known
+logger = logging.getLogger(__name__)
 
-_BY_PLAN = "what runs between the regions took more than in the step that was planned by"
-_OFF_PLAN = "it was not planned for, or its calls of regions were not"
-_UNFITTING = (
-    "no plan fits what it showed, for which {:,} bytes would do, but some of it is made but once: "
-    "later steps decide"
-)
-_AT_FIRST = "regions were planned in it, and what is made but once counts"
-_NEXT = "the next may, too, until one is planned for"
-_BY_CALLS = (
-    "so much its calls of regions keep and take at once by their schedules, with the gradients "
-    "that they gave; what runs between them was not recorded"
-)
-_IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
-_MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
-_LOSS_OVER = (
-    "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
-    "gradients of the outputs, where {:,} were allowed. Its gradients are right, and from the next "
-    "forward on this is planned for; with loss= it is at once"
-)
-_OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that was measured"
+_NAMED = 1.02  # times what a step needs: a budget that is said to be enough
+_TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step to step
 
 
 @dataclass(eq=False)
 class StepPlanner:
-    """Plans for recorded steps, and keeps what was planned in `patterns`.
+    """Plans for recorded steps, within the budget less what is set aside.
 
-    `on_plan` is given each plan. `given` is one of an earlier process that is still to be followed.
-    A step that `awaits_plain` is planned by when it is known what a fraction is of: the next one
-    runs plain, and is measured.
+    `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
+    plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
+    is of. A refusal names the most that any pattern of calls was seen to need.
     """
 
     settings: Settings
+    auto: AutoBudget
     on_plan: Callable[[Any], None]
-    chooser: StepChooser
-    patterns: KnownPatterns
-    given: GivenPlan | None
-    _error: Exception | None = None
-    _step: int = 0
-    _over_in_a_row: int = 0
-    _awaiting: tuple[Recorded, int] | None = None
-    _plain_attempts: int = 0
-    _is_early: bool = False
-    _call_was_over: bool = False
-
-    def see_call(self, call: Call, marks: Sequence[Mark]) -> None:
-        """See whether the first step by the plan of one region stayed within the budget.
-
-        What the code between forward and backward takes, most often a loss, is in no graph: a plan
-        allows it so much, measured or guessed. More is planned for from then on.
-
-        Warns:
-            BudgetWarning: if it took more.
-        """
-        region, planned = call.region, call.planned
-        if planned is None or call.missing != planned.capture.missing:
-            return  # a backward that was not planned for; the next plan is
-        if [mark.label for mark in marks] != _MARKS_OF_CALL:
-            return
-        budget, device = planned.plan.budget_bytes, planned.capture.program.device
-        most = max(mark.peak_bytes for mark in marks)
-        seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
-        expected = seen.at_least(allowed)
-        over = expected != allowed and (
-            marks[-2].peak_bytes > budget
-            or (most > budget and expected.kept_bytes > allowed.kept_bytes)
-        )
-        if expected != allowed:
-            loss = SeenLoss.seen(expected, planned.capture)
-            region.see_loss(loss, planned.plan if over else None)
-        if over:
-            why = _LOSS_OVER.format(
-                seen.kept_bytes + seen.workspace_bytes,
-                allowed.kept_bytes + allowed.workspace_bytes,
-            )
-        elif most > budget:
-            if not self._call_was_over:  # what an optimizer keeps is new but once
-                self._call_was_over = True
-                return
-            why = (
-                f"something that no plan knows of takes memory in it, such as hooks of parameters"
-                f"{_OTHER_BLOCKS * (device.type == 'cuda')}. "
-                f"Its gradients are right; ask for so much less"
-                f"{or_with_expandable_segments(device)}"
-            )
-        region.checked[call.numbers] = planned.plan
-        if most > budget:
-            more = f"{most - budget:,} more than the budget of {budget:,}"
-            warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)
-
-    def refuse(self) -> None:
-        """Raise what ended the planning, if something did.
-
-        Each time anew, without a traceback: that would keep the frames of the caller, and what they
-        hold, as long as the model.
-        """
-        if self._error is not None:
-            error = self._error
-            raised = type(error).__new__(type(error), *error.args)
-            vars(raised).update(vars(error))
-            self._error = error.with_traceback(None)
-            self._error.__context__ = self._error.__cause__ = None
-            raise raised
+    kinds: list[RegionKind] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    set_aside: int = 0
+    room: int | None = None
+    plain: PlainStep = field(default_factory=PlainStep)
+    _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
-    def awaits_plain(self) -> bool:
-        """Whether the next step is to run plain."""
-        return self._awaiting is not None
+    def is_unknown(self) -> bool:
+        """Whether the budget is a fraction of a peak that no step has shown yet."""
+        return not self.plain.peak_bytes and self.settings.budget.fraction is not None
 
-    def see_plain(self, measured: tuple[int, int] | None, device: torch.device) -> None:
-        """Plan by the step before one that ran plain: its peak, and what its regions keep.
+    def budget(self, pattern: Sequence[int] = ()) -> int:
+        """Give the budget in bytes; a fraction is of the most that plain steps take, of these too.
 
-        Of one that was not recorded to its end nothing is known.
+        `pattern` are the kinds of the calls of a step.
         """
-        waiting, self._awaiting = self._awaiting, None
-        self._plain_attempts += 1
-        if waiting is not None and measured is not None:
-            self.chooser.plain.know(*measured, "measured")
-            self._is_early = True
-            self.take(waiting[0], None, waiting[1], device)
-            self._is_early = False
+        asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
+        if asked.fraction is not None:
+            self.plain.see(self.stored_bytes(pattern))
+        return asked.resolve(lambda: self.plain.peak_bytes)
 
-    def _knows_plain(self, record: Recorded, device: torch.device) -> bool:
-        """Have the next step run plain; predict its peak where it would not fit, or none ended."""
-        stored = self.chooser.stored_peak(record)
-        can_run = self.settings.costs == "measure" and has_room_for_plain(stored, device)
-        if can_run and self._plain_attempts < _ATTEMPTS:
-            self._awaiting = record, self._step
-            return False
-        if record.provisional and self._step < _ATTEMPTS:  # what is made but once counts in it
-            return False
-        self.chooser.plain.know(stored, self.chooser.stored_bytes(record.pattern), "predicted")
-        return True
+    def stored_bytes(self, pattern: Sequence[int]) -> int:
+        """Sum what calls of these kinds keep if they store everything, whatever gradients come."""
+        kinds = (self.kinds[number] for number in pattern)
+        return sum(kind.plain_bytes or kind.everything.kept_bytes for kind in kinds)
 
-    def take(
-        self, record: Recorded, ran_by: KnownPattern | None, step: int, device: torch.device
-    ) -> None:
-        """See that a recorded step took no more than the budget; plan by it, if it is new.
+    def stored_peak(self, record: Recorded) -> int:
+        """Give the bytes that a recorded step would have taken with everything stored."""
+        return self._peak(record, [kind.everything for kind in self._kinds_of(record)])
 
-        `ran_by` is what was known of its calls, if they ran by a plan; `step` is its number.
-        """
-        self._step, origin = step, Origin.here(device)
-        self.patterns.recorded()
-        if self.chooser.is_unknown and not self._knows_plain(record, device):
-            return
-        if ran_by is not None:
-            if self._is_doubtful(record, ran_by):
-                return
-            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
-            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
-            # Where there are other ranks, messages come sooner or later from step to step.
-            if not record.provisional and not has_other_ranks():
-                ran_by.awaited = 0
-            if ran_by.fits:
-                self.on_plan(ran_by.plan)
-        planned = self.patterns.of(record.pattern) or ran_by
-        try:
-            made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
-        except (BudgetTooSmall, BudgetExceeded) as error:
-            if self.settings.on_infeasible == "raise":
-                self._error = error
-                return
-            made = self.chooser.without_plan(_wanted(record, planned), error, origin)
-        except Exception as error:
-            self._error = error
-            return
-        if made is not None:
-            self.patterns.add(made)
-            if made.fits:
-                self.on_plan(made.plan)
-
-    def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
-        """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
-
-        What it had before was not seen to be let go of, so that it took so much at least. With
-        other ranks that does not follow: what their messages leave is not seen to be let go of.
-        A fraction may not be known yet.
-        """
-        if self.chooser.is_unknown or has_other_ranks():
-            return False
-        self._step = step
-        budget = self.chooser.budget(pattern)
-        if at_least > budget:
-            text = self._over(at_least, budget, _IN_PART)
-            warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
-        return at_least > budget
-
-    def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
-        """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""
-        unknown = self.chooser.is_unknown or (
-            self.settings.budget.is_auto and not self.patterns.known
-        )
-        return None if unknown or self.patterns.runs_plain else self.chooser.budget(pattern)
-
-    def tell_known(self, known: int, step: int, pattern: Sequence[int]) -> None:
-        """Tell of a step that is known to be over the budget though it was not recorded."""
-        budget = self.known_budget(pattern)
-        if budget is not None and known > budget:
-            self._step = step
-            warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
-
-    def _plan_by(
-        self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
-    ) -> KnownPattern | None:
-        """Plan by a recorded step; `None` if what was planned serves, or a later step is to say.
+    def plan(self, record: Recorded, origin: Origin) -> KnownPattern:
+        """Plan for a step like the one that was recorded.
 
         Raises:
-            BudgetTooSmall: if nothing fits.
-            BudgetExceeded: if the steps of several plans in a row were over the budget.
+            BudgetTooSmall: if no plan of the regions is within the budget.
         """
-        chooser, peak = self.chooser, record.peak_bytes
-        given = self.given
-        if not record.provisional:
-            self.given = None
-        again, over = False, 0
-        if planned is not None:
-            same = record.pattern == planned.record.pattern
-            again = same and (record.provisional or planned.record.provisional)
-            over = peak - planned.plan.budget_bytes
-            if over <= 0 or not planned.fits:
-                self._over_in_a_row = 0
-                if record.provisional or not again or chooser.serves(planned, record):
-                    return None
-            elif record.provisional and not same:
-                self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
-                return None
-            else:
-                self._over_in_a_row += 1
-                if not again:
-                    chooser.set_aside += over + over // 4
-        wanted = _wanted(record, planned)
+        kinds = self._kinds_of(record)
+        budget = self.budget(record.pattern)
+        room = self.take_room(budget)
         try:
-            made = chooser.follow(wanted, given, origin) if given else None
-            made = made or chooser.plan(wanted, origin)
+            options = choose_options(kinds, record, room)
         except BudgetTooSmall as error:
-            if record.provisional and peak > error.budget_bytes:
-                self._over_in_a_row += planned is None
-                if self._over_in_a_row < _ATTEMPTS:
-                    reason = _UNFITTING.format(error.smallest_bytes)
-                    self._tell_over(peak, error.budget_bytes, reason)
-                    return None
-            elif record.provisional or (again and over <= 0):
-                return None
-            raise
-        if peak <= made.plan.budget_bytes:
-            self._over_in_a_row = 0
-        else:
-            aside = f", with {chooser.set_aside:,} bytes set aside" if chooser.set_aside else ""
-            reason = _BY_PLAN if by_plan else _OFF_PLAN
-            then = f"the next step is planned anew{aside}"
-            self._tell_over(peak, made.plan.budget_bytes, reason, then)
-        return made
+            # Other steps like it need more; and so may those with other calls that did not fit.
+            self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
+            least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
+            least = without_state(least)
+            status = Status.INFEASIBLE if least > budget else Status.LIMIT
+            refused = BudgetTooSmall(budget, max(self._needed.values()), least, None, status)
+            if self.breaks:
+                where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
+                refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
+            raise refused from None
+        self._needed.pop(record.pattern, None)
+        if has_other_ranks():
+            options = self._shared(record, options, room)
+        return self._planned(record, options, budget, origin)
 
-    def _is_doubtful(self, record: Recorded, ran_by: KnownPattern) -> bool:
-        """Whether a step may have been within the budget though its record says more.
+    def serves(self, known: KnownPattern, record: Recorded) -> bool:
+        """Whether the plan by a provisional record is as good as one made by a later one."""
+        budget = self.budget(record.pattern)
+        before, now = (self._peak(one, known.options) for one in (known.record, record))
+        is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
+        return is_close and now > before - WORTH_REFINING * budget
 
-        What a thread of the process group lets go of, a message, is not seen to be: it counts as
-        held to the end. A step is not judged by that, unless it is the last that is recorded.
+    def follow(self, record: Recorded, given: GivenPlan, origin: Origin) -> KnownPattern | None:
+        """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
+        kinds = self._kinds_of(record)
+        differs = given.difference(record.pattern, [kind.name for kind in kinds])
+        if differs is not None:
+            logger.warning("%s: the step is planned anew, by the schedules of the plan", differs)
+            return None
+        plan = given.plan
+        options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
+        self.set_aside = max(self.set_aside, plan.set_aside_bytes)
+        budget = self.budget(record.pattern)
+        peak = self._peak(record, options)
+        if peak > self.take_room(budget):
+            logger.warning(
+                "%s takes %s bytes here, where the code between the regions holds up to %s, and "
+                "%s when it was made: over the budget of %s bytes, so the step is planned anew",
+                given.name, f"{peak + self.set_aside:,}", f"{_most_between(record.moments):,}",
+                f"{_most_between(plan.moments):,}", f"{budget:,}",
+            )  # fmt: skip
+            return None
+        return self._planned(record, options, budget, origin)
+
+    def _shared(
+        self, record: Recorded, options: list[RegionOption], room: int
+    ) -> list[RegionOption]:
+        """Take what the rank that first planned such a step chose, if it is as good here."""
+        numbers = list(dict.fromkeys(record.pattern))
+        graphs = [self.kinds[number].front.graph for number in numbers]
+        pattern = [numbers.index(number) for number in record.pattern]
+        asked = f"{self.settings.budget} {pattern}"
+        mine = list(zip(pattern, (option.schedule for option in options), strict=True))
+        known = {
+            (which, option.schedule): option
+            for which, number in enumerate(numbers)
+            for option in self.kinds[number].front.options
+        }
+        theirs = [
+            known.get(choice) or measure_option(graphs[choice[0]], choice[1])
+            for choice in of_first_rank(asked, graphs, mine)
+        ]
+        times = [sum(option.time for option in each) for each in (theirs, options)]
+        fits = self._peak(record, theirs) <= room and times[0] <= MOST_TIMES * times[1]
+        return theirs if fits else options
+
+    def _planned(
+        self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
+    ) -> KnownPattern:
+        """Put together what is known of a plan within the budget, with a bound on all others.
+
+        Nothing is proved by a provisional record: other steps may take less.
         """
-        over = record.peak_bytes - ran_by.plan.budget_bytes
-        unseen = record.left_bytes - ran_by.left_bytes
-        ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
-        return has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
+        fronts = [self.kinds[number].front for number in record.pattern]
+        bound = sum(front.graph.time for front in fronts)  # there are no alternatives
+        if record.certain and not record.provisional:
+            bound = step_bound(fronts, [1] * len(fronts), record.certain, budget,
+                               limit_seconds=CHOICE_SECONDS)  # fmt: skip
+        planned = self._known(record, options, budget, bound, origin)
+        if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
+            logger.info("planned: %s", str(planned.plan).replace("\n", "; "))
+        return planned
 
-    def _tell_over(
+    def without_plan(
+        self, record: Recorded, error: BudgetTooSmall | BudgetExceeded, origin: Origin
+    ) -> KnownPattern:
+        """Store everything in steps of this pattern, which cannot be within the budget."""
+        options = [kind.everything for kind in self._kinds_of(record)]
+        budget = self.budget(record.pattern)
+        stored = self._known(record, options, budget, 0.0, origin)
+        self.on_plan(warn_infeasible(f"a step of {len(options)} calls of regions", error))
+        return replace(stored, fits=False, awaited=0)
+
+    def _known(
         self,
-        peak: int,
+        record: Recorded,
+        options: Sequence[RegionOption],
         budget: int,
-        reason: str,
-        then: str = _NEXT,
-    ) -> None:
-        """Warn of a step over the budget, but not of one before it was known.
-
-        Raises:
-            BudgetExceeded: after the steps of several plans in a row.
-        """
-        if self._is_early:
-            return
-        text = self._over(peak, budget, reason)
-        if self._over_in_a_row >= _ATTEMPTS:
-            text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"
-            raise BudgetExceeded(text, budget, peak)
-        warnings.warn(f"{text}, and {then}", BudgetWarning, stacklevel=2)
-
-    def _over(self, peak: int, budget: int, reason: str) -> str:
-        return (
-            f"step {self._step} took {peak:,} bytes, {peak - budget:,} more than the budget of "
-            f"{budget:,}: {reason}. Its gradients are right"
+        bound: float,
+        origin: Origin,
+    ) -> KnownPattern:
+        """Put together what is known of a pattern whose calls run by these options."""
+        numbers = list(dict.fromkeys(record.pattern))
+        fronts = {number: self.kinds[number].front for number in numbers}
+        for number, option in zip(record.pattern, options, strict=True):
+            front = fronts[number]
+            if option not in front.options:  # storing everything, say
+                fronts[number] = replace(front, options=(*front.options, option))
+        once = sum(fronts[number].graph.time for number in record.pattern)
+        plan = ShownPlan(
+            tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
+            tuple(PlannedRegion(fronts[n], self.kinds[n].missing) for n in numbers),
+            tuple(
+                fronts[number].options.index(option)
+                for number, option in zip(record.pattern, options, strict=True)
+            ),
+            budget,
+            min(max(bound, once), sum(option.time for option in options)),
+            origin,
+            moments_of(self._kinds_of(record), record, options),
+            tuple(dict.fromkeys(self.breaks)),
+            self.set_aside,
+            doubt=doubt_of(HIGHS),
+            plain_peak_bytes=self.plain.peak_bytes or None,
+            plain_basis=self.plain.basis,
         )
+        forwards = (
+            m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
+        )
+        held = {
+            "forward": max(forwards, default=0),
+            "backward": max(moment.fixed_bytes for moment in record.moments),
+        }
+        families = tuple(self.kinds[number].family for number in record.pattern)
+        return KnownPattern(record, plan, tuple(options), held, families)
+
+    def take_room(self, budget: int) -> int:
+        """Note what a step may take of a budget, and give it."""
+        self.room = max(1, int((budget - self.set_aside) / _TOLERANCE))
+        for kind in self.kinds:
+            kind.room = self.room
+        return self.room
+
+    def _kinds_of(self, record: Recorded) -> list[RegionKind]:
+        return [self.kinds[number] for number in record.pattern]
+
+    def _peak(self, record: Recorded, options: Sequence[RegionOption]) -> int:
+        return peak_by(self._kinds_of(record), record, options)
 
 
-def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
-    """Plan for a known pattern again where a step made a part of its calls."""
-    if planned is not None and record.pattern != planned.record.pattern:
-        return planned.record
-    return record
-
-
-def _loss_seen(
-    planned: Planned, marks: Sequence[Mark], released_outputs: frozenset[int]
-) -> LossCost:
-    """Read off a record what the code between forward and backward took."""
-    kept, backward = marks[-3:-1]
-    capture = planned.capture
-    program, sizes = capture.program, capture.graph.value_by_name
-    gradients = {program.storage[name] for name in program.tangents}
-    before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
-    gone = capture.released_values(released_outputs) - read_by_backward(
-        capture.graph, planned.plan.schedule
-    )
-    freed = sum(sizes[value].size_bytes for value in gone)
-    held = max(0, backward.held_bytes + freed - before)
-    return LossCost(max(0, backward.peak_bytes - before - held), held)
+def _most_between(moments: Sequence[Moment]) -> int:
+    """Give the most that the code between the regions holds."""
+    return max((moment.fixed_bytes for moment in moments), default=0)

@@ -10,7 +10,7 @@ import torch
 
 from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
-from remat.session.choosing import StepChooser
+from remat.session.judge import Judge
 from remat.session.known_bytes import KnownBytes
 from remat.session.known_patterns import KnownPattern, KnownPatterns
 from remat.session.recording import peak_as_if_new
@@ -35,11 +35,11 @@ class Steps:
     """
 
     def __init__(
-        self, settings: Settings, on_plan: Callable[[Any], None], chooser: StepChooser
+        self, settings: Settings, on_plan: Callable[[Any], None], planner: StepPlanner
     ) -> None:
-        self.chooser = chooser
+        self.planner = planner
         self.patterns = KnownPatterns()
-        self.judge = StepPlanner(settings, on_plan, chooser, self.patterns, settings.given_step)
+        self.judge = Judge(settings, on_plan, planner, self.patterns, settings.given_step)
         self.step = step = StepState(self._optimizer_steps)
         self.known_bytes = KnownBytes(self.judge, step.recording, lambda: step.pattern)
         self.device: torch.device | None = None
@@ -98,7 +98,7 @@ class Steps:
     def _plain_peak(self) -> tuple[int, int] | None:
         """Give what the step that ran plain took, and what its regions keep if all is stored."""
         marks = self.step.recording.read()
-        stored = self.chooser.stored_bytes(self.step.pattern)
+        stored = self.planner.stored_bytes(self.step.pattern)
         return (peak_as_if_new(marks), stored) if marks else None
 
     def record_first(self, device: torch.device) -> None:

@@ -10,9 +10,9 @@ from remat.errors import BudgetWarning, RematError
 from remat_exec import BudgetExceeded
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["Misfit", "NotPlanned", "check_misfit", "warn_of_misfit"]
+__all__ = ["NotPlanned", "OnInfeasible", "check_on_infeasible", "warn_infeasible"]
 
-Misfit = Literal["raise", "plain"]
+OnInfeasible = Literal["raise", "plain"]
 
 
 class NotPlanned:
@@ -35,18 +35,18 @@ class NotPlanned:
     __repr__ = __str__
 
 
-def check_misfit(on_infeasible: object) -> None:
-    """Refuse what is no `Misfit`.
+def check_on_infeasible(on_infeasible: object) -> None:
+    """Refuse what is no `OnInfeasible`.
 
     Raises:
         RematError: with those that there are.
     """
-    if on_infeasible not in get_args(Misfit):
-        there_are = " or ".join(map(repr, get_args(Misfit)))
+    if on_infeasible not in get_args(OnInfeasible):
+        there_are = " or ".join(map(repr, get_args(OnInfeasible)))
         raise RematError(f"on_infeasible={on_infeasible!r}; give {there_are}")
 
 
-def warn_of_misfit(what: str, error: RematError) -> NotPlanned:
+def warn_infeasible(what: str, error: RematError) -> NotPlanned:
     """Warn that something runs without a plan, over the budget, and why; give what says so."""
     will = "will" if isinstance(error, (BudgetTooSmall, BudgetExceeded)) else "may"
     text = f"{what} runs without a plan, and {will} take more than the budget: {error}"

@@ -1,0 +1,352 @@
+"""Holds recorded steps of several regions against the budget, and plans by them.
+
+A step that was not planned for is planned; one that went over is told of, and planned anew. A
+provisional record is planned by, and told of, but alone it refuses nothing: later steps may take
+less, and the first that is recorded says so. After several in a row that are over the budget and
+for which no plan fits, the next step is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from remat.budgets.blocks import or_with_expandable_segments
+from remat.budgets.plain import has_room_for_plain
+from remat.errors import BudgetWarning
+from remat.planning.given import GivenPlan
+from remat.planning.planner import Planned
+from remat.planning.ranks import has_other_ranks
+from remat.planning.settings import Settings
+from remat.plans.origin import Origin
+from remat.plans.reads import read_by_backward
+from remat.session.calls import Call
+from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.recording import Recorded
+from remat.session.region import SeenLoss
+from remat.session.step_planner import StepPlanner
+from remat_exec import BudgetExceeded
+from remat_graph.torch import LossCost, Mark
+from remat_solvers import BudgetTooSmall
+
+__all__ = ["Judge"]
+
+_ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none; and
+# that may run plain without coming to an end, or be planned in where nothing else can be known
+
+_BY_PLAN = "what runs between the regions took more than in the step that was planned by"
+_OFF_PLAN = "it was not planned for, or its calls of regions were not"
+_UNFITTING = (
+    "no plan fits what it showed, for which {:,} bytes would do, but some of it is made but once: "
+    "later steps decide"
+)
+_AT_FIRST = "regions were planned in it, and what is made but once counts"
+_NEXT = "the next may, too, until one is planned for"
+_BY_CALLS = (
+    "so much its calls of regions keep and take at once by their schedules, with the gradients "
+    "that they gave; what runs between them was not recorded"
+)
+_IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
+_MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
+_LOSS_OVER = (
+    "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
+    "gradients of the outputs, where {:,} were allowed. Its gradients are right, and from the next "
+    "forward on this is planned for; with loss= it is at once"
+)
+_OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that was measured"
+
+
+@dataclass(eq=False)
+class Judge:
+    """Plans for recorded steps, and keeps what was planned in `patterns`.
+
+    `on_plan` is given each plan. `given` is one of an earlier process that is still to be followed.
+    A step that `awaits_plain` is planned by when it is known what a fraction is of: the next one
+    runs plain, and is measured.
+    """
+
+    settings: Settings
+    on_plan: Callable[[Any], None]
+    planner: StepPlanner
+    patterns: KnownPatterns
+    given: GivenPlan | None
+    _error: Exception | None = None
+    _step: int = 0
+    _over_in_a_row: int = 0
+    _awaiting: tuple[Recorded, int] | None = None
+    _plain_attempts: int = 0
+    _is_early: bool = False
+    _call_was_over: bool = False
+
+    def see_call(self, call: Call, marks: Sequence[Mark]) -> None:
+        """See whether the first step by the plan of one region stayed within the budget.
+
+        What the code between forward and backward takes, most often a loss, is in no graph: a plan
+        allows it so much, measured or guessed. More is planned for from then on.
+
+        Warns:
+            BudgetWarning: if it took more.
+        """
+        region, planned = call.region, call.planned
+        if planned is None or call.missing != planned.capture.missing:
+            return  # a backward that was not planned for; the next plan is
+        if [mark.label for mark in marks] != _MARKS_OF_CALL:
+            return
+        budget, device = planned.plan.budget_bytes, planned.capture.program.device
+        most = max(mark.peak_bytes for mark in marks)
+        seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
+        expected = seen.at_least(allowed)
+        over = expected != allowed and (
+            marks[-2].peak_bytes > budget
+            or (most > budget and expected.kept_bytes > allowed.kept_bytes)
+        )
+        if expected != allowed:
+            loss = SeenLoss.seen(expected, planned.capture)
+            region.see_loss(loss, planned.plan if over else None)
+        if over:
+            why = _LOSS_OVER.format(
+                seen.kept_bytes + seen.workspace_bytes,
+                allowed.kept_bytes + allowed.workspace_bytes,
+            )
+        elif most > budget:
+            if not self._call_was_over:  # what an optimizer keeps is new but once
+                self._call_was_over = True
+                return
+            why = (
+                f"something that no plan knows of takes memory in it, such as hooks of parameters"
+                f"{_OTHER_BLOCKS * (device.type == 'cuda')}. "
+                f"Its gradients are right; ask for so much less"
+                f"{or_with_expandable_segments(device)}"
+            )
+        region.checked[call.numbers] = planned.plan
+        if most > budget:
+            more = f"{most - budget:,} more than the budget of {budget:,}"
+            warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)
+
+    def refuse(self) -> None:
+        """Raise what ended the planning, if something did.
+
+        Each time anew, without a traceback: that would keep the frames of the caller, and what they
+        hold, as long as the model.
+        """
+        if self._error is not None:
+            error = self._error
+            raised = type(error).__new__(type(error), *error.args)
+            vars(raised).update(vars(error))
+            self._error = error.with_traceback(None)
+            self._error.__context__ = self._error.__cause__ = None
+            raise raised
+
+    @property
+    def awaits_plain(self) -> bool:
+        """Whether the next step is to run plain."""
+        return self._awaiting is not None
+
+    def see_plain(self, measured: tuple[int, int] | None, device: torch.device) -> None:
+        """Plan by the step before one that ran plain: its peak, and what its regions keep.
+
+        Of one that was not recorded to its end nothing is known.
+        """
+        waiting, self._awaiting = self._awaiting, None
+        self._plain_attempts += 1
+        if waiting is not None and measured is not None:
+            self.planner.plain.know(*measured, "measured")
+            self._is_early = True
+            self.take(waiting[0], None, waiting[1], device)
+            self._is_early = False
+
+    def _knows_plain(self, record: Recorded, device: torch.device) -> bool:
+        """Have the next step run plain; predict its peak where it would not fit, or none ended."""
+        stored = self.planner.stored_peak(record)
+        can_run = self.settings.costs == "measure" and has_room_for_plain(stored, device)
+        if can_run and self._plain_attempts < _ATTEMPTS:
+            self._awaiting = record, self._step
+            return False
+        if record.provisional and self._step < _ATTEMPTS:  # what is made but once counts in it
+            return False
+        self.planner.plain.know(stored, self.planner.stored_bytes(record.pattern), "predicted")
+        return True
+
+    def take(
+        self, record: Recorded, ran_by: KnownPattern | None, step: int, device: torch.device
+    ) -> None:
+        """See that a recorded step took no more than the budget; plan by it, if it is new.
+
+        `ran_by` is what was known of its calls, if they ran by a plan; `step` is its number.
+        """
+        self._step, origin = step, Origin.here(device)
+        self.patterns.recorded()
+        if self.planner.is_unknown and not self._knows_plain(record, device):
+            return
+        if ran_by is not None:
+            if self._is_doubtful(record, ran_by):
+                return
+            most = max(record.peak_bytes, ran_by.plan.measured_peak_bytes or 0)
+            ran_by.plan = replace(ran_by.plan, measured_peak_bytes=most)
+            # Where there are other ranks, messages come sooner or later from step to step.
+            if not record.provisional and not has_other_ranks():
+                ran_by.awaited = 0
+            if ran_by.fits:
+                self.on_plan(ran_by.plan)
+        planned = self.patterns.of(record.pattern) or ran_by
+        try:
+            made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
+        except (BudgetTooSmall, BudgetExceeded) as error:
+            if self.settings.on_infeasible == "raise":
+                self._error = error
+                return
+            made = self.planner.without_plan(_wanted(record, planned), error, origin)
+        except Exception as error:
+            self._error = error
+            return
+        if made is not None:
+            self.patterns.add(made)
+            if made.fits:
+                self.on_plan(made.plan)
+
+    def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
+        """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
+
+        What it had before was not seen to be let go of, so that it took so much at least. With
+        other ranks that does not follow: what their messages leave is not seen to be let go of.
+        A fraction may not be known yet.
+        """
+        if self.planner.is_unknown or has_other_ranks():
+            return False
+        self._step = step
+        budget = self.planner.budget(pattern)
+        if at_least > budget:
+            text = self._over(at_least, budget, _IN_PART)
+            warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
+        return at_least > budget
+
+    def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
+        """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""
+        unknown = self.planner.is_unknown or (
+            self.settings.budget.is_auto and not self.patterns.known
+        )
+        return None if unknown or self.patterns.runs_plain else self.planner.budget(pattern)
+
+    def tell_known(self, known: int, step: int, pattern: Sequence[int]) -> None:
+        """Tell of a step that is known to be over the budget though it was not recorded."""
+        budget = self.known_budget(pattern)
+        if budget is not None and known > budget:
+            self._step = step
+            warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
+
+    def _plan_by(
+        self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
+    ) -> KnownPattern | None:
+        """Plan by a recorded step; `None` if what was planned serves, or a later step is to say.
+
+        Raises:
+            BudgetTooSmall: if nothing fits.
+            BudgetExceeded: if the steps of several plans in a row were over the budget.
+        """
+        planner, peak = self.planner, record.peak_bytes
+        given = self.given
+        if not record.provisional:
+            self.given = None
+        again, over = False, 0
+        if planned is not None:
+            same = record.pattern == planned.record.pattern
+            again = same and (record.provisional or planned.record.provisional)
+            over = peak - planned.plan.budget_bytes
+            if over <= 0 or not planned.fits:
+                self._over_in_a_row = 0
+                if record.provisional or not again or planner.serves(planned, record):
+                    return None
+            elif record.provisional and not same:
+                self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
+                return None
+            else:
+                self._over_in_a_row += 1
+                if not again:
+                    planner.set_aside += over + over // 4
+        wanted = _wanted(record, planned)
+        try:
+            made = planner.follow(wanted, given, origin) if given else None
+            made = made or planner.plan(wanted, origin)
+        except BudgetTooSmall as error:
+            if record.provisional and peak > error.budget_bytes:
+                self._over_in_a_row += planned is None
+                if self._over_in_a_row < _ATTEMPTS:
+                    reason = _UNFITTING.format(error.smallest_bytes)
+                    self._tell_over(peak, error.budget_bytes, reason)
+                    return None
+            elif record.provisional or (again and over <= 0):
+                return None
+            raise
+        if peak <= made.plan.budget_bytes:
+            self._over_in_a_row = 0
+        else:
+            aside = f", with {planner.set_aside:,} bytes set aside" if planner.set_aside else ""
+            reason = _BY_PLAN if by_plan else _OFF_PLAN
+            then = f"the next step is planned anew{aside}"
+            self._tell_over(peak, made.plan.budget_bytes, reason, then)
+        return made
+
+    def _is_doubtful(self, record: Recorded, ran_by: KnownPattern) -> bool:
+        """Whether a step may have been within the budget though its record says more.
+
+        What a thread of the process group lets go of, a message, is not seen to be: it counts as
+        held to the end. A step is not judged by that, unless it is the last that is recorded.
+        """
+        over = record.peak_bytes - ran_by.plan.budget_bytes
+        unseen = record.left_bytes - ran_by.left_bytes
+        ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
+        return has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
+
+    def _tell_over(
+        self,
+        peak: int,
+        budget: int,
+        reason: str,
+        then: str = _NEXT,
+    ) -> None:
+        """Warn of a step over the budget, but not of one before it was known.
+
+        Raises:
+            BudgetExceeded: after the steps of several plans in a row.
+        """
+        if self._is_early:
+            return
+        text = self._over(peak, budget, reason)
+        if self._over_in_a_row >= _ATTEMPTS:
+            text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"
+            raise BudgetExceeded(text, budget, peak)
+        warnings.warn(f"{text}, and {then}", BudgetWarning, stacklevel=2)
+
+    def _over(self, peak: int, budget: int, reason: str) -> str:
+        return (
+            f"step {self._step} took {peak:,} bytes, {peak - budget:,} more than the budget of "
+            f"{budget:,}: {reason}. Its gradients are right"
+        )
+
+
+def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
+    """Plan for a known pattern again where a step made a part of its calls."""
+    if planned is not None and record.pattern != planned.record.pattern:
+        return planned.record
+    return record
+
+
+def _loss_seen(
+    planned: Planned, marks: Sequence[Mark], released_outputs: frozenset[int]
+) -> LossCost:
+    """Read off a record what the code between forward and backward took."""
+    kept, backward = marks[-3:-1]
+    capture = planned.capture
+    program, sizes = capture.program, capture.graph.value_by_name
+    gradients = {program.storage[name] for name in program.tangents}
+    before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
+    gone = capture.released_values(released_outputs) - read_by_backward(
+        capture.graph, planned.plan.schedule
+    )
+    freed = sum(sizes[value].size_bytes for value in gone)
+    held = max(0, backward.held_bytes + freed - before)
+    return LossCost(max(0, backward.peak_bytes - before - held), held)
