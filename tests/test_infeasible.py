@@ -57,7 +57,7 @@ def made(broken, **options):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_misfit_is_refused_unless_told_otherwise(broken):
+def test_what_does_not_fit_is_refused_unless_asked_otherwise(broken):
     model, _ = made(broken)
     told = pytest.warns(remat.BudgetWarning, match="step 1") if broken else nullcontext()
     with told, pytest.raises(remat.BudgetTooSmall):  # noqa: PT012
@@ -66,7 +66,7 @@ def test_a_misfit_is_refused_unless_told_otherwise(broken):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_misfit_runs_plain_and_is_warned_of_once(broken):
+def test_what_does_not_fit_runs_plain_and_is_warned_of_once(broken):
     model, plain = made(broken, on_infeasible="plain")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -94,6 +94,6 @@ def test_the_back_end_of_torch_compile_takes_it_too():
         step(model, 512)
 
 
-def test_what_is_no_way_to_deal_with_misfits_is_refused():
+def test_an_unknown_on_infeasible_is_refused():
     with pytest.raises(remat.RematError, match="give 'raise' or 'plain'"):
         made(False, on_infeasible="split")

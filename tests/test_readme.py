@@ -208,14 +208,14 @@ FORMS = {
     },
     "the same bits, made another way": {"numerics": "bitwise"},
     "capture and executor": {"capture": "aot", "executor": "generated"},
-    "a misfit that raises": {"on_infeasible": "raise"},
-    "a misfit that runs as it is": {"budget": 2000, "on_infeasible": "plain"},
+    "infeasible, that raises": {"on_infeasible": "raise"},
+    "infeasible, that runs as it is": {"budget": 2000, "on_infeasible": "plain"},
 }
 DEFAULTS = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
 
 
-def assert_trains_as_plain(model, misfits, plain):
-    with pytest.warns(remat.BudgetWarning) if misfits else nullcontext():
+def assert_trains_as_plain(model, infeasible, plain):
+    with pytest.warns(remat.BudgetWarning) if infeasible else nullcontext():
         found = trained(model)
     assert_bitwise_equal(found, plain)
 

@@ -11,15 +11,12 @@ import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from remat.errors import RematError
 from remat.refusals import refuse_checkpointed, refuse_transforms
-
-if TYPE_CHECKING:
-    from remat.front.wrapping import RematForward
 
 __all__ = [
     "RegionForward",
@@ -125,10 +122,18 @@ def unwrap_units(model: torch.nn.Module) -> None:
                     del unit._forward_pre_hooks[key]
 
 
+class Owner(Protocol):
+    """The forward of the model that submodules are regions of."""
+
+    def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the forward of a submodule as a region."""
+        ...
+
+
 class RegionForward:
     """Stands in for `forward` on a submodule that is a region of a rematerialized model."""
 
-    def __init__(self, module: torch.nn.Module, owner: RematForward) -> None:
+    def __init__(self, module: torch.nn.Module, owner: Owner) -> None:
         self._module = module
         self._owner = owner
         self._dress()
