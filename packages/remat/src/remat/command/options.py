@@ -275,8 +275,8 @@ def dry_plan(
     Raises:
         RematError: as `remat.plan`.
     """
-    from remat.planning.planner import plan_module
     from remat.planning.settings import Settings
+    from remat.planning.whole_module import plan_module
 
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, None,

@@ -4,8 +4,8 @@ from remat.__about__ import __version__
 from remat.budgets.budget import Budget
 from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.front.wrapping import rematerialize
-from remat.planning.planner import plan
 from remat.planning.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
+from remat.planning.whole_module import plan
 from remat.report.shown import ShownPlan as Plan
 from remat_exec import (
     BackwardError,

@@ -10,8 +10,9 @@ import torch
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_plain
 from remat.errors import RematError
-from remat.planning.planner import SCALAR_BYTES, plan_module
+from remat.planning.planner import SCALAR_BYTES
 from remat.planning.settings import Settings, as_args
+from remat.planning.whole_module import plan_module
 from remat_exec import Loss, with_call
 from remat_graph import Graph
 from remat_graph.torch import Costs

@@ -1,4 +1,4 @@
-"""How a plan is made: capture, budget, solve."""
+"""How the plan of one region is made: find the budget, solve, rehearse until it is within."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from traceback import clear_frames
 from types import MappingProxyType
@@ -14,21 +13,18 @@ from typing import Any
 
 import torch
 
-from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.budgets.blocks import later_blocks, or_with_expandable_segments
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
-from remat.cache import remembered_costs, remembered_peak, remembered_rehearsal
-from remat.dynamo.checkpoints import checkpoints_off
+from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.planning.certain import with_certain_bound
 from remat.planning.given import Given, over_budget
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
-from remat.planning.settings import Settings, as_args
+from remat.planning.settings import Settings
 from remat.planning.slices import sliced_programs, with_finest_slices
 from remat.planning.solving import adapted, solution_for, solved_in_best_program
 from remat.plans.origin import Origin
-from remat.refusals import refuse_wrapped
 from remat.report.shown import ShownPlan
 from remat.report.words import mib
 from remat_exec import (
@@ -38,32 +34,20 @@ from remat_exec import (
     Peak,
     Runnable,
     get_executor,
-    with_call,
 )
 from remat_graph import Graph, Schedule, Solution, Status, simulate
 from remat_graph.torch import (
-    AllocationRecorder,
     Capture,
-    Cost,
-    Costs,
-    DeviceSpec,
     LossCost,
-    beside_profilers,
-    capture,
-    collector_at_rest,
-    process_lock,
     read_call,
 )
-from remat_partition import Partitioner
-from remat_solvers import BudgetTooSmall, Progress, Solver, store_all
+from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
     "SCALAR_BYTES",
     "Planned",
     "for_missing",
     "make_plan",
-    "plan",
-    "plan_module",
 ]
 
 logger = logging.getLogger(__name__)
@@ -79,103 +63,6 @@ class Planned:
     plan: ShownPlan
     capture: Capture
     executable: Runnable
-
-
-def plan(
-    model: torch.nn.Module,
-    args: Any = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    budget: int | float | str,
-    solver: str | Solver = "auto",
-    costs: Costs = "measure",
-    limit_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    loss: Loss | None = None,
-    optimizer: OptimizerLike | None = None,
-    numerics: str | None = None,
-    partitioner: str | Partitioner | None = None,
-) -> ShownPlan:
-    """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
-
-    With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of
-    what plain autograd is estimated to take; `"auto"` is what a `DeviceSpec` has beside the model
-    and the optimizer's state. The model and its inputs, or some of them, may then be on the meta
-    device or made under a `FakeTensorMode`, on a device that is there. (`.to("meta")`
-    unties tied weights: make the model under `torch.device("meta")`.)
-
-    Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
-    meta is planned as on the CPU, but for a `DeviceSpec` with a `capability`, such as those of
-    `DEVICES`: for that it is planned as on such a device, with CUDA's operators for attention and
-    the blocks of its allocator.
-
-    Raises:
-        BudgetError: if the budget cannot be read.
-        CaptureError: if the model cannot be captured as one static graph.
-        BudgetTooSmall: if no schedule within the budget was found.
-        SolverError: if the solver is unknown, broken or unsuitable.
-        LossError: if the loss cannot be run or differentiated.
-    """
-    settings = Settings.read(
-        budget,
-        solver,
-        costs,
-        limit_seconds,
-        progress,
-        loss,
-        optimizer=optimizer,
-        numerics=numerics,
-        partitioner=partitioner,
-    )
-    return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
-
-
-def plan_module(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> Planned:
-    """Plan for a whole module without running the plan."""
-    refuse_wrapped(model)
-    dry = settings.costs != "measure" and settings.loss is None
-    rest = collector_at_rest() if dry else nullcontext()
-    with process_lock, AllocationRecorder.paused(), rest:
-        return beside_profilers(
-            _device(model, args, kwargs), lambda: _plan_module(model, args, kwargs, settings)
-        )
-
-
-def _plan_module(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> Planned:
-    started = time.perf_counter()
-    if settings.loss is not None:
-        settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
-    with checkpoints_off():
-        captured = _captured(model, args, kwargs, settings.costs)
-    if settings.numerics is not None:
-        captured = captured.with_alternatives(settings.numerics)
-    if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
-        budget = budget_on(settings.costs, model, settings.optimizer)
-        settings = replace(settings, budget=budget)
-    elif settings.budget.is_auto:
-        auto = AutoBudget(settings.optimizer, model.parameters)
-        auto.see((), captured.program.device)
-        settings = replace(settings, budget=auto.fix())
-    return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
-
-
-def _device(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    tensors = (*model.parameters(), *read_call(args, kwargs).tensors)
-    devices = (tensor.device for tensor in tensors if tensor.device.type != "cpu")
-    return next(devices, torch.device("cpu"))
-
-
-def _captured(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
-) -> Capture:
-    """Capture a whole module; what was measured in other processes is not measured again."""
-    known: dict[str, Cost] = {}
-    with remembered_costs(known, _device(model, args, kwargs), costs):
-        return capture(model, args, kwargs, costs=costs, measured=known)
 
 
 def make_plan(
@@ -229,12 +116,12 @@ def make_plan(
         captured = captured.with_loss(captured.loss.at_least(seen))
     if released_outputs != captured.released_outputs:
         captured = captured.with_released_outputs(released_outputs)
+    schedule: Schedule | None = None
     if given is not None:
         captured, schedule = given.fit(captured, settings.numerics)
     seconds = time.perf_counter() - started
-    tensors = read_call(args, kwargs).tensors
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    everything = _stored(captured)
+    everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
         plain = _plain_peak(module, args, kwargs, captured, everything, loss)
@@ -246,76 +133,143 @@ def make_plan(
         plain = max((plain or 0) + scalar_bytes, earlier)
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
+    task = _Task(
+        settings, captured, budget, plain, seconds, given, schedule, schedules,
+        is_sure=missing is not None or len(captured.program.tangents) == 1,
+        has_measured_loss=cost is not None and not seen,
+        share=run and has_other_ranks(),
+    )  # fmt: skip
     target = budget - scalar_bytes
-    bound: float | None = None
-    within: Planned | None = None
-    offered = captured
-    for attempt in range(_ATTEMPTS):
-        if given is not None:
-            solution = given.solution(captured.graph, schedule, target, budget)
-        else:
-            known = adapted(captured.graph, target, schedules)
-            if known is not None:
-                solution = known
-            else:
-                solve_for = functools.partial(
-                    solution_for, budget=budget, target=target, solver=settings.solver,
-                    limit_seconds=settings.limit_seconds, progress=settings.progress,
-                    keep_best=settings.keep_best, partitioner=settings.partitioner,
-                )  # fmt: skip
-                try:
-                    captured, solution = solved_in_best_program(offered, target, solve_for)
-                except BudgetTooSmall as error:
-                    if within is None:
-                        programs = offered, offered.in_traced_layouts()
-                        sure = missing is not None or len(offered.program.tangents) == 1
-                        refused = with_certain_bound(
-                            error, *programs, *sliced_programs(offered, target),
-                            sure=sure, measured_loss=cost is not None and not seen,
-                        )  # fmt: skip
-                        if settings.numerics is None:
-                            _note_what_slices_reach(refused, offered, solve_for)
-                        raise refused from None
-                    break
-                everything = _stored(captured)
-            if solution.schedule is None:
-                raise RematError(f"solver {solution.solver} returned no schedule")
-            schedule = solution.schedule
-            if run and has_other_ranks():
-                captured, solution = _shared(
-                    offered, captured, solution, schedule, settings.budget, target
-                )
-                schedule, everything = solution.schedule or schedule, _stored(captured)
-        if attempt:  # what a tighter target proves, it does not prove about the budget
-            solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
-        bound = solution.lower_bound
-        executable = get_executor(settings.executor)(captured, schedule, budget_bytes=budget)
+    if not run:
+        try:
+            return task.planned(*task.solved(target, captured))
+        except BudgetTooSmall as error:
+            raise task.refusal(error, target) from None
+    tensors = read_call(args, kwargs).tensors
+    return _rehearsed_until_within(task, target, module, tensors, loss)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be planned for within a budget; `given` and its `schedule` are tried alone.
+
+    `plain` is plain autograd's peak. `schedules` are of other sizes. `is_sure` says that the
+    gradients which the capture expects come. With `share`, other ranks plan for the same.
+    """
+
+    settings: Settings
+    offered: Capture
+    budget: int
+    plain: int | None
+    capture_seconds: float
+    given: Given | None
+    schedule: Schedule | None
+    schedules: Sequence[Schedule]
+    is_sure: bool
+    has_measured_loss: bool
+    share: bool
+
+    def solved(self, target: int, captured: Capture) -> tuple[Capture, Solution]:
+        """Find a schedule that takes no more than `target`, and the layouts that it is for.
+
+        `captured` is what is offered, in the layouts of the plan before.
+
+        Raises:
+            BudgetTooSmall: if none was found.
+            BudgetExceeded: if a plan that was given takes more.
+        """
+        offered = self.offered
+        if self.given is not None and self.schedule is not None:
+            return offered, self.given.solution(offered.graph, self.schedule, target, self.budget)
+        solution = adapted(captured.graph, target, self.schedules)
+        if solution is None:
+            solve_for = self._solve_for(target)
+            captured, solution = solved_in_best_program(offered, target, solve_for)
+        schedule, asked = solution.schedule, self.settings.budget
+        if self.share and schedule is not None:
+            return _shared(offered, captured, solution, schedule, asked, target)
+        return captured, solution
+
+    def _solve_for(self, target: int) -> Callable[[Graph], Solution]:
+        settings = self.settings
+        return functools.partial(
+            solution_for, budget=self.budget, target=target, solver=settings.solver,
+            limit_seconds=settings.limit_seconds, progress=settings.progress,
+            keep_best=settings.keep_best, partitioner=settings.partitioner,
+        )  # fmt: skip
+
+    def refusal(self, error: BudgetTooSmall, target: int) -> BudgetTooSmall:
+        """Say that no schedule takes so little, with a bound on every plan."""
+        offered = self.offered
+        refused = with_certain_bound(
+            error, offered, offered.in_traced_layouts(), *sliced_programs(offered, target),
+            sure=self.is_sure, measured_loss=self.has_measured_loss,
+        )  # fmt: skip
+        if self.settings.numerics is None:
+            _note_what_slices_reach(refused, offered, self._solve_for(target))
+        return refused
+
+    def planned(self, captured: Capture, solution: Solution) -> Planned:
+        """Make what runs a schedule, and the plan that says so."""
+        schedule = solution.schedule
+        if schedule is None:
+            raise RematError(f"solver {solution.solver} returned no schedule")
+        executor = get_executor(self.settings.executor)
+        executable = executor(captured, schedule, budget_bytes=self.budget)
         plan = ShownPlan.of_one_region(
             captured.graph,
             schedule,
             solution,
-            budget,
+            self.budget,
             missing=captured.missing,
             released_outputs=captured.released_outputs,
             laid_out=captured.laid_out,
             sliced=captured.sliced,
-            plain_peak_bytes=plain,
-            capture_seconds=seconds,
+            plain_peak_bytes=self.plain,
+            capture_seconds=self.capture_seconds,
             source=executable.source,
-            origin=Origin.here(device),
+            origin=Origin.here(captured.program.device),
         )
-        if not run:
-            return Planned(plan, captured, executable)
-        rehearse = functools.partial(_rehearsed, executable, module, tensors, loss, budget)
-        if loss is None and type(executable) is Executable:
-            peak = remembered_rehearsal(module, captured, executable.source, rehearse)
+        return Planned(plan, captured, executable)
+
+
+def _rehearsed_until_within(
+    task: _Task,
+    target: int,
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    loss: Loss | None,
+) -> Planned:
+    """Run a plan once and measure it; plan again, for a smaller target, while it is over.
+
+    Raises:
+        BudgetTooSmall: if no schedule within the budget was found.
+        BudgetExceeded: if the measured peak stays over the budget.
+    """
+    budget, given, device = task.budget, task.given, task.offered.program.device
+    captured, within = task.offered, None
+    bound: float | None = None
+    for attempt in range(_ATTEMPTS):
+        try:
+            captured, solution = task.solved(target, captured)
+        except BudgetTooSmall as error:
+            if within is None:
+                raise task.refusal(error, target) from None
+            break
+        if attempt:  # what a tighter target proves, it does not prove about the budget
+            solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
+        bound = solution.lower_bound
+        planned = task.planned(captured, solution)
+        rehearse = functools.partial(_rehearsed, planned.executable, module, tensors, loss, budget)
+        if loss is None and type(planned.executable) is Executable:
+            peak = remembered_rehearsal(module, captured, planned.executable.source, rehearse)
         else:
             peak = rehearse()
         measured = peak.peak_bytes
-        plan = replace(plan, measured_peak_bytes=measured, measured_curve=peak.curve)
         over = measured + later_blocks(peak) - budget
         if measured <= budget:
-            within = Planned(plan, captured, executable)
+            plan = replace(planned.plan, measured_peak_bytes=measured, measured_curve=peak.curve)
+            within = replace(planned, plan=plan)
         elif given is not None:
             raise over_budget(given.name, measured, budget)
         if over <= 0 or given is not None:
@@ -396,10 +350,6 @@ def _shared(
         solver="another rank",
         trials=(),
     )
-
-
-def _stored(captured: Capture) -> int:
-    return simulate(captured.graph, store_all(captured.graph)).peak_bytes
 
 
 def _plain_peak(
