@@ -42,8 +42,8 @@ from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
 from remat.planning.planner import Planned
 from remat.session.session import Session
+from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
-from remat.session.steps import Steps
 from remat_graph.torch import AllocationRecorder
 
 RESULTS = Path(__file__).parent / "results" / "patterns.json"
@@ -186,15 +186,15 @@ class Meter:
             self.plans += 1
             return choose(chooser, *args)
 
-        plan, begin, choose = Session.plan, Steps.begin, StepPlanner.plan
+        plan, begin, choose = Session.plan, StepState.begin, StepPlanner.plan
         setattr(Session, "plan", captured)  # noqa: B010
-        setattr(Steps, "begin", lambda *args: timed(begin, *args))  # noqa: B010
+        setattr(StepState, "begin", lambda *args: timed(begin, *args))  # noqa: B010
         setattr(StepPlanner, "plan", chosen)  # noqa: B010
         try:
             yield
         finally:
             setattr(Session, "plan", plan)  # noqa: B010
-            setattr(Steps, "begin", begin)  # noqa: B010
+            setattr(StepState, "begin", begin)  # noqa: B010
             setattr(StepPlanner, "plan", choose)  # noqa: B010
 
 

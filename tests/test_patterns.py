@@ -182,7 +182,7 @@ class Deep(nn.Module):
 
 
 def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(monkeypatch):
-    gave, go_lean, records, recorded = [], Call.go_lean, [], StepState.record
+    gave, go_lean, records, recorded = [], Call.go_lean, [], StepState._record
 
     def noted(self):
         gave.append(len(records))
@@ -193,7 +193,7 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
         return records[-1]
 
     monkeypatch.setattr(Call, "go_lean", noted)
-    monkeypatch.setattr(StepState, "record", kept)
+    monkeypatch.setattr(StepState, "_record", kept)
     torch.manual_seed(0)
     model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.2)
     for depth in (2, 2, 2, 2, 5, 5, 5, 5):

@@ -33,8 +33,8 @@ from remat.dynamo import (
 from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
 from remat.refusals import refuse_checkpointed
+from remat.session.region import is_computed
 from remat.session.session import Session
-from remat.session.tensors import is_computed
 from remat.session.threads import Sessions, SharedRegion
 
 __all__ = ["remat_backend"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,15 @@ from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["Region", "SeenLoss", "keep", "run_as_it_is"]
+__all__ = [
+    "Region",
+    "SeenLoss",
+    "device_of",
+    "is_computed",
+    "keep",
+    "requires_grad",
+    "run_as_it_is",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -181,3 +189,30 @@ def _returned_bytes(capture: Capture) -> int:
     sizes = capture.graph.value_by_name
     values = {capture.program.storage[name] for name in capture.program.returned}
     return sum(sizes[value].size_bytes for value in values if value in sizes)
+
+
+def device_of(inputs: Iterable[Any]) -> torch.device:
+    """Find the first device that is no CPU, if there is one."""
+    devices = (item.device for item in inputs if isinstance(item, torch.Tensor))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def requires_grad(item: Any) -> bool:
+    """Whether it is a tensor that something differentiates."""
+    return isinstance(item, torch.Tensor) and item.requires_grad
+
+
+def is_computed(tensors: Any, inputs: Any) -> bool:
+    """Whether any of these has a gradient, is no leaf, and is no view of the inputs."""
+    storages = set(map(_storage, flatten(inputs)[0]))
+    return any(
+        tensor.grad_fn is not None and _storage(tensor) not in storages
+        for tensor in flatten(tensors)[0]
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    storage: int = tensor.untyped_storage()._cdata
+    return storage

@@ -31,9 +31,8 @@ from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import RegionKind, RegionPlan
-from remat.session.region import Region, SeenLoss, keep
-from remat.session.steps import Steps
-from remat.session.tensors import device_of, is_computed
+from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
+from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type, get_executor
 from remat_graph import Graph, simulate
 from remat_graph.torch import (
@@ -147,7 +146,9 @@ class RegionPlanner:
                 f"{where}. Leave plan= out, and save the plan that is made"
             )
 
-    def plan_shared(self, region: Region, inputs: Sequence[Any], steps: Steps) -> RegionPlan | None:
+    def plan_shared(
+        self, region: Region, inputs: Sequence[Any], step: StepState
+    ) -> RegionPlan | None:
         """Find the options of a region that shares the budget; `None` if it is to run as it is.
 
         Raises:
@@ -158,9 +159,9 @@ class RegionPlanner:
             if region.expected is not None:
                 capture = for_missing(capture, region.expected)
             capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
-            steps.device, step = capture.program.device, steps.step
+            step.device = capture.program.device
             step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
-            position = len(step.calls) if steps.done == 0 else None
+            position = len(step.calls) if step.done == 0 else None
             number, capture = self._finder.find(region.name, capture, self.costs, position)
         except NoBackward:
             return None

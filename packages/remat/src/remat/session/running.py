@@ -13,12 +13,11 @@ from remat.errors import BudgetWarning
 from remat.planning.planner import Planned
 from remat.session.calls import Call, HandedOut, NewGradients
 from remat.session.kinds import RegionPlan
-from remat.session.options import CallOptions
 from remat.session.recording import gradients_present
 from remat.session.region import Region
-from remat.session.step import before_backward, within_backward
-from remat.session.steps import Steps
+from remat.session.step import StepState, before_backward, within_backward
 from remat_exec import BudgetExceeded, autocast_type
+from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
 
@@ -29,11 +28,8 @@ class CallRunner:
     `on_backward` is called where the backward of a call begins.
     """
 
-    def __init__(self, steps: Steps, on_backward: Callable[[], None]) -> None:
-        self._step = steps.step
-        self._patterns = steps.patterns
-        self._known_bytes = steps.known_bytes
-        self._options = CallOptions(steps.planner, steps.patterns)
+    def __init__(self, step: StepState, on_backward: Callable[[], None]) -> None:
+        self._step = step
         self._on_backward = on_backward
         self._autocast: torch.dtype | None = None
 
@@ -70,8 +66,8 @@ class CallRunner:
         if step.runs_plain:
             return self._run_plain(region, plan, inputs, tensors)
         position = len(step.calls)
-        option = self._options.next(step.pattern, plan, step.open_calls)
-        if self._patterns.off_plan and not recording.under_way:
+        option = self._next_option(step.pattern, plan)
+        if self._step.patterns.off_plan and not recording.under_way:
             self._begin_late(device, collect=False)  # each step may be so
         step.calls.append((plan, option))
         watched = plan.changes.protect_inputs(tensors)
@@ -91,7 +87,7 @@ class CallRunner:
             gradients=NewGradients(tensors),
         )
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
-        self._known_bytes.see(step.open_calls, option.forward_bytes)
+        self._step.known_bytes.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
         outputs = executable(
             region.graph,
@@ -131,12 +127,61 @@ class CallRunner:
         """Record the rest of a step, unless a checkpoint computes again in its backward."""
         if not within_backward():
             self._step.begun_late = True
-            self._known_bytes.record_from(len(self._step.calls))
+            self._step.known_bytes.record_from(len(self._step.calls))
             self._step.recording.start(device, collect=collect)
 
+    def _next_option(self, calls: tuple[int, ...], plan: RegionPlan) -> RegionOption:
+        """Find the option of the call after these: planned, or that of other sizes, if it fits."""
+        planned = self._step.patterns.option_for(calls, plan.kind)
+        if planned is not None:
+            return planned
+        kinds = self._step.planner.kinds
+        families, kind = tuple(kinds[number].family for number in calls), kinds[plan.kind]
+        alike = self._step.patterns.option_alike(families, kind.family)
+        if alike is not None:
+            option = kind.by(alike)
+            if option.peak_bytes <= self._room_left():
+                return option
+        return self._unplanned(plan)
+
+    def _room_left(self) -> int:
+        """Give what the open calls, and the code between regions, leave of what a step may take.
+
+        That code is taken to hold the most that it held at any time of a recorded step.
+        """
+        room = self._step.planner.room or self._step.planner.budget()
+        held = self._step.patterns.held("backward") if self._step.patterns.known else 0
+        return room - held - sum(call.kept_bytes for call in self._step.open_calls)
+
+    def _unplanned(self, plan: RegionPlan) -> RegionOption:
+        """Find the option that keeps the least of those whose halves fit beside the open calls."""
+        if self._step.planner.is_unknown:
+            return plan.lean
+        left = self._room_left()
+        options = self._step.planner.kinds[plan.kind].front.options
+        fitting = [option for option in options if option.peak_bytes <= left]
+        if fitting:
+            return min(fitting, key=lambda option: option.kept_bytes)
+        return min(options, key=lambda option: option.peak_bytes)
+
     def _make_room(self, needed: int, half: str, own: Call | None = None) -> None:
-        for call in self._options.make_room(self._step.open_calls, needed, half, own):
-            self._step.recording.mark(f"lean {call.position}")
+        """Let earlier calls give back what they can make again, the largest first.
+
+        What the code between regions holds is taken to be the most that it held at any time in
+        this half of the steps that were recorded. Nothing is given back in a step that is planned.
+        """
+        if not self._step.patterns.off_plan or self._step.planner.room is None:
+            return
+        calls = sorted(self._step.open_calls, key=lambda call: -call.droppable_bytes)
+        held = sum(call.kept_bytes for call in calls if call is not own)
+        room = self._step.planner.room - self._step.patterns.held(half) - needed
+        for call in calls:
+            if held <= room:
+                return
+            if call is not own and call.droppable_bytes > 0:
+                held -= call.droppable_bytes
+                call.go_lean()
+                self._step.recording.mark(f"lean {call.position}")
 
     def _backward_begins(
         self, call: Call, missing: frozenset[int], released_outputs: frozenset[int]
@@ -147,17 +192,16 @@ class CallRunner:
             call.missing, call.released_outputs = missing, released_outputs
             step.live.discard(call)
             self._on_backward()
-            step.recorded_backward_begins(call)
+            step.backward_begins(call)
             call.region.learn(call.executable, missing, released_outputs)
             return
         call.end_watch()
         if call in step.live:  # else it is left over from an earlier step
             self._see_autocast(autocast_type(call.executable.capture.program.device))
-            self._known_bytes.backward_begins(step.open_calls)
+            self._step.known_bytes.backward_begins(step.open_calls)
             self._make_room(option.backward_bytes, "backward", call)
-            self._known_bytes.see(step.open_calls, option.backward_bytes, call)
-            step.recording.mark(f"backward {call.position}")
-            step.backward_begins()
+            self._step.known_bytes.see(step.open_calls, option.backward_bytes, call)
+            step.backward_begins(call)
         self._on_backward()
         call.region.learn(call.executable, missing, frozenset())
 
@@ -168,14 +212,14 @@ class CallRunner:
         """
         if autocast != self._autocast:
             self._autocast = autocast
-            self._patterns.record_next = True
+            self._step.patterns.record_next = True
 
     def _backward_ends(self, call: Call) -> None:
         """Note that a backward has given out its gradients."""
         if call in self._step.live:
             self._step.recording.mark(f"given {call.position}")
             self._step.live.discard(call)
-            self._known_bytes.give(call.gradients)
+            self._step.known_bytes.give(call.gradients)
 
 
 def _exceeded(error: BudgetExceeded) -> None:

@@ -34,13 +34,11 @@ from remat.planning.planner import Planned
 from remat.planning.settings import Settings
 from remat.session.counters import Counters
 from remat.session.kinds import RegionPlan
-from remat.session.region import Region, keep
+from remat.session.region import Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
 from remat.session.running import CallRunner
-from remat.session.step import Event, within_backward
+from remat.session.step import StepState, within_backward
 from remat.session.step_planner import StepPlanner
-from remat.session.steps import Steps
-from remat.session.tensors import device_of, is_computed, requires_grad
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
 
@@ -91,9 +89,8 @@ class Session:
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         planner = StepPlanner(settings, auto, on_plan, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
-        self._steps = Steps(settings, on_plan, planner)
-        self.step = self._steps.step
-        self._runner = CallRunner(self._steps, self.backward_begins)
+        self.step = StepState(settings, on_plan, planner)
+        self._runner = CallRunner(self.step, self.backward_begins)
 
     def add(self, found: Found, counters: Counters) -> Region:
         """Make a region of a graph that was found.
@@ -160,14 +157,14 @@ class Session:
         """
         step, outermost = self.step, not self.step.within_forward
         if outermost and not self._one_region:
-            self._steps.begin(None)
+            self.step.begin(None)
         elif outermost:
-            step.move(Event.BEGIN)
+            step.move("begin")
         first = outermost and not self._has_run and torch.is_grad_enabled() and not self._preparing
         if first:
-            self._steps.record_first(device_of(self._parameters()))
+            self.step.record_first(device_of(self._parameters()))
         if outermost:
-            step.move(Event.FORWARD)
+            step.move("forward")
             self._met_before = self.times_met
         one_region = self._one_region
         try:
@@ -184,7 +181,7 @@ class Session:
             raise
         finally:
             if outermost:
-                step.move(Event.RETURN)
+                step.move("return")
         if self.times_met == self._met_before and is_computed(returned, (args, kwargs)):
             self._ran_as_it_is()
         return returned
@@ -246,13 +243,13 @@ class Session:
         inputs = tuple(counters.given(inputs))
         if self._answer is not None:
             return counters.put_back(self._answer, inputs)
-        self._steps.end_record_of_call()
+        self.step.end_record_of_call()
         if region.runs_as_it_is:
             return region.as_it_is(inputs)
         if self._preparing and not any(map(requires_grad, inputs)):
             raise Prepared
         if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
-            self._steps.rest()
+            self.step.rest()
             self._before_code()
             return region.as_it_is(inputs)
         numbers = region.numbers(inputs)
@@ -277,7 +274,7 @@ class Session:
             outputs = self._runner.run_one(region, numbers, plan, tensors)
         else:
             if not self.step.within_forward:
-                self._steps.begin(plan.capture.program.device)
+                self.step.begin(plan.capture.program.device)
             outputs = self._runner.run_shared(region, plan, inputs, tensors)
         returned = plan.capture.output_structure.rebuild(iter(outputs))
         return counters.put_back(returned, inputs)
@@ -315,7 +312,7 @@ class Session:
             self._one_region = False
         if not self._one_region:
             self._planner.refuse_given()
-            return self._planner.plan_shared(region, inputs, self._steps)
+            return self._planner.plan_shared(region, inputs, self.step)
         return self._planner.plan_one(region, numbers, inputs, self._loss())
 
     def _loss(self) -> Callable[[Any], Any] | None:
@@ -345,7 +342,7 @@ class Session:
 
     def rest(self) -> None:
         """Record no further where a forward without gradients runs between two steps."""
-        self._steps.rest()
+        self.step.rest()
 
     def stop_recording(self) -> None:
         """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""

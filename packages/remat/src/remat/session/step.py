@@ -1,34 +1,40 @@
-"""The step under way: where it stands, its calls, and what is recorded of it.
+"""Where a step stands, what its calls are, and what is recorded, which is judged after it.
 
-    OPEN ──forward──► FORWARD ──return──► RETURNED      OPEN: no forward is known to be under way
-     │                   │ ▲                 │ │
-     │                   │ └─────forward─────┘ │
-     └────backward────┐  │backward             │backward
-                      ▼  ▼                     ▼
-                AGAIN ◄──forward── BACKWARD ◄──┘
-                      ──return──►
+    OPEN ────forward───► FORWARD ───return───► RETURNED ───backward──┐
+                                                                     ▼
+                            AGAIN ◄──forward─── BACKWARD, which OPEN leads to, too,
+                              └──────return────────► ▲               where no forward is seen
 
-`begin` leads from all that is no forward back to OPEN. A forward is AGAIN where a backward has
-begun: it differentiates within itself, or another's turn comes. Where `torch.compile` runs regions,
-no forward is seen, and calls come while the step is OPEN or in BACKWARD.
+From RETURNED another forward of the same step leads to FORWARD; a backward within a forward leads
+to AGAIN: it differentiates within itself. AGAIN is also another forward of a step whose backward
+has begun. A new step may begin wherever no forward is under way, and leads to OPEN. Where
+`torch.compile` runs regions, no forward is seen: calls come while the step is OPEN or in BACKWARD.
+All moves are in `_NEXT`; any other is an error.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
 import torch
 
+from remat.errors import BudgetWarning
+from remat.planning.settings import Settings
 from remat.session.calls import Call
+from remat.session.judge import Judge
 from remat.session.kinds import RegionPlan
-from remat.session.recording import Recorded, RecordedCall, StepRecording
-from remat_graph.torch import Mark, flatten
+from remat.session.known_bytes import KnownBytes
+from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
+from remat.session.step_planner import StepPlanner
+from remat_graph.torch import flatten
 from remat_solvers.step import RegionOption
 
-__all__ = ["Event", "Phase", "StepState", "within_backward"]
+__all__ = ["Phase", "StepState", "before_backward", "within_backward"]
 
 
 class Phase(Enum):
@@ -41,57 +47,65 @@ class Phase(Enum):
     AGAIN = auto()
 
 
-class Event(Enum):
-    """What moves a step on."""
-
-    BEGIN = auto()
-    FORWARD = auto()
-    RETURN = auto()
-    BACKWARD = auto()
-
-
 _NEXT = {
-    (Phase.OPEN, Event.BEGIN): Phase.OPEN,
-    (Phase.RETURNED, Event.BEGIN): Phase.OPEN,
-    (Phase.BACKWARD, Event.BEGIN): Phase.OPEN,
-    (Phase.OPEN, Event.FORWARD): Phase.FORWARD,
-    (Phase.RETURNED, Event.FORWARD): Phase.FORWARD,
-    (Phase.BACKWARD, Event.FORWARD): Phase.AGAIN,
-    (Phase.FORWARD, Event.RETURN): Phase.RETURNED,
-    (Phase.AGAIN, Event.RETURN): Phase.BACKWARD,
-    (Phase.OPEN, Event.BACKWARD): Phase.BACKWARD,
-    (Phase.FORWARD, Event.BACKWARD): Phase.AGAIN,
-    (Phase.RETURNED, Event.BACKWARD): Phase.BACKWARD,
-    (Phase.BACKWARD, Event.BACKWARD): Phase.BACKWARD,
-    (Phase.AGAIN, Event.BACKWARD): Phase.AGAIN,
+    "begin": {Phase.OPEN: Phase.OPEN, Phase.RETURNED: Phase.OPEN, Phase.BACKWARD: Phase.OPEN},
+    "forward": {
+        Phase.OPEN: Phase.FORWARD,
+        Phase.RETURNED: Phase.FORWARD,
+        Phase.BACKWARD: Phase.AGAIN,
+    },
+    "return": {Phase.FORWARD: Phase.RETURNED, Phase.AGAIN: Phase.BACKWARD},
+    "backward": {
+        Phase.OPEN: Phase.BACKWARD,
+        Phase.FORWARD: Phase.AGAIN,
+        Phase.RETURNED: Phase.BACKWARD,
+        Phase.BACKWARD: Phase.BACKWARD,
+        Phase.AGAIN: Phase.AGAIN,
+    },
 }
+
+_MOST_BLOCKED = 2  # steps that are not recorded and have no plan, before that is told
+_BLOCKED = (
+    "another profiler runs in this thread, beside which no step can be recorded: until one is, "
+    "nothing is planned, calls of regions run by the schedules that keep the least, and what runs "
+    "between them is not held against the budget. Gradients are right"
+)
 
 
 class StepState:
-    """The calls of a step, those of them that are `live` between their halves, and its record.
+    """The step under way, and what is known from those before.
 
-    `optimizer_steps` is called where an optimizer begins a step after the record's end. The record
-    is of the whole step; or it `begun_late`, with a region that earlier steps did not call; or it
-    is that of the one call of a region that has the budget for itself, which is `recorded` from its
-    backward on. A step that `runs_plain` is recorded for what plain autograd takes.
+    `live` are its calls between their halves, those of earlier steps that have the budget each for
+    itself among them. The record is of the whole step; or it `begun_late`, with a region that
+    earlier steps did not call; or it is that of one call of a region that has the budget for
+    itself. A step that `runs_plain` is recorded for what plain autograd takes. `done` counts the
+    steps of several regions that are over, on the `device` of the region that was found last.
     """
 
-    def __init__(self, optimizer_steps: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, on_plan: Callable[[Any], None], planner: StepPlanner
+    ) -> None:
+        self.planner = planner
+        self.patterns = KnownPatterns()
+        self.recording = StepRecording(self._optimizer_steps)
+        self._judge = Judge(settings, on_plan, planner, self.patterns, settings.given_step)
+        self.known_bytes = KnownBytes(self._judge, self.recording, lambda: self.pattern)
         self.phase = Phase.OPEN
+        self.device: torch.device | None = None
+        self.done = self._blocked = 0
         self.calls: list[tuple[RegionPlan, RegionOption]] = []
         self.noted: list[RecordedCall] = []
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
-        self.recording = StepRecording(optimizer_steps)
         self.is_provisional = self._next_is_provisional = False
         self.is_new = self._next_is_new = False
         self.begun_late = self.runs_plain = False
-        self.recorded: Call | None = None
-        self._recorded: weakref.ref[Call] | None = None
+        self._recorded: Call | None = None
+        self._recorded_ref: weakref.ref[Call] | None = None
         self._awaited: list[weakref.ref[Call]] = []
 
-    def move(self, event: Event) -> None:
+    def move(self, event: str) -> None:
         """Move on to the next phase."""
-        self.phase = _NEXT[self.phase, event]
+        self.phase = _NEXT[event][self.phase]
 
     @property
     def within_forward(self) -> bool:
@@ -118,23 +132,10 @@ class StepState:
         """The kinds of the calls so far."""
         return tuple(plan.kind for plan, _ in self.calls)
 
-    def begin(self) -> bool:
-        """Begin a step; say whether a region was found that it begins with."""
-        self.move(Event.BEGIN)
-        is_new, self._next_is_new = self._next_is_new, False
-        self.is_provisional, self._next_is_provisional = self._next_is_provisional, False
-        self.forget_calls()
-        return is_new
-
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
         self.calls, self.noted, self._awaited = [], [], []
         self.is_new = False
-
-    def forget_open(self) -> None:
-        """Count the live calls that share a budget no more: what they hold was there before."""
-        for call in self.open_calls:
-            self.live.discard(call)
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""
@@ -155,43 +156,35 @@ class StepState:
         """See the backward also if no region has a part in it."""
         before_backward(returned, self.backward_begins)
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, call: Call | None = None) -> None:
         """End the step with the backward that is under way, unless another one follows."""
-        self.move(Event.BACKWARD)
-        if self._recorded is None:
-            self.recording.await_end()
+        self.move("backward")
+        if call is not None and call.planned is not None:
+            if self._recorded_ref is None or self._recorded_ref() is not call:
+                return
+            self._recorded = call
+        elif self.records_call:
+            return
+        if call is not None:
+            self.recording.mark(f"backward {call.position}")
+        self.recording.await_end()
 
     def record_call(self, call: Call, device: torch.device) -> None:
         """Record the step of one call from here on."""
         self.stop_recording()
         self.recording.start(device)
-        self._recorded = weakref.ref(call, self._dropped)
+        self._recorded_ref = weakref.ref(call, self._dropped)
 
     @property
     def records_call(self) -> bool:
         """Whether the record is that of one call."""
-        return self._recorded is not None
-
-    def recorded_backward_begins(self, call: Call) -> None:
-        """Note that the backward of the one call that is recorded begins, if it is this one."""
-        self.move(Event.BACKWARD)
-        if self._recorded is not None and self._recorded() is call:
-            self.recorded = call
-            self.recording.mark("backward 0")
-            self.recording.await_end()
-
-    def record(self) -> Recorded | None:
-        """Read the record of the whole step."""
-        marks: Sequence[Mark] = self.recording.read() if self.noted else ()
-        if not marks:
-            return None
-        return Recorded.of(self.noted, marks, provisional=self.is_provisional)
+        return self._recorded_ref is not None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _dropped(self, _: object) -> None:
         """Record no further where what the forward returned is gone, and no backward can follow."""
         if self.records_call:
-            is_over = self.recorded is None
+            is_over = self._recorded is None
         else:
             is_over = self.phase is Phase.RETURNED and not self.open_calls
         if is_over and not within_backward():
@@ -200,13 +193,120 @@ class StepState:
     def stop_recording(self) -> None:
         """Drop what is recorded of a step, which came to no end, or is judged."""
         self.begun_late = False
-        self.recorded = self._recorded = None
+        self._recorded = self._recorded_ref = None
         self.recording.stop()
 
     def stop_recording_steps(self) -> None:
         """Drop what is recorded, unless it is one call: that may still end, or has."""
         if not self.records_call:
             self.stop_recording()
+
+    def _record(self) -> Recorded | None:
+        marks = self.recording.read() if self.noted else ()
+        return Recorded.of(self.noted, marks, provisional=self.is_provisional) if marks else None
+
+    def begin(self, device: torch.device | None) -> None:
+        """Begin a step, unless one is under way: plan by what was recorded, record if need be.
+
+        Without a device it is a forward that begins, which is of a step of its own if a backward is
+        over: what is alive then got no gradient, as an output that is in no loss, or its backward
+        raised, and its memory was there before.
+
+        Raises:
+            BudgetTooSmall: if no plan of the regions is within the budget.
+            BudgetExceeded: if the steps of four plans in a row took more than the budget.
+        """
+        self.end_record_of_call()
+        recording = self.recording
+        if self.open_calls and (device is not None or not self.backward_over):
+            return
+        self.live.difference_update(self.open_calls)
+        device = device or self.device
+        record, at_least, plain = None, 0, None
+        if recording.ended:
+            if self.runs_plain:
+                plain = self._plain_peak()
+            elif self.begun_late:
+                at_least = self.known_bytes.at_least(recording.read())
+            else:
+                record = self._record()
+        self.stop_recording()
+        before: KnownPattern | None = None
+        if self.calls:
+            before = self.patterns.end_step(self.pattern)
+            self.done += 1
+        pattern = self.pattern
+        is_new, self._next_is_new = self._next_is_new, False
+        self.is_provisional, self._next_is_provisional = self._next_is_provisional, False
+        self.move("begin")
+        self.forget_calls()
+        if self.runs_plain and device is not None:
+            self._judge.see_plain(plain, device)
+        elif record is not None and device is not None:
+            self._judge.take(record, before, self.done, device)
+        elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
+            self.known_bytes.tell(pattern)
+        self.known_bytes.begin_step(self.done)
+        self._judge.refuse()
+        wanted = self.patterns.wanted or is_new
+        self.runs_plain = False
+        if wanted and device is not None and torch.is_grad_enabled():
+            recording.start(device)
+            self.runs_plain = self._judge.awaits_plain and recording.under_way
+            if not (recording.under_way or self.patterns.known):
+                self._blocked += 1
+                if self._blocked == _MOST_BLOCKED:
+                    warnings.warn(_BLOCKED, BudgetWarning, stacklevel=2)
+
+    def _plain_peak(self) -> tuple[int, int] | None:
+        """Give what the step that ran plain took, and what its regions keep if all is stored."""
+        marks = self.recording.read()
+        stored = self.planner.stored_bytes(self.pattern)
+        return (peak_as_if_new(marks), stored) if marks else None
+
+    def record_first(self, device: torch.device) -> None:
+        """Record the first step, of which it is not known yet whether it has several regions."""
+        if self.done == 0 and not self.recording.under_way:
+            self.recording.start(device)
+
+    def end_record_of_call(self) -> None:
+        """Judge the step of one call, if it was recorded to its end; record no more of it.
+
+        Not within a backward, where a checkpoint runs a forward again: it is part of the step.
+
+        Warns:
+            BudgetWarning: if it took more than the budget.
+        """
+        if not self.records_call or within_backward():
+            return
+        try:
+            if self.recording.ended:
+                self._judge_call()
+        finally:
+            self.stop_recording()
+
+    def _judge_call(self) -> None:
+        marks, call, self._recorded = self.recording.read(), self._recorded, None
+        if call is not None:
+            self._judge.see_call(call, marks)
+
+    def _optimizer_steps(self) -> None:
+        """Record no longer than that, for others who want to profile."""
+        if self.records_call:
+            self._judge_call()
+        elif not self.open_calls:
+            self.recording.read()
+
+    def rest(self) -> None:
+        """Record no further where a forward without gradients runs between two steps."""
+        if self.records_call:
+            if self.recording.ended:
+                self.end_record_of_call()
+        elif not (self.within_forward or self.open_calls or within_backward()):
+            if self.recording.ended:
+                self.recording.read()
+            else:
+                self.stop_recording()
 
 
 def before_backward(tensors: Any, call: Callable[[], None]) -> None:
