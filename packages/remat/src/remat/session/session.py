@@ -37,7 +37,7 @@ from remat.session.kinds import RegionPlan
 from remat.session.region import Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
 from remat.session.running import CallRunner
-from remat.session.step import StepState, within_backward
+from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
@@ -263,7 +263,8 @@ class Session:
         if plan is None:
             returned = region.as_it_is(inputs)
             if any(map(requires_grad, flatten(returned)[0])):  # views of inputs, say
-                self._met_nothing_to_plan(region, inputs)
+                computed = is_computed(inputs, self.call_arguments)  # by eager code
+                self.times_met += not (self._planner.could_not_plan(region) or computed)
             return returned
         self.times_met += 1
         if isinstance(plan, NotPlanned):
@@ -278,14 +279,6 @@ class Session:
             outputs = self._runner.run_shared(region, plan, inputs, tensors)
         returned = plan.capture.output_structure.rebuild(iter(outputs))
         return counters.put_back(returned, inputs)
-
-    def _met_nothing_to_plan(self, region: Region, inputs: Sequence[Any]) -> None:
-        """Count a region whose gradients take no memory as one that was met.
-
-        Not one that could not be captured, or that goes on from what eager code computed.
-        """
-        computed = is_computed(inputs, self.call_arguments)
-        self.times_met += not (self._planner.could_not_plan(region) or computed)
 
     def _use(self, plan: Any) -> None:
         """Note the plan that a step runs by, or why it runs without one."""
@@ -329,25 +322,6 @@ class Session:
             return self.rebuild(returned)
         finally:
             self._answer = before
-
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for their backward."""
-        return len(self.step.live)
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether a step is recorded, by a profiler of its thread."""
-        return self.step.recording.under_way
-
-    def rest(self) -> None:
-        """Record no further where a forward without gradients runs between two steps."""
-        self.step.rest()
-
-    def stop_recording(self) -> None:
-        """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
-        if not within_backward():
-            self.step.stop_recording()
 
 
 def _nothing() -> None:

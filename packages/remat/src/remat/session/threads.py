@@ -24,6 +24,7 @@ from remat.errors import BudgetWarning
 from remat.session.counters import Counters
 from remat.session.region import Region, run_as_it_is
 from remat.session.session import Session
+from remat.session.step import within_backward
 from remat_graph.torch import own_thread
 
 __all__ = ["Sessions", "SharedRegion"]
@@ -68,9 +69,9 @@ class _Held:
     @property
     def is_free(self) -> bool:
         """Whether its step is over, as far as can be seen; only its thread ends its recording."""
-        if self.within or self.session.waiting:
+        if self.within or self.session.step.live:
             return False
-        return not (self.session.is_recording and self.thread.is_alive())
+        return not (self.session.step.recording.under_way and self.thread.is_alive())
 
 
 class Sessions:
@@ -123,7 +124,7 @@ class Sessions:
     def _find(self, thread: threading.Thread) -> tuple[_Held, bool]:
         """Find what a thread has, or is to have; say whether that is the second there is."""
         own = next((held for held in self._all if held.thread is thread), None)
-        if own is None and torch._C._current_graph_task_id() != -1:
+        if own is None and within_backward():
             own = self._last  # a checkpoint computes again, in a thread of autograd's own
         if own is None:
             own = next((held for held in self._all if held.is_free), None)
@@ -151,12 +152,13 @@ class Sessions:
         thread = own_thread()
         for held in self._all:
             if held.thread is thread:
-                held.session.rest()
+                held.session.step.rest()
 
     def stop_recording(self) -> None:
-        """Drop what is recorded."""
-        for held in self._all:
-            held.session.stop_recording()
+        """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
+        if not within_backward():
+            for held in self._all:
+                held.session.step.stop_recording()
 
     def thread_of(self, session: Session) -> threading.Thread | None:
         """Give the thread that a session is of, if it is one of these."""
@@ -164,4 +166,4 @@ class Sessions:
 
     def waiting(self, thread: threading.Thread) -> int:
         """Count the calls of a thread that wait for their backward."""
-        return sum(held.session.waiting for held in self._all if held.thread is thread)
+        return sum(len(held.session.step.live) for held in self._all if held.thread is thread)
