@@ -56,10 +56,12 @@ class Call:
     One by a plan of its own is `planned`, for these `numbers`; its backward shows what is `missing`
     and what was let go of. One of a step of several regions runs by an `option`, and goes on by
     the `lean` one if it gives memory back; `drop` does that. `changes` sees what is `watched`.
+    `on_backward` is called where its backward begins.
     """
 
     region: Region
     executable: Runnable
+    on_backward: Callable[[], None]
     position: int = 0
     planned: Planned | None = None
     numbers: Hashable = None

@@ -28,33 +28,43 @@ class CallRunner:
     `on_backward` is called where the backward of a call begins.
     """
 
-    def __init__(self, step: StepState, on_backward: Callable[[], None]) -> None:
+    def __init__(self, step: StepState) -> None:
         self._step = step
-        self._on_backward = on_backward
         self._autocast: torch.dtype | None = None
 
     def run_one(
-        self, region: Region, numbers: Hashable, planned: Planned, tensors: list[torch.Tensor]
+        self,
+        region: Region,
+        numbers: Hashable,
+        planned: Planned,
+        tensors: list[torch.Tensor],
+        on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region that has the budget for itself.
 
         The first step by a plan is recorded. It is of no use where gradients are there already:
         what was there before does not count, but may be let go of in the step.
         """
-        step, call = self._step, Call(region, planned.executable, planned=planned, numbers=numbers)
+        step, executable = self._step, planned.executable
+        call = Call(region, executable, on_backward, planned=planned, numbers=numbers)
         is_checked = region.checked.get(numbers) is planned.plan or numbers in region.left
         if not (step.lone_calls or is_checked or gradients_present(tensors)):
             step.record_call(call, planned.capture.program.device)
             step.recording.mark("forward 0")
         begins = functools.partial(self._backward_begins, call)
-        outputs = call.executable(region.graph, tensors, begins, exceeded=_exceeded)
+        outputs = executable(region.graph, tensors, begins, exceeded=_exceeded)
         if step.records_call:
             step.recording.mark("kept 0")
         step.live.add(call)
         return outputs
 
     def run_shared(
-        self, region: Region, plan: RegionPlan, inputs: Sequence[Any], tensors: list[torch.Tensor]
+        self,
+        region: Region,
+        plan: RegionPlan,
+        inputs: Sequence[Any],
+        tensors: list[torch.Tensor],
+        on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region that shares the budget with others."""
         step, recording, device = self._step, self._step.recording, plan.capture.program.device
@@ -64,7 +74,7 @@ class CallRunner:
             step.is_new = False
             self._begin_late(device)
         if step.runs_plain:
-            return self._run_plain(region, plan, inputs, tensors)
+            return self._run_plain(region, plan, inputs, tensors, on_backward)
         position = len(step.calls)
         option = self._next_option(step.pattern, plan)
         if self._step.patterns.off_plan and not recording.under_way:
@@ -79,6 +89,7 @@ class CallRunner:
         call = Call(
             region,
             executable,
+            on_backward,
             position,
             option=option,
             lean=plan.lean,
@@ -106,11 +117,17 @@ class CallRunner:
         return outputs
 
     def _run_plain(
-        self, region: Region, plan: RegionPlan, inputs: Sequence[Any], tensors: list[torch.Tensor]
+        self,
+        region: Region,
+        plan: RegionPlan,
+        inputs: Sequence[Any],
+        tensors: list[torch.Tensor],
+        on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region as it is; it lives until its backward begins."""
         step, everything = self._step, plan.everything
-        call = Call(region, plan.executable(plan.lean), len(step.calls), option=everything)
+        executable, position = plan.executable(plan.lean), len(step.calls)
+        call = Call(region, executable, on_backward, position, option=everything)
         step.calls.append((plan, everything))
         step.recording.mark_present(tensors)
         outputs = region.plain(inputs)
@@ -191,7 +208,7 @@ class CallRunner:
         if option is None:
             call.missing, call.released_outputs = missing, released_outputs
             step.live.discard(call)
-            self._on_backward()
+            call.on_backward()
             step.backward_begins(call)
             call.region.learn(call.executable, missing, released_outputs)
             return
@@ -202,7 +219,7 @@ class CallRunner:
             self._make_room(option.backward_bytes, "backward", call)
             self._step.known_bytes.see(step.open_calls, option.backward_bytes, call)
             step.backward_begins(call)
-        self._on_backward()
+        call.on_backward()
         call.region.learn(call.executable, missing, frozenset())
 
     def _see_autocast(self, autocast: torch.dtype | None) -> None:

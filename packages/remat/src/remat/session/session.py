@@ -90,7 +90,7 @@ class Session:
         planner = StepPlanner(settings, auto, on_plan, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
         self.step = StepState(settings, on_plan, planner)
-        self._runner = CallRunner(self.step, self.backward_begins)
+        self._runner = CallRunner(self.step)
 
     def add(self, found: Found, counters: Counters) -> Region:
         """Make a region of a graph that was found.
@@ -133,7 +133,7 @@ class Session:
         for region in self._regions:
             region.plans.clear()
 
-    def backward_begins(self) -> None:
+    def _backward_begins(self) -> None:
         """See that no other call that has the budget for itself waits for its backward."""
         calls = 1 + len(self.step.lone_calls) * self._one_region + self._join(self)
         if calls == 1:
@@ -272,11 +272,11 @@ class Session:
             return region.as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(plan, Planned):
-            outputs = self._runner.run_one(region, numbers, plan, tensors)
+            outputs = self._runner.run_one(region, numbers, plan, tensors, self._backward_begins)
         else:
             if not self.step.within_forward:
                 self.step.begin(plan.capture.program.device)
-            outputs = self._runner.run_shared(region, plan, inputs, tensors)
+            outputs = self._runner.run_shared(region, plan, inputs, tensors, self._backward_begins)
         returned = plan.capture.output_structure.rebuild(iter(outputs))
         return counters.put_back(returned, inputs)
 
