@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "remat_exec": {"remat_graph"},
     "remat": {"remat_graph", "remat_partition", "remat_solvers", "remat_exec"},
 }
-CIRCLES_OF_TYPES = {"remat_exec", "remat"}  # an executable and its runs, a model and its units
+CIRCLES_OF_TYPES = {"remat_exec"}  # an executable and its runs
 
 
 def modules_of(package):
