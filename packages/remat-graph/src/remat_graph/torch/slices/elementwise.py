@@ -24,6 +24,7 @@ _MORE = (
     aten.hardsigmoid_backward.default, aten.hardswish.default, aten.hardswish_backward.default,
     aten.hardtanh_backward.default, aten.leaky_relu_backward.default,
     aten.log_sigmoid_backward.default, aten.log_sigmoid_forward.default,
+    aten.floor_divide.default, aten.lift_fresh_copy.default,
     aten.masked_fill.Tensor, aten.mish_backward.default, aten.softplus_backward.default,
     aten.softshrink_backward.default, aten.where.ScalarOther, aten.where.ScalarSelf,
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
