@@ -27,8 +27,7 @@ __all__ = ["Cut", "cuts_of"]
 
 _WINDOW = 32  # ops on each side of a value, among which the ends of a stretch are looked for
 _WORTH = 0.1  # of what an op touches: smaller values are not cut around
-_LEAST = 0.02  # of the most that an op touches: what touches less is not looked at
-_KINDS = 4
+_KINDS, _TRIES = 4, 16  # kinds that are found at most, and values that are looked at
 
 
 _Axis = tuple[tuple[int, ...], int, int]  # of a tensor of this shape, with so many joined to it
@@ -105,16 +104,16 @@ class _Finder:
             op: sum(self.size[value] for value in self._read(op) | self._made(op))
             for op in self.program.calls
         }
-        least = _LEAST * max(needs.values(), default=0)
         seen: set[str] = set()
-        count = 0
+        count = tries = 0
         for op in sorted(needs, key=lambda op: -needs[op]):
             value = self._largest(op)
-            if needs[op] < least or count == _KINDS:
+            if tries == _TRIES or count == _KINDS:
                 return
             if value is None or self.maker[value] in seen or self.size[value] < _WORTH * needs[op]:
                 continue
             seen.add(self.maker[value])
+            tries += 1
             found = self._best(value, seen, self._axes(value))
             if found is None:
                 continue
@@ -236,8 +235,13 @@ class _Finder:
         return sum(self.size[value] for value in read | given)
 
     def _backward_ops(self, forward: Stretch) -> list[str]:
-        """List the ops that differentiate those of a stretch, and the sums that they alone read."""
+        """List the ops that differentiate those of a stretch, what lies between, and their sums.
+
+        What lies between may have another twin, or none, as what casts a gradient does; a sum is of
+        gradients, and read by these ops alone.
+        """
         own = {op for each in forward.ops for op in self.backward_of.get(each, ())}
+        own |= self.stretches.between(own)
         for op in reversed(list(self.program.calls)):
             if op in self.program.backward_ops and op not in self.program.twins:
                 readers = {each for value in self._made(op) for each in self.readers.get(value, ())}

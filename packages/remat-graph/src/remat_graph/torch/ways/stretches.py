@@ -82,6 +82,12 @@ class Stretches:
         self._flow = _Flow(program)
         self._rules: dict[str, tuple[Placement, ...]] = {}
 
+    def between(self, ops: Collection[str]) -> frozenset[str]:
+        """Name the ops that lead from one of these to another, and these."""
+        behind = _union(self._flow.behind[op] for op in ops)
+        before = _union(self._flow.before[op] for op in ops)
+        return frozenset(self._program.calls.keys() & self._flow.named(behind & before))
+
     def grow(
         self,
         seed: str,
