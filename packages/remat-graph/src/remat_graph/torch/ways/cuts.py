@@ -116,6 +116,7 @@ class _Finder:
             tries += 1
             found = self._best(value, seen, self._axes(value))
             if found is None:
+                seen.update(self.maker[other] for other in self._made_alike(value))
                 continue
             cut, along = found
             cuts = [cut]
