@@ -8,11 +8,10 @@ slices; here they are searched by doubling.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from remat_graph import Graph, Numerics, Op
+from remat_graph import Numerics
 from remat_graph.torch import Capture
 
 __all__ = ["sliced_programs", "with_finest_slices"]
@@ -72,17 +71,8 @@ def _levels(captured: Capture, kind: int, target: int) -> tuple[int, int, int]:
 
 def _tried(captured: Capture, kind: int) -> Iterator[_Choice]:
     """Cost a kind of cuts in 1, 2, 4 … slices."""
-    most = min(cut.units for cut in captured.cuts[kind])
-    for slices in itertools.takewhile(lambda n: n < 2 * most, (1 << n for n in range(11))):
-        count = min(slices, most, _MOST)
-        sliced = captured.in_slices([(kind, count)])
-        ops = [op for op in sliced.graph.ops if op.name in sliced.sliced_ops]
-        seconds = sum(op.time for op in ops)
-        yield _Choice(count, seconds, max(_touched(sliced.graph, op) for op in ops))
-
-
-def _touched(graph: Graph, op: Op) -> int:
-    """Sum what an op reads, makes and works with, but for what is there before or to the end."""
-    values = {*op.inputs, *op.outputs} - graph.resident - graph.results
-    size = graph.value_by_name
-    return sum(size[value].size_bytes for value in values) + op.workspace_bytes
+    most = min(_MOST, *(cut.units for cut in captured.cuts[kind]))
+    numbers = dict.fromkeys(min(1 << n, most) for n in range(_MOST.bit_length()))
+    for slices in numbers:
+        cost = captured.cost_of_slices(kind, slices)
+        yield _Choice(slices, cost.time, cost.workspace_bytes)

@@ -33,7 +33,7 @@ from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
 from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
-from remat_graph.torch.ways.slicing import in_slices, run_in_slices
+from remat_graph.torch.ways.slicing import cut_alone, in_slices, run_in_slices
 
 __all__ = ["Capture", "Costs", "finish", "own_modes"]
 
@@ -191,6 +191,28 @@ class Capture:
         """The ops that run in slices."""
         calls = self.program.calls.items()
         return frozenset(op for op, call in calls if call.target is run_in_slices)
+
+    def cost_of_slices(self, kind: int, slices: int) -> Cost:
+        """Say what all cuts of a kind take in so many slices.
+
+        That is the seconds of them all, and the most that one needs: what it reads and makes that
+        is not there before and does not stay to the end, and its workspace.
+
+        Raises:
+            CaptureError: if an operator cannot be measured.
+        """
+        cuts = self.cuts[kind]
+        program = cut_alone(self.without_alternatives().program, cuts[0], slices)
+        with own_modes():
+            costs = _costs_of(program, self._costs, self._measured)
+        sizes, kept = self.graph.value_by_name, self.graph.resident | self.graph.results
+        most = 0
+        for op, call in program.calls.items():
+            names = {*call.reads, *(name for name in call.results if name is not None)}
+            values = {program.storage[name] for name in names} - kept
+            touched = sum(sizes[value].size_bytes for value in values if value in sizes)
+            most = max(most, touched + costs[op].workspace_bytes)
+        return Cost(len(cuts) * sum(cost.time for cost in costs.values()), most)
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.
@@ -385,12 +407,15 @@ def finish(
     )  # fmt: skip
 
 
-def _costed(program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost) -> Graph:
+def _costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[str, Cost]:
     if costs == "measure":
-        by_op = measure_costs(program, measured)
-    else:
-        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-        by_op = estimate_costs(program, spec)
+        return measure_costs(program, measured)
+    spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
+    return estimate_costs(program, spec)
+
+
+def _costed(program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost) -> Graph:
+    by_op = _costs_of(program, costs, measured)
     return program.graph(
         {name: cost.time for name, cost in by_op.items()},
         {name: cost.workspace_bytes for name, cost in by_op.items()},

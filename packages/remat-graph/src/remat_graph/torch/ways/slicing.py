@@ -19,7 +19,7 @@ from remat_graph.torch.program import LOSS, Program
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 
-__all__ = ["in_slices", "read_as_traced", "run_in_slices"]
+__all__ = ["cut_alone", "in_slices", "read_as_traced", "run_in_slices"]
 
 
 def run_in_slices(body: SlicedBody, slices: int, *given: torch.Tensor) -> list[torch.Tensor]:
@@ -37,30 +37,34 @@ def read_as_traced(call: Call) -> tuple[str, ...]:
 
 
 def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
-    """Write a program without alternatives anew, with each of these cuts in so many slices."""
+    """Write a program without alternatives anew, with each of these cuts in so many slices.
+
+    No op may be in two of them.
+    """
+    calls, groups = dict(program.calls), dict[str, str]()
+    forwards: dict[str, tuple[Cut, int]] = {}
+    twins: dict[str, str] = {}
     for cut, slices in chosen:
-        program = _written(program, cut, slices)
-    return program
-
-
-def _written(program: Program, cut: Cut, slices: int) -> Program:
-    forward = f"{cut.forward.ops[-1]}__in_{slices}_slices"
-    backward = f"{cut.backward.own[-1]}__in_{slices}_slices"
-    groups = {
-        **dict.fromkeys(cut.forward.ops, forward),
-        **dict.fromkeys(cut.backward.own, backward),
-    }
-    calls = {op: call for op, call in program.calls.items() if op not in groups}
-    calls[backward] = _call(cut.backward.body, slices)
+        forward = f"{cut.forward.ops[-1]}__in_{slices}_slices"
+        backward = f"{cut.backward.own[-1]}__in_{slices}_slices"
+        groups.update(dict.fromkeys(cut.forward.ops, forward))
+        groups.update(dict.fromkeys(cut.backward.own, backward))
+        calls[forward] = _call(cut.forward.body, slices)
+        calls[backward] = _call(cut.backward.body, slices)
+        forwards[forward], twins[backward] = (cut, slices), forward
+    for op in groups:
+        del calls[op]
     needed = _read_by(program, calls)
-    outputs = cut.forward.body.body.outputs
-    needed_outputs = {name for name in outputs if program.storage[name] in needed}
-    calls[forward] = _call(cut.forward.body.giving(needed_outputs), slices)
+    for name, (cut, slices) in forwards.items():
+        outputs = cut.forward.body.body.outputs
+        given = {output for output in outputs if program.storage[output] in needed}
+        calls[name] = _call(cut.forward.body.giving(given), slices)
     made = _values_made(program, calls)
     gone = _values_made(program, {op: program.calls[op] for op in groups}) - made
     storage = {name: value for name, value in program.storage.items() if value not in gone}
     facts = {name: program.facts[name] for name in storage}
-    provenance = {groups.get(op, op): known for op, known in program.provenance.items()}
+    new = {*forwards, *twins}
+    others = {op: twin for op, twin in program.twins.items() if op not in groups}
     return replace(
         program,
         calls=calls,
@@ -68,17 +72,30 @@ def _written(program: Program, cut: Cut, slices: int) -> Program:
         order=_order(program, calls, groups),
         storage=storage,
         facts=facts,
-        backward_ops=(program.backward_ops - groups.keys()) | {backward},
-        twins={groups.get(op, op): groups.get(twin, twin) for op, twin in program.twins.items()},
+        backward_ops=(program.backward_ops - groups.keys()) | twins.keys(),
+        twins={**{op: groups.get(twin, twin) for op, twin in others.items()}, **twins},
         equivalence={
-            op: equivalence_of(call, facts)
-            if op in (forward, backward)
-            else program.equivalence[op]
+            op: equivalence_of(call, facts) if op in new else program.equivalence[op]
             for op, call in calls.items()
         },
-        rounding=(program.rounding - groups.keys()) | {forward, backward},
-        provenance=provenance,
+        rounding=(program.rounding - groups.keys()) | new,
+        provenance={groups.get(op, op): known for op, known in program.provenance.items()},
     )
+
+
+def cut_alone(program: Program, cut: Cut, slices: int) -> Program:
+    """Give a program of nothing but a cut in so many slices, to know what it costs.
+
+    Its forward stretch gives what the backward one does not make again.
+    """
+    slices = min(slices, cut.units)
+    outputs = frozenset(cut.forward.body.body.outputs) - cut.backward.body.again
+    calls = {
+        "forward": _call(cut.forward.body.giving(outputs), slices),
+        "backward": _call(cut.backward.body, slices),
+    }
+    equivalence = {op: equivalence_of(call, program.facts) for op, call in calls.items()}
+    return replace(program, calls=calls, order=tuple(calls), equivalence=equivalence)
 
 
 def _call(sliced: SlicedBody, slices: int) -> Call:

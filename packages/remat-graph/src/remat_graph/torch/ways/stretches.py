@@ -168,6 +168,15 @@ class _Flow:
         self.names = tuple(self.steps)
         self.position = {name: at for at, name in enumerate(self.names)}
         self.bit = bit = {name: 1 << at for name, at in self.position.items()}
+        self.ops = 0  # all steps but views
+        self.leaving: dict[str, list[str]] = {}  # which of these read a value
+        for name, step in self.steps.items():
+            if step.call is None or name in program.calls:
+                self.ops |= bit[name]
+                for value in {
+                    program.storage[each] for each in step.reads if each in program.storage
+                }:
+                    self.leaving.setdefault(value, []).append(name)
         self.before: dict[str, int] = {}
         for name, step in self.steps.items():
             makers = {self.maker[read] for read in step.reads if read in self.maker}
@@ -191,6 +200,10 @@ class _Flow:
         self.maker.update(dict.fromkeys(step.made, name))
         for read in step.reads:
             self.readers.setdefault(read, []).append(name)
+
+    def first(self, bits: int) -> str:
+        """Give the first step of a set."""
+        return self.names[(bits & -bits).bit_length() - 1]
 
     def named(self, bits: int) -> list[str]:
         """List the steps of a set, in order."""
@@ -231,6 +244,8 @@ class _Growth:
         self.own = own
         self.again = again
         self._rules = rules
+        may_be_inside = (op for op in own | again if op in flow.bit)
+        self._closed = flow.ops & ~_union(flow.bit[op] for op in may_be_inside)
         self.places: dict[str, Place] = {}
         self.inside: dict[str, Placement] = {}
         self.ends: dict[str, str] = {}
@@ -273,8 +288,12 @@ class _Growth:
         between = self._behind & self.flow.before[name]
         if name in self.own:
             between |= self.flow.behind[name] & self._before
-        missing = [each for each in self.flow.named(between & ~self._set) if each != name]
-        missing.append(name)
+        between &= ~self._set & ~self.flow.bit[name]
+        closed = between & self._closed
+        if closed:
+            first = self.flow.first(closed)
+            return f"{first} lies between: {self._refuses(first)}"
+        missing = [*self.flow.named(between), name]
         for each in missing:
             refused = self._refuses(each)
             if refused is not None:
@@ -397,13 +416,12 @@ class _Growth:
         """List what own ops make and something outside reads, itself or a view of it."""
         storage = self.program.storage
         inside = set(names)
-        leaving = {storage[name] for name in self.program.gradients.values()}
-        for name, step in self.flow.steps.items():
-            if name not in inside and (step.call is None or name in self.program.calls):
-                leaving.update(storage[read] for read in step.reads if read in storage)
+        gradients = {storage[name] for name in self.program.gradients.values()}
         for name in names:
-            if name in self.own:
-                yield from (each for each in self.flow.steps[name].made if storage[each] in leaving)
+            for each in self.flow.steps[name].made if name in self.own else ():
+                readers = self.flow.leaving.get(storage[each], ())
+                if storage[each] in gradients or not inside.issuperset(readers):
+                    yield each
 
 
 _WHOLE = Whole()
