@@ -8,7 +8,7 @@ the graph is a storage, and may have several variables, all but one of them view
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,13 @@ class Program:
         """The values that are there before the program runs."""
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
+
+    def touched_bytes(self, op: str, kept: Collection[str]) -> int:
+        """Sum the bytes of what a call reads and makes, but for values that are `kept` anyway."""
+        call = self.calls[op]
+        names = (*call.reads, *(name for name in call.results if name is not None))
+        values = {self.storage[name] for name in names if name in self.storage}
+        return sum(self.facts[v].storage_bytes for v in values if v not in kept)
 
     def _find_overwrites(self) -> dict[str, tuple[str, str]]:
         """Find the ops that can make their result in the buffer of what they read last.

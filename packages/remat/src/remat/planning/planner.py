@@ -22,11 +22,10 @@ from remat.planning.certain import with_certain_bound
 from remat.planning.given import Given, over_budget
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
-from remat.planning.slices import sliced_programs, with_finest_slices
+from remat.planning.slices import note_what_slices_reach, sliced_programs
 from remat.planning.solving import adapted, solution_for, solved_in_best_program
 from remat.plans.origin import Origin
 from remat.report.shown import ShownPlan
-from remat.report.words import mib
 from remat_exec import (
     BudgetExceeded,
     Executable,
@@ -206,7 +205,7 @@ class _Task:
             sure=self.is_sure, measured_loss=self.has_measured_loss,
         )  # fmt: skip
         if self.settings.numerics is None:
-            _note_what_slices_reach(refused, offered, self._solve_for(target))
+            note_what_slices_reach(refused, offered, self._solve_for(target))
         return refused
 
     def planned(self, captured: Capture, solution: Solution) -> Planned:
@@ -294,25 +293,6 @@ def _rehearsed_until_within(
         budget,
         measured,
     )
-
-
-def _note_what_slices_reach(
-    error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
-) -> None:
-    """Say beside a refusal what the same step takes with its largest values made in slices."""
-    sliced = with_finest_slices(offered)
-    if sliced is None:
-        return
-    try:
-        solve_for(sliced.graph)
-        reach = error.budget_bytes
-    except BudgetTooSmall as still:
-        reach = still.smallest_bytes
-    if reach < error.smallest_bytes:
-        error.add_note(
-            f"With numerics='rounding' the largest values are made in slices, in another order of "
-            f"sums: then {mib(reach)} are enough."
-        )
 
 
 def _shared(

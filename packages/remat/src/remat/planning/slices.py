@@ -8,13 +8,15 @@ slices; here they are searched by doubling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from remat_graph import Numerics
+from remat.report.words import mib
+from remat_graph import Graph, Numerics, Solution
 from remat_graph.torch import Capture
+from remat_solvers import BudgetTooSmall
 
-__all__ = ["sliced_programs", "with_finest_slices"]
+__all__ = ["note_what_slices_reach", "sliced_programs"]
 
 _SLOWER = 1.1  # times the fastest number of slices
 _SHRINKS = 0.9  # of what fewer slices hold
@@ -43,7 +45,26 @@ def sliced_programs(captured: Capture, target: int) -> list[Capture]:
     return [captured.in_slices(sliced) for sliced in chosen if sliced]
 
 
-def with_finest_slices(captured: Capture) -> Capture | None:
+def note_what_slices_reach(
+    error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
+) -> None:
+    """Say beside a refusal what the same step takes with its largest values made in slices."""
+    sliced = _with_finest_slices(offered)
+    if sliced is None:
+        return
+    try:
+        solve_for(sliced.graph)
+        reach = error.budget_bytes
+    except BudgetTooSmall as still:
+        reach = still.smallest_bytes
+    if reach < error.smallest_bytes:
+        error.add_note(
+            f"With numerics='rounding' the largest values are made in slices, in another order of "
+            f"sums: then {mib(reach)} are enough."
+        )
+
+
+def _with_finest_slices(captured: Capture) -> Capture | None:
     """Cut all that can be, as fine as that lowers what is held; `None` if nothing can be cut."""
     if not captured.cuts:
         return None

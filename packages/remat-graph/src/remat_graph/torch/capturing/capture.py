@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from remat_graph.errors import RematError
-from remat_graph.torch.capturing.captures import Capture, Costs, finish, own_modes
+from remat_graph.torch.capturing.captures import Capture, Costs, finish
 from remat_graph.torch.capturing.checks import (
     check_changed,
     check_devices,
@@ -35,7 +35,7 @@ from remat_graph.torch.process import collector_at_rest
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, run_passes
 from remat_graph.torch.tracing.failures import not_traced
-from remat_graph.torch.tracing.fakes import StandIns, has_no_data, without_modes
+from remat_graph.torch.tracing.fakes import StandIns, has_no_data, own_modes, without_modes
 from remat_graph.torch.tracing.joint import Joint, returned_nodes
 from remat_graph.torch.tracing.structure import FlatCall, Structure, distinct, read_call
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from remat_graph.graph import Graph, Numerics
-from remat_graph.torch.cost.costs import Cost, DeviceSpec, estimate_costs, measure_costs
+from remat_graph.torch.cost.costs import Cost, Costs, costs_of, measure_costs
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import build_program
@@ -27,7 +24,7 @@ from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.repeats.unrolling import unroll
 from remat_graph.torch.rewrites.passes import EACH, Setting, run_passes
-from remat_graph.torch.tracing.fakes import without_modes
+from remat_graph.torch.tracing.fakes import own_modes
 from remat_graph.torch.tracing.joint import Joint, copy_joint
 from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
@@ -35,13 +32,11 @@ from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
 from remat_graph.torch.ways.slicing import cut_alone, in_slices, run_in_slices
 
-__all__ = ["Capture", "Costs", "finish", "own_modes"]
+__all__ = ["Capture", "Costs", "finish"]
 
 logger = logging.getLogger(__name__)
 
 _LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
-
-Costs = Literal["measure", "estimate"] | DeviceSpec
 
 
 @dataclass(frozen=True)
@@ -204,15 +199,10 @@ class Capture:
         cuts = self.cuts[kind]
         program = cut_alone(self.without_alternatives().program, cuts[0], slices)
         with own_modes():
-            costs = _costs_of(program, self._costs, self._measured)
-        sizes, kept = self.graph.value_by_name, self.graph.resident | self.graph.results
-        most = 0
-        for op, call in program.calls.items():
-            names = {*call.reads, *(name for name in call.results if name is not None)}
-            values = {program.storage[name] for name in names} - kept
-            touched = sum(sizes[value].size_bytes for value in values if value in sizes)
-            most = max(most, touched + costs[op].workspace_bytes)
-        return Cost(len(cuts) * sum(cost.time for cost in costs.values()), most)
+            costs = costs_of(program, self._costs, self._measured)
+        kept = self.graph.resident | self.graph.results
+        needs = (program.touched_bytes(op, kept) + costs[op].workspace_bytes for op in costs)
+        return Cost(len(cuts) * sum(cost.time for cost in costs.values()), max(needs))
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.
@@ -364,17 +354,6 @@ class Capture:
         return self
 
 
-@contextmanager
-def own_modes() -> Iterator[None]:
-    """Leave the user's modes, autocast too: the casts of a traced program are calls of its own."""
-    with (
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-        without_modes(),
-    ):
-        yield
-
-
 def finish(
     base: Joint,
     missing: frozenset[int],
@@ -407,15 +386,8 @@ def finish(
     )  # fmt: skip
 
 
-def _costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[str, Cost]:
-    if costs == "measure":
-        return measure_costs(program, measured)
-    spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-    return estimate_costs(program, spec)
-
-
 def _costed(program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost) -> Graph:
-    by_op = _costs_of(program, costs, measured)
+    by_op = costs_of(program, costs, measured)
     return program.graph(
         {name: cost.time for name, cost in by_op.items()},
         {name: cost.workspace_bytes for name, cost in by_op.items()},

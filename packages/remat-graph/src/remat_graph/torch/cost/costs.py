@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
@@ -30,7 +30,7 @@ from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.ways.slice_by_slice import is_view
 from remat_graph.torch.ways.slicing import run_in_slices
 
-__all__ = ["Cost", "DeviceSpec", "estimate_costs", "measure_costs"]
+__all__ = ["Cost", "Costs", "DeviceSpec", "costs_of", "estimate_costs", "measure_costs"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,21 @@ class DeviceSpec:
         if device.type == "cuda":
             return cls("a recent CUDA GPU", 2e13, 2e14, 1.5e12, 4e-6)
         return cls("a few CPU cores", 1e11, 5e10, 2e10, 3e-6)
+
+
+Costs = Literal["measure", "estimate"] | DeviceSpec
+
+
+def costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[str, Cost]:
+    """Measure or estimate every call of a program, as asked; keys are op names.
+
+    Raises:
+        CaptureError: if a call cannot be measured.
+    """
+    if costs == "measure":
+        return measure_costs(program, measured)
+    spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
+    return estimate_costs(program, spec)
 
 
 def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:

@@ -21,6 +21,7 @@ __all__ = [
     "has_no_data",
     "is_traced_tensor",
     "new_fake",
+    "own_modes",
     "storage_key",
     "without_modes",
 ]
@@ -136,3 +137,14 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
 def storage_key(tensor: torch.Tensor) -> int:
     """Identify the storage of a fake tensor: views of one another have the same key."""
     return int(tensor.untyped_storage()._cdata)
+
+
+@contextlib.contextmanager
+def own_modes() -> Iterator[None]:
+    """Leave the user's modes, autocast too: the casts of a traced program are calls of its own."""
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        without_modes(),
+    ):
+        yield

@@ -64,6 +64,7 @@ class _Finder:
         self.stretches = Stretches(program)
         storage = program.storage
         self.size = {value: program.facts[value].storage_bytes for value in storage.values()}
+        self.rank = {value: at for at, value in enumerate(self.size)}
         self.names: dict[str, list[str]] = {}
         for name, value in storage.items():
             self.names.setdefault(value, []).append(name)
@@ -137,10 +138,7 @@ class _Finder:
             for value in self._read(op) | self._made(op)
             if self.maker.get(value) in self.again and value not in self.handed
         ]
-        order = sorted(
-            values, key=lambda value: (-self.size[value], self.position[self.maker[value]])
-        )
-        return order[0] if order else None
+        return min(values, key=lambda value: (-self.size[value], self.rank[value]), default=None)
 
     def _made_alike(self, value: str) -> Iterator[str]:
         """List the values that other calls of the same kind make as this one is made."""

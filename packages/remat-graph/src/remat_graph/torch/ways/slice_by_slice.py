@@ -30,7 +30,7 @@ class SlicedBody:
     placements: tuple[Placement, ...]
     units: int
     facts: Mapping[str, TensorFacts]
-    again: frozenset[str] = frozenset()
+    again: tuple[str, ...] = ()
 
     @cached_property
     def places(self) -> dict[str, Place]:
@@ -52,7 +52,7 @@ class SlicedBody:
         return frozenset(
             name
             for call in self.body.calls
-            if self.again.isdisjoint(call.results)
+            if not set(self.again).intersection(call.results)
             for name in call.reads
             if name in self.body.inputs
         )
@@ -328,5 +328,5 @@ def numbered(sliced: SlicedBody) -> SlicedBody:
     )
     outputs = tuple(map(of, body.outputs))
     facts = {number: sliced.facts[name] for name, number in names.items()}
-    again = frozenset(names[name] for name in sliced.again if name in names)
+    again = tuple(names[name] for name in sliced.again if name in names)
     return replace(sliced, body=Body(inputs, calls, outputs), facts=facts, again=again)

@@ -89,7 +89,7 @@ def cut_alone(program: Program, cut: Cut, slices: int) -> Program:
     Its forward stretch gives what the backward one does not make again.
     """
     slices = min(slices, cut.units)
-    outputs = frozenset(cut.forward.body.body.outputs) - cut.backward.body.again
+    outputs = set(cut.forward.body.body.outputs).difference(cut.backward.body.again)
     calls = {
         "forward": _call(cut.forward.body.giving(outputs), slices),
         "backward": _call(cut.backward.body, slices),

@@ -6,8 +6,7 @@ read or made inside has one place, on which all that is inside agrees. Nothing o
 between two ops of a stretch: what lies between is taken in, or the op beyond it stays out.
 
 A stretch is grown greedily, so it depends on where it is grown from; no op beside it can be added
-(`Stretch.ends` says why not). What leads to what is kept as one set of bits for each op, which for
-thousands of ops takes some megabytes.
+(`Stretch.ends` says why not).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from remat_graph.torch.operators import placements
 from remat_graph.torch.program import LOSS, Program
 from remat_graph.torch.recomputing import may_run_again
 from remat_graph.torch.slices.placement import Place, Placement, Sliced, Summed, Whole
+from remat_graph.torch.ways.flow import Flow, union
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
 
 __all__ = ["Stretch", "Stretches", "stretch_from"]
@@ -79,13 +79,13 @@ class Stretches:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._flow = _Flow(program)
+        self._flow = Flow(program)
         self._rules: dict[str, tuple[Placement, ...]] = {}
 
     def between(self, ops: Collection[str]) -> frozenset[str]:
         """Name the ops that lead from one of these to another, and these."""
-        behind = _union(self._flow.behind[op] for op in ops)
-        before = _union(self._flow.before[op] for op in ops)
+        behind = union(self._flow.behind[op] for op in ops)
+        before = union(self._flow.before[op] for op in ops)
         return frozenset(self._program.calls.keys() & self._flow.named(behind & before))
 
     def grow(
@@ -139,100 +139,13 @@ def _is_made_in_backward(program: Program, variable: str) -> bool:
     return program.storage[variable] in made
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An op or a view; those without a call, as the loss, are never inside."""
-
-    call: Call | None
-    reads: tuple[str, ...]
-    made: tuple[str, ...]
-
-
-class _Flow:
-    """The ops and views of a program in an order in which they can run, and what leads to what."""
-
-    def __init__(self, program: Program) -> None:
-        self.steps: dict[str, _Step] = {}
-        self.maker: dict[str, str] = {}
-        self.readers: dict[str, list[str]] = {}
-        for op in program.order:
-            if op == LOSS:
-                step = _Step(None, program.returned, tuple(program.tangents))
-            elif op in program.writes:
-                step = _Step(None, (program.writes[op].variable,), ())
-            else:
-                step = _step_of(program.calls[op])
-            self._add_views(program, step.reads)
-            self._add(op, step)
-        self._add_views(program, program.views)
-        self.names = tuple(self.steps)
-        self.position = {name: at for at, name in enumerate(self.names)}
-        self.bit = bit = {name: 1 << at for name, at in self.position.items()}
-        self.ops = 0  # all steps but views
-        self.leaving: dict[str, list[str]] = {}  # which of these read a value
-        for name, step in self.steps.items():
-            if step.call is None or name in program.calls:
-                self.ops |= bit[name]
-                for value in {
-                    program.storage[each] for each in step.reads if each in program.storage
-                }:
-                    self.leaving.setdefault(value, []).append(name)
-        self.before: dict[str, int] = {}
-        for name, step in self.steps.items():
-            makers = {self.maker[read] for read in step.reads if read in self.maker}
-            self.before[name] = bit[name] | _union(self.before[maker] for maker in makers)
-        self.behind: dict[str, int] = {}
-        for name in reversed(self.names):
-            made = self.steps[name].made
-            readers = {reader for each in made for reader in self.readers.get(each, ())}
-            self.behind[name] = bit[name] | _union(self.behind[reader] for reader in readers)
-
-    def _add_views(self, program: Program, names: Iterable[str]) -> None:
-        for name in names:
-            call = program.views.get(name)
-            if call is not None and name not in self.maker:
-                step = _step_of(call)
-                self._add_views(program, step.reads)
-                self._add(step.made[0], step)
-
-    def _add(self, name: str, step: _Step) -> None:
-        self.steps[name] = step
-        self.maker.update(dict.fromkeys(step.made, name))
-        for read in step.reads:
-            self.readers.setdefault(read, []).append(name)
-
-    def first(self, bits: int) -> str:
-        """Give the first step of a set."""
-        return self.names[(bits & -bits).bit_length() - 1]
-
-    def named(self, bits: int) -> list[str]:
-        """List the steps of a set, in order."""
-        found = []
-        while bits:
-            lowest = bits & -bits
-            found.append(self.names[lowest.bit_length() - 1])
-            bits ^= lowest
-        return found
-
-
-def _step_of(call: Call) -> _Step:
-    return _Step(call, call.reads, tuple(name for name in call.results if name is not None))
-
-
-def _union(sets: Iterable[int]) -> int:
-    bits = 0
-    for each in sets:
-        bits |= each
-    return bits
-
-
 class _Growth:
     """A stretch while it grows: its steps, and where the variables stand that they touch."""
 
     def __init__(
         self,
         program: Program,
-        flow: _Flow,
+        flow: Flow,
         rules: dict[str, tuple[Placement, ...]],
         units: int,
         own: frozenset[str],
@@ -245,7 +158,7 @@ class _Growth:
         self.again = again
         self._rules = rules
         may_be_inside = (op for op in own | again if op in flow.bit)
-        self._closed = flow.ops & ~_union(flow.bit[op] for op in may_be_inside)
+        self._closed = flow.ops & ~union(flow.bit[op] for op in may_be_inside)
         self.places: dict[str, Place] = {}
         self.inside: dict[str, Placement] = {}
         self.ends: dict[str, str] = {}
@@ -402,15 +315,15 @@ class _Growth:
             ends=self.ends,
         )
 
-    def _again_in(self, names: Iterable[str]) -> frozenset[str]:
+    def _again_in(self, names: Iterable[str]) -> tuple[str, ...]:
         """Name what is made by ops that run again, and by views of what they make."""
-        found: set[str] = set()
+        found: dict[str, None] = {}
         for name in names:
             step = self.flow.steps[name]
             views = name not in self.program.calls
-            if name in self.again or (views and found.issuperset(step.reads)):
-                found.update(step.made)
-        return frozenset(found)
+            if name in self.again or (views and found.keys() >= set(step.reads)):
+                found.update(dict.fromkeys(step.made))
+        return tuple(found)
 
     def _outputs(self, names: list[str]) -> Iterator[str]:
         """List what own ops make and something outside reads, itself or a view of it."""
