@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 import transformers
+from integration_cases.sweeps import swept
 from torch._subclasses import FakeTensorMode
 
 import remat
@@ -106,7 +107,7 @@ def plan_under(mode, make, *, within=False):
     return plan_of(made)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(MODELS, ("llama", "vit", "inplace")))
 def test_a_dry_plan_is_that_of_the_real_model(name):
     make = MODELS[name]
     real = plan_of(make())

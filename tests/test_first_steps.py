@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
@@ -86,7 +87,7 @@ def is_recorded():
     return torch._C._autograd._profiler_enabled()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["by example", "compiled"]))
 def test_a_loss_that_takes_more_than_is_allowed_is_told_of_and_planned_for(way):
     x, budget, own, plain = batch(), budget_for(0.7), stack(), stack()
     model = planned(way, own, x, budget)
@@ -246,7 +247,7 @@ def test_a_plan_is_made_within_a_measured_block_and_not_measured_with_it(make):
 
 
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning", "ignore:The .grad attribute")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["later"]))
 def test_two_models_in_one_step(way):
     """The second begins while the first is recorded, as in an adversary's step.
 
@@ -303,7 +304,7 @@ def test_ctrl_c_within_a_recorded_forward(monkeypatch):
     assert gradients_equal(own, plain)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["later"]))
 def test_a_checkpoint_around_the_model(way):
     """Its forward runs again within the backward, where nothing may begin or end a recording."""
     x, own, plain = batch(), stack(), stack()

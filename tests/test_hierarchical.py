@@ -71,8 +71,7 @@ def depth_of(block):
     return 1 + max(map(depth_of, inside), default=-1)
 
 
-@pytest.mark.parametrize("make", SOLVERS)
-@pytest.mark.parametrize(("most", "depth"), [(4, 2), (2, 3)])
+@pytest.mark.parametrize(("make", "most", "depth"), [(HILP, 4, 2), (HTWRemat, 2, 3)])
 def test_blocks_may_hold_blocks(captured, make, most, depth):
     graph = captured.graph
     hierarchy = partition(graph, max_top_ops=most, max_block_ops=most)

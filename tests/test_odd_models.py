@@ -8,6 +8,7 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, assert_close, train
 from integration_cases.odd_models import IN_PARTS, REFUSED, RIGHT, Made, linear, rows, squares
+from integration_cases.sweeps import swept
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -24,11 +25,24 @@ def rematerialized(model, args, kwargs):
         return remat.rematerialize(model, args, kwargs, budget=enough, limit_seconds=LIMIT_SECONDS)
 
 
-@pytest.mark.parametrize(("make", "args", "kwargs", "loss"), RIGHT.values(), ids=RIGHT)
+ONE_OF_A_KIND = (
+    "codes that are overwritten, and a scalar beside the output", "lstm",
+    "made to require a gradient", "masked attention", "complex", "shared submodule",
+    "one layer three times", "checkpoint inside", "custom function", "weight norm",
+    "embedding bag", "views", "empty part", "arguments of every kind", "bfloat16",
+    "norms under autocast", "channels last", "instance norm", "draws of every kind", "experts",
+    "rolling buffer", "assigned in place", "gradient inside", "vmap", "loss inside",
+    "unused parameter", "stopped gradient", "hooks inside", "hook on a tensor", "expanded input",
+    "detached and changed by what it was detached from", "buffer returned",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", swept(RIGHT, ONE_OF_A_KIND))
 @pytest.mark.filterwarnings(
     "ignore:(a step took|step 1 took|no plan leaves room):remat.BudgetWarning"
 )
-def test_trains_as_eager_does(make, args, kwargs, loss):
+def test_trains_as_eager_does(name):
+    make, args, kwargs, loss = RIGHT[name]
     torch.manual_seed(0)
     original = make().train()
     records = []

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -61,7 +62,7 @@ def pair(**options):
     return copy.deepcopy(plain), plain, torch.randn(256, 32), torch.randint(0, 5, (256,))
 
 
-@pytest.mark.parametrize("share", [0.7, 0.5, 0.35])
+@pytest.mark.parametrize("share", swept([0.7, 0.5, 0.35], [0.5]))
 def test_a_model_with_breaks_trains_exactly_and_within_the_budget(share):
     original, plain, x, y = pair()
     budget = int(share * peak_of_a_step(plain, x, y))
@@ -223,8 +224,7 @@ def raises(gradient):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize(("where", "step"), [("backward", 1), ("forward", 4)])
 def test_a_step_after_one_that_was_interrupted_is_right_and_within_the_budget(where, step):
     torch.manual_seed(0)
     plain, x = Aside(), torch.randn(64, 64)

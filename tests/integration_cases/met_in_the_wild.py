@@ -201,7 +201,7 @@ ONE_REGION = {
 }
 ONE_REGION |= {
     "weights normalised in the forward": (
-        lambda: nn.Sequential(*(nn.Sequential(Normalised(), nn.Tanh()) for _ in range(6))),
+        lambda: nn.Sequential(*(nn.Sequential(Normalised(), nn.Tanh()) for _ in range(2))),
         (rows(),),
     ),
     "moved to where it is": (

@@ -131,7 +131,13 @@ def test_only_the_pooled_output_of_convnext(monkeypatch):
     train_both(model, convnext(), call, monkeypatch, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "cache"), [(gpt2, True), (gpt2, False), (llama, True)])
+@pytest.mark.parametrize(
+    ("kind", "cache"),
+    [
+        (gpt2, True),
+        *(pytest.param(*case, marks=pytest.mark.sweep) for case in [(gpt2, False), (llama, True)]),
+    ],
+)
 def test_a_loss_made_outside_from_the_logits(monkeypatch, kind, cache):
     """Cached keys and values are outputs that get no gradient."""
 

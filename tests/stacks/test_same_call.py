@@ -39,7 +39,7 @@ def vit():
     return made(transformers.ViTForImageClassification, config)
 
 
-@pytest.mark.parametrize("kind", [bert, vit])
+@pytest.mark.parametrize("kind", [bert, pytest.param(vit, marks=pytest.mark.sweep)])
 def test_the_kind_of_problem_is_set_in_the_first_forward(kind):
     model, eager, plans = rematerialized(kind()), kind(), []
     assert eager.config.problem_type is None

@@ -28,8 +28,7 @@ def wrap(model, calls):
     return model
 
 
-@pytest.mark.parametrize("planned_first", [True, False])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("planned_first", "times"), [(True, 2), (False, 1)])
 def test_a_wrapper_set_on_the_instance(planned_first, times):
     model, eager, calls = made(Blocks), made(Blocks), []
     if planned_first:

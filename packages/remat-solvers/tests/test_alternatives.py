@@ -42,7 +42,7 @@ from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def random_sequence(graph, random):
@@ -76,7 +76,7 @@ def random_sequence(graph, random):
     return sequence
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trainings_with_alternatives(5, 6), st.data())
 def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     """Any legal sequence, however wasteful, satisfies every row at its own peak."""
@@ -106,7 +106,7 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
         assert program.cost @ point <= extra * scale * (1 + 1e-9) + 1e-6
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trainings_with_alternatives(5, 6), st.data())
 def test_a_sequence_is_one_of_the_ordinary_graph_of_its_versions(graph, data):
     """Of the same time but for what is wasted; folded back it holds no more."""
@@ -129,7 +129,7 @@ def test_a_sequence_is_one_of_the_ordinary_graph_of_its_versions(graph, data):
         assert folded.peak_bytes <= repeated.peak_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trainings_with_alternatives(5, 6), st.floats(0.3, 1.0), st.data())
 def test_changes_of_makers_keep_a_schedule_legal_and_in_order(graph, share, data):
     wiring = Wiring.of(graph)
@@ -201,7 +201,7 @@ def test_plans_over_alternatives_against_brute_force(graph, fraction):
         assert found.time <= best * (1 + 2e-6)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings_with_alternatives(), st.integers(0, 2**32 - 1), st.floats(0.3, 1.0))
 def test_what_is_built_is_legal_whatever_the_point_says(graph, seed, share):
     wiring, rng = Wiring.of(graph), np.random.default_rng(seed)
@@ -216,7 +216,7 @@ def test_what_is_built_is_legal_whatever_the_point_says(graph, seed, share):
         assert built is None or is_in_order(wiring, built)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings_with_alternatives(), st.floats(0.0, 1.0), st.booleans())
 def test_a_wider_choice_is_never_slower(graph, fraction, exact_first):
     kinds = [Numerics.BITWISE, Numerics.LOSSY]

@@ -32,7 +32,7 @@ def runs(schedule) -> list[str]:
     return [step.op for step in schedule if isinstance(step, Compute)]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(graphs(), trainings(12), trainings()), st.floats(0.3, 1.1))
 def test_every_schedule_is_legal_and_fits(graph, share):
     problem = Problem(graph, max(1, int(share * peak_of(graph))))
@@ -130,7 +130,7 @@ def test_checkpoints_are_not_computed_again_and_segments_once():
     assert counts == [2, 2, 2, 1, 2, 2, 2, 1, 1, 1, 1, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(graphs(most_ops=10, most_values=14))
 def test_articulation_ops_are_those_that_cut(graph):
     count = graph.boundary_index

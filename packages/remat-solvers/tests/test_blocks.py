@@ -36,7 +36,7 @@ from remat_solvers.search.evict import evict
 from remat_solvers.search.perturbations import EvictionPerturbation
 from remat_solvers.search.prune import prune
 
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 any_graph = st.one_of(branching(), branching(most_ops=9), trainings(), graphs())
 hierarchies = any_graph.flatmap(nested)
 
@@ -127,7 +127,7 @@ def recount(wiring, ops, staying, given_values):
     return held
 
 
-@settings(thorough, max_examples=100)
+@settings(thorough, max_examples=40)
 @given(runs(), st.data())
 def test_a_run_holds_what_a_recount_finds_whatever_is_freed_or_there(case, data):
     wiring, ops, leaving, saved = case
@@ -161,7 +161,7 @@ def _last_made(wiring, ops, v):
     return max(i for i, op in enumerate(ops) if v in wiring.outputs[op])
 
 
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=24)
 @given(runs())
 def test_what_is_run_again_may_be_and_makes_what_it_promises(case):
     wiring, ops, leaving, saved = case
@@ -249,7 +249,7 @@ def figures(option):
     return option.time, option.saved_bytes, option.peak_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(options, st.integers(1, 6))
 def test_chosen_options_are_unbeaten_and_far_apart(given_options, most):
     every = {figures(option) for option in given_options}

@@ -8,7 +8,7 @@ from remat_solvers.bounds.least import least
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.testing.brute_force import smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @thorough

@@ -24,7 +24,7 @@ from remat_solvers.published.checkmate.formulation import count_columns, formula
 from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(), graphs(most_ops=10, most_values=9), trainings())
 
 
@@ -334,7 +334,7 @@ def test_another_back_end_by_name(back_end):
     assert checkmate(graph, 10, back_end=back_end).time == fastest_staged(graph, 10)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(trainings(), st.floats(0, 1))
 def test_gurobi_has_the_optimum_of_highs(graph, share):
     budget = tight_budget(graph, share)

@@ -29,7 +29,7 @@ from remat_solvers.published.hierarchical.blocks.compose import (
 )
 from remat_solvers.published.hierarchical.h_tw_remat import HTWRemat, sequences_within
 
-thorough = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 hierarchies = st.one_of(branching(8), trainings(6), graphs(10, 16)).flatmap(nested)
 
 

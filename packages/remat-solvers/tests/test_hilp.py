@@ -40,7 +40,7 @@ from remat_solvers.published.hierarchical.hilp.search import search
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(7, 8), trainings(), branching(3))
 plain = cases.map(
     lambda graph: dataclasses.replace(
@@ -92,7 +92,7 @@ def test_without_layers_the_program_has_the_optimum_of_all_staged_schedules(
         assert timeline.time == pytest.approx(best, rel=1e-6)
 
 
-@settings(thorough, max_examples=15)
+@settings(thorough, max_examples=6)
 @given(plain, st.floats(0, 1))
 def test_rk_checkmate_against_brute_force(graph, share):
     low, high = smallest(graph), peak_of(graph)
@@ -105,7 +105,7 @@ def test_rk_checkmate_against_brute_force(graph, share):
         assert below.status in (Status.INFEASIBLE, Status.LIMIT)
 
 
-@settings(thorough, max_examples=10)
+@settings(thorough, max_examples=6)
 @given(cases, st.floats(0, 1))
 def test_what_is_overwritten_makes_no_claim_of_rk_checkmate_wrong(graph, share):
     low, high = smallest(graph), peak_of(graph)
@@ -369,7 +369,7 @@ def test_what_is_freed_inside_a_run_is_seen_by_the_corrections_alone(corrected):
     assert optimum(level, needed - 1, corrected=corrected)[0] is None
 
 
-@settings(thorough, max_examples=15)
+@settings(thorough, max_examples=6)
 @given(small, st.floats(0.3, 1), st.booleans())
 def test_what_the_search_finds_fits_and_is_no_slower_than_the_program(hierarchy, share, corrected):
     level = levels_of(hierarchy)[-1]
@@ -415,7 +415,7 @@ def check(problem, solution):
         assert solution.time == pytest.approx(solution.lower_bound, rel=2e-6)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.one_of(branching(4), trainings(4), graphs(7, 8)).flatmap(nested),
     st.floats(0.3, 1.1),
@@ -481,7 +481,7 @@ def test_an_interrupt_leaves_nothing_running():
         assert len(calls) == before > 0
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tiny, st.floats(0.4, 1))
 def test_gurobi_has_the_optimum_of_highs(hierarchy, share):
     level = levels_of(hierarchy)[-1]
@@ -609,7 +609,7 @@ def test_a_given_schedule_may_have_another_order_than_the_hierarchy():
     assert found.time == graph.time + 1
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(small, st.randoms(use_true_random=False), st.floats(0, 0.5))
 def test_h_ilp_is_never_slower_than_a_given_schedule_that_fits(hierarchy, random, seconds):
     graph = hierarchy.graph

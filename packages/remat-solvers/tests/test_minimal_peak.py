@@ -19,7 +19,7 @@ from remat_solvers.search.evict import evict
 from remat_solvers.search.replay import give_up, replay
 from remat_solvers.testing.brute_force import smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def heavy_results(branches: int) -> Graph:

@@ -24,7 +24,7 @@ from remat_solvers.published.monet.layout import Layout
 from remat_solvers.published.monet.point import embed, read_point, settle
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def monet(graph, budget, seconds=10.0, **options):

@@ -21,7 +21,7 @@ from remat_solvers.search.evict import evict
 FAR = 1e9  # a deadline
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(graphs(20, 30), st.floats(0.3, 1.0), st.integers(0, 3))
 def test_a_step_keeps_what_fits_legal_within_the_budget_and_no_slower(graph, fraction, seed):
     wiring = Wiring.of(graph)

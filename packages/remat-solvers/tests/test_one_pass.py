@@ -20,7 +20,7 @@ from remat_solvers.search.one_pass import evict_in_one_pass
 from remat_solvers.search.perturbations import OnePassPerturbation
 from remat_solvers.search.prune import prune
 
-thorough = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=32, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 perturbations = st.builds(
     OnePassPerturbation,
     span=st.sampled_from([0.0, 0.5, 1.0]),

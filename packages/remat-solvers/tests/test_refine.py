@@ -31,7 +31,7 @@ from remat_solvers.refine.state import State
 from remat_solvers.search.repair import repaired
 from remat_solvers.testing.brute_force import fastest, smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def refine(graph, budget, seconds=3.0, report=lambda progress: None):
@@ -69,7 +69,7 @@ def test_training_chains_against_brute_force(graph, fraction):
     check_against_brute_force(graph, max(1, int(peak * fraction)))
 
 
-@settings(thorough, max_examples=20)
+@settings(thorough, max_examples=8)
 @given(st.one_of(graphs(), trainings()), st.floats(0.4, 1.0))
 def test_the_ways_of_large_programs_against_brute_force(graph, fraction):
     peak = simulate(graph, store_all(graph)).peak_bytes
@@ -78,7 +78,7 @@ def test_the_ways_of_large_programs_against_brute_force(graph, fraction):
         check_against_brute_force(graph, max(1, int(peak * fraction)))
 
 
-@settings(thorough, max_examples=10)
+@settings(thorough, max_examples=6)
 @given(st.one_of(graphs(30, 40), trainings(8)), st.floats(0.4, 1.0))
 def test_graphs_beyond_brute_force_against_checkmate(graph, fraction):
     """Its program over all moments is another one, and bounds every schedule in the order too."""
@@ -103,7 +103,7 @@ def test_least_bytes_is_below_what_brute_force_needs(graph):
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs(most_ops=10, most_values=14), st.data())
 def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     """Any legal sequence, however wasteful, satisfies every row at its own peak."""
@@ -185,7 +185,7 @@ def linear_bound(wiring, budget, checkpoints, *, paired):
     return solve_program(program, seconds=10).bound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(graphs(most_ops=16, most_values=20), st.floats(0.3, 0.9), st.data())
 def test_pairs_bound_as_well_as_fewer_checkpoints(graph, fraction, data):
     """The program without every other checkpoint is implied by the one with pairs of segments."""

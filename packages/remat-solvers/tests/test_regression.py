@@ -16,7 +16,7 @@ from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.testing.brute_force import smallest
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @thorough
@@ -33,7 +33,7 @@ def test_no_training_goes_below_the_bound(graph):
     assert regress(wiring, least(wiring)).peak_bytes <= smallest(graph)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(most_ops=10, most_values=12, uneven=True) | graphs(most_ops=10, most_values=12))
 def test_with_every_value_large_it_finds_what_a_search_without_shortcuts_finds(graph):
     wiring = Wiring.of(graph)

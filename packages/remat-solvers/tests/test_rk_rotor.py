@@ -28,7 +28,7 @@ from remat_solvers.published.rotor.program import fastest, least_bytes
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest as fastest_of_all
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 few, times = st.integers(0, 6), st.integers(0, 9).map(float)
 
 
@@ -203,7 +203,7 @@ def program(wiring, costs, budget):
     return None if found is None else np.array(found, dtype=np.int64)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deep_chains(), st.data())
 def test_the_programme_equals_the_enumeration_of_its_moves(graph, data):
     wiring, chain = Wiring.of(graph), intended_chain(graph)
@@ -278,7 +278,7 @@ def test_a_planner_that_knows_one_option_gives_rotor(fraction):
     assert fastest(measure_stages(wiring, chain, options), budget, 500, math.inf) == plain
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deep_chains(most_stages=2, most_inner=2, extras=True), st.floats(0.3, 1.1))
 def test_never_over_budget_never_slower_than_rotor_never_below_the_truth(graph, fraction):
     budget = max(1, int(peak_of(graph) * fraction))
@@ -294,7 +294,7 @@ def test_never_over_budget_never_slower_than_rotor_never_below_the_truth(graph, 
         assert solution.time >= best * (1 - 1e-9)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(most_ops=9), st.floats(0.3, 1.1))
 def test_what_it_takes_it_schedules(graph, fraction):
     budget = max(1, int(peak_of(graph) * fraction))

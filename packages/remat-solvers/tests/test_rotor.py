@@ -43,7 +43,7 @@ UNIT = {
     "result": False,
 }
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def rotor(graph, budget, slots=500, most_stages=200):
@@ -87,7 +87,7 @@ def test_never_over_budget_and_never_below_the_truth(graph, fraction, slots):
         assert solution.time >= best * (1 - 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(most_ops=9), st.floats(0.3, 1.1))
 def test_what_it_takes_it_schedules(graph, fraction):
     budget = max(1, int(peak_of(graph) * fraction))

@@ -49,7 +49,7 @@ def test_store_all_frees_after_the_last_use():
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graphs())
 def test_store_all_is_legal_and_computes_every_op_once(graph):
     timeline = simulate(graph, store_all(graph))
@@ -101,7 +101,7 @@ def test_too_small_by_proof():
     assert solve(GRAPH, error.smallest_bytes, limit_seconds=1).peak_bytes <= error.smallest_bytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs(most_ops=7))
 def test_infeasible_is_what_brute_force_says(graph):
     needed = smallest(graph)

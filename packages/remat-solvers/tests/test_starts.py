@@ -29,7 +29,7 @@ STARTS = "remat_solvers.search.starts"
 SOLVERS = ("checkmate.solver", "checkmate.rounding", "hierarchical.hilp.solver")
 EVERYTHING = store_all(GRAPH)
 
-thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

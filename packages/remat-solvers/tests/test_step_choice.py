@@ -30,7 +30,7 @@ from remat_solvers.step import (
 from remat_solvers.step.table import Table
 
 few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 NOTHING = Schedule(())
 
 

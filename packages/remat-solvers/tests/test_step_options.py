@@ -29,8 +29,8 @@ from remat_solvers.step import (
 )
 from remat_solvers.step.options import front_of
 
-few = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-thorough = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 INF = float("inf")
 # Of a graph with nothing after its boundary there is no half to plan.
 ANY = regions() | graphs(7, 9).filter(lambda g: g.boundary_index + 1 < len(g.ops)).map(closed)

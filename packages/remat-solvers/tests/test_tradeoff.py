@@ -41,7 +41,7 @@ ORIGIN = "nowhere 0.0"
 SOLVE = importlib.import_module("remat_solvers.solve")
 CHAIN = with_batch(unit_chain(6), 10)
 PEAK = simulate(CHAIN, store_all(CHAIN)).peak_bytes
-PERMISSIVE = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+PERMISSIVE = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def check(graph, found):

@@ -61,7 +61,7 @@ def check(graph, budget, solution):
     assert computed == {op.name for op in graph.ops}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(
     st.one_of(graphs(most_ops=12, most_values=16), trainings(most_depth=7)),
     st.floats(0.2, 1.1),
@@ -72,7 +72,7 @@ def test_whatever_comes_out_holds(graph, fraction, solver):
     check(graph, budget, run(solver, graph, budget))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(graphs(most_ops=12, most_values=16), st.integers(1, 6), st.sampled_from(RECURSIONS))
 def test_orders_are_legal_at_every_recursion_limit(graph, k, recursion):
     wiring = Wiring.of(graph)
@@ -82,7 +82,7 @@ def test_orders_are_legal_at_every_recursion_limit(graph, k, recursion):
     simulate(graph, expand(wiring, sequence))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(graphs(most_ops=14, most_values=20))
 def test_decompositions_are_decompositions(graph):
     precedence = Precedence.of(Wiring.of(graph))
@@ -111,7 +111,7 @@ def check_decomposition(graph, bags, edges):
     assert not any(bags[a] <= bags[b] for a, b in edges if a != b)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=0, max_size=30))
 def test_a_balanced_bag_halves_any_tree(parents):
     links = nx.empty_graph(len(parents) + 1)
