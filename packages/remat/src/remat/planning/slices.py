@@ -1,15 +1,14 @@
 """Which programs a region is planned as where rounding may differ: also with cuts in slices.
 
-How fine a cut is made is settled by its measured or estimated times: at most as fine as slices
-take a tenth more time than the fastest number of slices, or, where a budget asks for it, as fine as
-what they hold still shrinks. Source: Mini-sequence (Luo and others 2024), section 4, for numbers of
-slices; here they are searched by doubling.
+How fine a cut is made is settled by what it needs and by its times: the fastest number of slices,
+as fine as takes a tenth more time, and as fine as lowers what is needed, down to a tenth of what
+the budget leaves. Source: Mini-sequence (Luo and others 2024), section 4, for numbers of slices;
+here they are searched by doubling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from remat.report.words import mib
 from remat_graph import Graph, Numerics, Solution
@@ -19,17 +18,10 @@ from remat_solvers import BudgetTooSmall
 __all__ = ["note_what_slices_reach", "sliced_programs"]
 
 _SLOWER = 1.1  # times the fastest number of slices
-_SHRINKS = 0.9  # of what fewer slices hold
+_SHRINKS = 0.9  # of what half as many slices need
+_TENTH = 10
 _MOST = 1024  # slices
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A number of slices: the seconds that the cuts take, and what one needs at most."""
-
-    slices: int
-    seconds: float
-    bytes: int
+_COARSER = (4, 16)  # times as few slices as the finest, which are timed, too
 
 
 def sliced_programs(captured: Capture, target: int) -> list[Capture]:
@@ -60,40 +52,40 @@ def note_what_slices_reach(
     if reach < error.smallest_bytes:
         error.add_note(
             f"With numerics='rounding' the largest values are made in slices, in another order of "
-            f"sums: then {mib(reach)} are enough."
+            f"sums: then about {mib(reach)} are enough."
         )
 
 
 def _with_finest_slices(captured: Capture) -> Capture | None:
-    """Cut all that can be, as fine as that lowers what is held; `None` if nothing can be cut."""
+    """Cut all that can be, as fine as that lowers what is needed; `None` if nothing can be cut.
+
+    By estimates: nobody waits for a refusal until slices are measured.
+    """
     if not captured.cuts:
         return None
-    able = captured.without_alternatives().with_alternatives(Numerics.ROUNDING, laid_out=())
-    finest = [(kind, _levels(able, kind, 0)[-1]) for kind in range(len(able.cuts))]
-    return able.in_slices(finest)
+    plain = captured.without_alternatives().costed("estimate")
+    able = plain.with_alternatives(Numerics.ROUNDING, laid_out=())
+    return able.in_slices([(kind, _finest(able, kind, 0)) for kind in range(len(able.cuts))])
 
 
 def _levels(captured: Capture, kind: int, target: int) -> tuple[int, int, int]:
-    """Choose three numbers of slices: the fastest, as fine as is nearly as fast, and the finest.
-
-    None is finer than is of use: where a slice takes a tenth of the target, others hold the most.
-    """
-    choices: list[_Choice] = []
-    for choice in _tried(captured, kind):
-        choices.append(choice)
-        if choice.bytes * 10 <= target:
-            break
-        if len(choices) > 1 and choice.bytes > _SHRINKS * choices[-2].bytes:
-            break
-    fastest = min(choices, key=lambda choice: choice.seconds)
-    nearly = [choice for choice in choices if choice.seconds <= _SLOWER * fastest.seconds]
-    return fastest.slices, nearly[-1].slices, choices[-1].slices
+    """Choose three numbers of slices: the fastest, as fine as is nearly as fast, and the finest."""
+    finest = _finest(captured, kind, target)
+    numbers = sorted({max(1, finest // share) for share in (1, *_COARSER)})
+    seconds = {number: captured.seconds_of_slices(kind, number) for number in numbers}
+    fastest = min(seconds, key=lambda number: seconds[number])
+    nearly = max(n for n in numbers if seconds[n] <= _SLOWER * seconds[fastest])
+    return fastest, nearly, finest
 
 
-def _tried(captured: Capture, kind: int) -> Iterator[_Choice]:
-    """Cost a kind of cuts in 1, 2, 4 … slices."""
+def _finest(captured: Capture, kind: int, target: int) -> int:
+    """Double the slices as long as they need less, down to a tenth of what others may hold."""
     most = min(_MOST, *(cut.units for cut in captured.cuts[kind]))
-    numbers = dict.fromkeys(min(1 << n, most) for n in range(_MOST.bit_length()))
-    for slices in numbers:
-        cost = captured.cost_of_slices(kind, slices)
-        yield _Choice(slices, cost.time, cost.workspace_bytes)
+    slices, needed = 1, captured.bytes_of_slices(kind, 1)
+    while slices < most and needed * _TENTH > target:
+        finer = min(2 * slices, most)
+        needs = captured.bytes_of_slices(kind, finer)
+        if needs > _SHRINKS * needed:
+            break
+        slices, needed = finer, needs
+    return slices

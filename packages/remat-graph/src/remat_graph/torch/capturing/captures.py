@@ -187,11 +187,21 @@ class Capture:
         calls = self.program.calls.items()
         return frozenset(op for op, call in calls if call.target is run_in_slices)
 
-    def cost_of_slices(self, kind: int, slices: int) -> Cost:
-        """Say what all cuts of a kind take in so many slices.
+    def bytes_of_slices(self, kind: int, slices: int) -> int:
+        """Predict the most that a cut of this kind needs in so many slices.
 
-        That is the seconds of them all, and the most that one needs: what it reads and makes that
-        is not there before and does not stay to the end, and its workspace.
+        That is what it reads and makes that is not there before and does not stay to the end, and
+        what is inside of one slice.
+        """
+        program = cut_alone(self.without_alternatives().program, self.cuts[kind][0], slices)
+        kept = self.graph.resident | self.graph.results
+        return max(
+            program.touched_bytes(op, kept) + call.workspace_bytes
+            for op, call in program.calls.items()
+        )
+
+    def seconds_of_slices(self, kind: int, slices: int) -> float:
+        """Say what all cuts of a kind take together in so many slices.
 
         Raises:
             CaptureError: if an operator cannot be measured.
@@ -200,9 +210,7 @@ class Capture:
         program = cut_alone(self.without_alternatives().program, cuts[0], slices)
         with own_modes():
             costs = costs_of(program, self._costs, self._measured)
-        kept = self.graph.resident | self.graph.results
-        needs = (program.touched_bytes(op, kept) + costs[op].workspace_bytes for op in costs)
-        return Cost(len(cuts) * sum(cost.time for cost in costs.values()), max(needs))
+        return len(cuts) * sum(cost.time for cost in costs.values())
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.

@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _REPEATS = 7
-_ENOUGH_SECONDS = 0.05
+_ENOUGH_SECONDS, _LONG_SECONDS = 0.05, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +198,14 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program.facts, program.constants, call, _made_up)
     run = operator_of(call.target).runs_as or call.target
-    run(*args, **kwargs)
+    first = _time_once(device, run, args, kwargs)
     workspace = 0
     if device.type == program.device.type:
         with AllocationRecorder(device) as recorder:
             kept = run(*args, **kwargs)
         workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
         del kept
-    times: list[float] = []
+    times = [first] if first >= _LONG_SECONDS else []  # of those, warming up is a small part
     while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
         times.append(_time_once(device, run, args, kwargs))
     return Cost(min(times), max(0, workspace))
