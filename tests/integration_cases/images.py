@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from remat_graph.torch.capturing import captures
-from remat_graph.torch.cost.costs import measure_costs
+from remat_graph.torch.cost.costs import costs_of
 from remat_graph.torch.ways.layouts import _able
 
 
@@ -31,14 +31,14 @@ IMAGES = torch.randn(8, 3, 24, 24)
 def choose_layouts(monkeypatch, *, share=1, cost=1.0):
     """Run every op that can in channels_last, or a share of them, at this much of its time."""
 
-    def costs(program, known):
+    def costs(program, *given):
         return {
             op: replace(each, time=each.time * cost) if op in program.rounding else each
-            for op, each in measure_costs(program, known).items()
+            for op, each in costs_of(program, *given).items()
         }
 
     def chosen(program, times_of):
         return frozenset(op for op in _able(program) if len(op) % share == 0)
 
-    monkeypatch.setattr(captures, "measure_costs", costs)
+    monkeypatch.setattr(captures, "costs_of", costs)
     monkeypatch.setattr(captures, "choose_layouts", chosen)
