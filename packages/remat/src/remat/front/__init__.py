@@ -1,1 +1,1 @@
-"""The two ways in: a model that is called by plans, and a back end for `torch.compile`."""
+"""The model that `rematerialize` gives back, and what a module must be for it."""

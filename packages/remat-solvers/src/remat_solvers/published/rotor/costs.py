@@ -209,7 +209,6 @@ class _Lives:
     """Which held and backward values are alive when a stage is the next to run backward."""
 
     def __init__(self, wiring: Wiring, chain: Chain) -> None:
-        self._chain = chain
         self._results = set(wiring.results.tolist())
         home: dict[int, int] = {}
         for k, stage in enumerate(chain.stages):
