@@ -188,11 +188,7 @@ class Capture:
         return frozenset(op for op, call in calls if call.target is run_in_slices)
 
     def bytes_of_slices(self, kind: int, slices: int) -> int:
-        """Predict the most that a cut of this kind needs in so many slices.
-
-        That is what it reads and makes that is not there before and does not stay to the end, and
-        what is inside of one slice.
-        """
+        """Predict the most that a cut of this kind needs in so many slices: with its border."""
         program = cut_alone(self.without_alternatives().program, self.cuts[kind][0], slices)
         kept = self.graph.resident | self.graph.results
         return max(
@@ -281,10 +277,9 @@ class Capture:
             for cuts in self.cuts[kind : kind + 1]  # for other gradients there may be fewer
             for cut in cuts
         ]
-        program = in_slices(self.program, chosen) if chosen else self.program
         capture = replace(
             self,
-            program=add_alternatives(lay_out(program, laid), numerics),
+            program=add_alternatives(lay_out(in_slices(self.program, chosen), laid), numerics),
             numerics=numerics,
             sliced=sliced,
             _in_channels_last=laid,

@@ -41,6 +41,9 @@ def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
 
     No op may be in two of them.
     """
+    chosen = list(chosen)
+    if not chosen:
+        return program
     calls, groups = dict(program.calls), dict[str, str]()
     forwards: dict[str, tuple[Cut, int]] = {}
     twins: dict[str, str] = {}
