@@ -171,6 +171,30 @@ def test_slices_give_the_gradients_of_the_whole(name):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
+def test_what_many_slices_add_is_not_lost_in_16_bits():
+    """Not a gradient of a weight, nor the count of targets that a mean is divided by."""
+    torch.manual_seed(0)
+    tokens = 600  # more than bfloat16 counts in ones
+
+    def forward(m, x, y):
+        return functional.cross_entropy(m.out(x), y)
+
+    model = Model(forward, out=nn.Linear(WIDTH, WORDS, bias=False)).bfloat16()
+    args = torch.randn(tokens, WIDTH).bfloat16(), torch.randint(WORDS, (tokens,)) // 9
+    exact = copy.deepcopy(model).float()
+    (expected,) = trained(exact, exact, (args[0].float(), args[1]))
+    able = capture(model, args, {}, costs="estimate").with_alternatives(Numerics.ROUNDING)
+    sliced = able.in_slices([(0, tokens)])
+    assert sliced.sliced_ops
+    executable = Executable(sliced, store_all(sliced.graph))
+    loss = executable(model, list(args))[0].detach()
+    assert float(loss) == pytest.approx(float(exact(args[0].float(), args[1]).detach()), rel=0.01)
+    with measure_peak() as peak:
+        (found,) = trained(lambda *given: executable(model, list(given))[0], model, args)
+    assert (found.float() - expected).norm() < 0.01 * expected.norm()
+    assert peak.peak_bytes <= simulate(sliced.graph, executable.schedule).peak_bytes + 4096
+
+
 def test_equal_layers_have_equal_cuts():
     model, args = built("gated MLPs")
     able = capture(model, args, {}, costs="estimate").with_alternatives(Numerics.ROUNDING)

@@ -1,4 +1,7 @@
-"""Running a body slice by slice, so that what is inside exists one slice at a time."""
+"""Running a body slice by slice, so that what is inside exists one slice at a time.
+
+Sums of 16 bits are added up in 32: in 16, what many slices add would be lost in what is there.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from remat_graph.torch.operators import operator_of
 from remat_graph.torch.slices.placement import WHOLE, Place, Placement, Sliced, Summed
 
 __all__ = ["SlicedBody", "is_view", "numbered"]
+
+_SHORT = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class SlicedBody:
     def run(self, given: Sequence[torch.Tensor], bounds: Sequence[int]) -> list[torch.Tensor]:
         """Give the outputs, made in slices of units from each of `bounds` to the next."""
         inputs = dict(zip(self.body.inputs, given, strict=True))
-        outputs = _Outputs(self)
+        outputs = _Outputs(self, len(bounds) - 1)
         for start, stop in pairwise(bounds):
             env: dict[str, Any] = {
                 name: _part(tensor, self.places.get(name, WHOLE), self.units, start, stop)
@@ -111,7 +116,7 @@ class SlicedBody:
             last.update((name, at) for name in call.results if name is not None)
         gone: list[list[str]] = [[] for _ in self.body.calls]
         for name, at in last.items():
-            if name not in self.body.outputs:
+            if name not in self.body.outputs or name in self.sums:
                 gone[at].append(name)
         return tuple(map(tuple, gone))
 
@@ -128,6 +133,10 @@ class SlicedBody:
     def workspace_bytes(self, slices: int) -> int:
         """Predict what a run takes at most, beside what it is given and gives."""
         longest = max(stop - start for start, stop in pairwise(self.bounds(slices)))
+        wider = [name for name in self.body.outputs if self._is_wider(name, slices)]
+        wider_bytes = sum(
+            math.prod(self.facts[n].shape) * self.facts[n].dtype.itemsize for n in wider
+        )
         base: dict[str, str] = {}  # views hold what they are of
         held: dict[str, int] = {}
         users: dict[str, set[str]] = {}
@@ -139,17 +148,23 @@ class SlicedBody:
                     continue
                 base[name] = base.get(call.reads[0], call.reads[0]) if views else name
                 users.setdefault(base[name], set()).add(name)
-                if not views and not (name in self.sums and operator_of(call.target).adds_to):
+                in_place = name in self.sums and operator_of(call.target).adds_to
+                if not views and (not in_place or name in wider):
                     share = longest if isinstance(self.places[name], Sliced) else self.units
                     facts = self.facts[name]
                     held[name] = math.prod(facts.shape) * facts.dtype.itemsize * share // self.units
-            most = max(most, sum(held.values()))
+            most = max(most, wider_bytes + sum(held.values()))
             for name in gone:
                 root = base.get(name, name)
                 users.get(root, set()).discard(name)
                 if not users.get(root):
                     held.pop(root, None)
         return most
+
+    def _is_wider(self, name: str, slices: int) -> bool:
+        """Whether it is added up in more bits than it has."""
+        is_sum = isinstance(self.places.get(name, WHOLE), Summed)
+        return is_sum and slices > 1 and self.facts[name].dtype in _SHORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +191,14 @@ class _Step:
         """Make it for a slice of so many units."""
         sliced = placement.call_for(call, count, of.units)
         operator = operator_of(call.target)
+        short = call.results[0] is not None and of.facts[call.results[0]].dtype in _SHORT
         return cls(
             operator.runs_as or call.target,
             sliced.args,
             sliced.kwargs,
             call.results,
             call.sequence,
-            operator.adds_to if call.results[0] in of.sums else None,
+            operator.adds_to if call.results[0] in of.sums and not short else None,
             count / of.units,
             placement.by_share,
             gone,
@@ -260,8 +276,9 @@ def _index(tensor: torch.Tensor, place: Sliced, start: int, stop: int) -> tuple[
 class _Outputs:
     """What slices have made so far of the outputs of a body."""
 
-    def __init__(self, sliced: SlicedBody) -> None:
+    def __init__(self, sliced: SlicedBody, slices: int) -> None:
         self._sliced = sliced
+        self._slices = slices
         self.made: dict[str, torch.Tensor] = {}
         self._divisors: dict[str, torch.Tensor] = {}
 
@@ -273,11 +290,15 @@ class _Outputs:
                 continue
             if place.over is not None:
                 divisor = self._divisors.get(name, 0)
-                self._divisors[name] = parts[place.over] + divisor
+                self._divisors[name] = self._begun(parts[place.over]) + divisor
             if name in self.made:
                 self.made[name].add_(part)
             elif name in self._sliced.body.outputs:
-                self.made[name] = part
+                self.made[name] = self._begun(part)
+
+    def _begun(self, part: torch.Tensor) -> torch.Tensor:
+        """Give what the other slices add to."""
+        return part.float() if self._slices > 1 and part.dtype in _SHORT else part
 
     def take(self, env: Mapping[str, Any], start: int, stop: int) -> None:
         """Put what one slice made where it belongs."""
@@ -296,10 +317,13 @@ class _Outputs:
 
     def finished(self) -> list[torch.Tensor]:
         """Give the outputs once all slices have been taken."""
-        return [
-            self.made[name] / self._divisors[name] if name in self._divisors else self.made[name]
-            for name in self._sliced.body.outputs
-        ]
+        found = []
+        for name in self._sliced.body.outputs:
+            made = self.made.pop(name)
+            if name in self._divisors:
+                made = made / self._divisors[name]
+            found.append(made.to(self._sliced.facts[name].dtype))
+        return found
 
 
 def is_view(call: Call) -> bool:
