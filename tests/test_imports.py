@@ -21,7 +21,6 @@ MAY_IMPORT = {
     "remat_exec": {"remat_graph"},
     "remat": {"remat_graph", "remat_partition", "remat_solvers", "remat_exec"},
 }
-CIRCLES_OF_TYPES = {"remat_exec"}  # an executable and its runs
 
 
 def modules_of(package):
@@ -50,8 +49,7 @@ def edges_of(package):
     assert modules
     edges = {}
     for name, path in modules.items():
-        types = package not in CIRCLES_OF_TYPES
-        wanted = set(imports_of(ast.parse(path.read_text()), for_types=types))
+        wanted = set(imports_of(ast.parse(path.read_text()), for_types=True))
         wanted = {w if w in modules else w.rpartition(".")[0] for w in wanted}
         edges[name] = wanted & modules.keys()
     return edges

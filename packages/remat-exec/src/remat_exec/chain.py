@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -22,9 +22,7 @@ from remat_exec.autocast import autocast_type
 from remat_exec.emit import Group
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
 from remat_exec.outputs import tangents_of
-
-if TYPE_CHECKING:
-    from remat_exec.executable import Executable, Variant
+from remat_exec.variant import StepCode, Variant
 
 __all__ = ["Exceeded", "Started", "run_step"]
 
@@ -36,7 +34,7 @@ Exceeded = Callable[[BudgetExceeded], None]
 
 
 def run_step(
-    executable: Executable,
+    executable: StepCode,
     bound: list[Any],
     inputs: dict[str, torch.Tensor],
     started: Started | None = None,
@@ -80,7 +78,7 @@ class _Step:
 
     def __init__(
         self,
-        executable: Executable,
+        executable: StepCode,
         bound: list[Any],
         started: Started | None,
         finished: Callable[[], None] | None,

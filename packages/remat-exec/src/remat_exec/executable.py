@@ -11,36 +11,22 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.chain import Exceeded, Started, run_step
-from remat_exec.codegen import Code, generate
+from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.outputs import make_outputs, tangents_of
+from remat_exec.variant import Variant
 from remat_graph import Schedule
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
 
-__all__ = ["Executable", "Variant"]
+__all__ = ["Executable"]
 
 
 _NONE: frozenset[str] = frozenset()
 _MOST_IN_PART = 16  # backwards without what is not asked for, kept at a time
 _Asked: TypeAlias = tuple[frozenset[int], torch.dtype | None, frozenset[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A backward for other gradients in or out, over the forward of the planned one."""
-
-    missing: frozenset[int]
-    code: Code
-    program: Program
-
-    @property
-    def tangents(self) -> dict[str, int]:
-        """The gradients that this backward reads: variables, and positions of what was returned."""
-        tangents = self.program.tangents.items()
-        return {name: position for name, position in tangents if position not in self.missing}
 
 
 @dataclass
