@@ -1,6 +1,7 @@
 """Steps whose largest values are made in slices: right, within the budget, and told of."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 import remat
 from remat_exec import Executable, measure_peak
-from remat_graph import Numerics, simulate
+from remat_graph import DocumentError, Numerics, simulate
 from remat_graph.torch import CaptureError, capture
 from remat_solvers import store_all
 
@@ -310,6 +311,13 @@ def test_a_budget_below_the_floor_of_whole_values(plain, tmp_path):
     assert again.plan.kinds[0].sliced == sliced.plan.kinds[0].sliced
     with pytest.raises(remat.PlanMismatch, match="numerics="):
         remat.rematerialize(copy.deepcopy(model), (model.ids,), plan=tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    document["body"]["kinds"][0]["sliced"] = [[0, 0]]
+    (tmp_path / "damaged.json").write_text(json.dumps(document))
+    with pytest.raises(DocumentError, match="damaged"):
+        remat.rematerialize(
+            copy.deepcopy(model), (model.ids,), plan=tmp_path / "damaged.json", numerics="rounding"
+        )
 
 
 def test_a_dry_plan_in_slices_is_followed(plain):

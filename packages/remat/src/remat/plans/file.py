@@ -42,6 +42,7 @@ _KIND, _OLD_KIND, _VERSION = "plan", "step plan", 2
 Body = TypeVar("Body")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Slices = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Name = Annotated[str, msgspec.Meta(max_length=500)]
 
@@ -68,7 +69,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     missing: frozenset[_Size]
     released_outputs: frozenset[_Size]
     laid_out: tuple[_Size, ...]
-    sliced: tuple[tuple[_Size, _Size], ...] = ()
+    sliced: tuple[tuple[_Size, _Slices], ...] = ()
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
