@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import remat
-from remat_exec import Executable, measure_peak
+from remat_exec import Executable, MemoryChanged, measure_peak
 from remat_graph import DocumentError, Numerics, simulate
 from remat_graph.torch import CaptureError, capture
 from remat_solvers import store_all
@@ -335,3 +335,14 @@ def test_a_dry_plan_in_slices_is_followed(plain):
     with measure_peak() as peak:
         trained(followed, followed, (model.ids,))
     assert peak.peak_bytes <= budget
+
+
+def test_what_a_slice_is_made_of_again_may_not_change_uncounted(plain):
+    model, _, peak_bytes = plain
+    sliced = remat.rematerialize(
+        copy.deepcopy(model), (model.ids,), budget=int(0.4 * peak_bytes), numerics="rounding"
+    )
+    loss = sliced(model.ids)
+    sliced.head.weight.data.mul_(1.5)  # the logits are made of it again
+    with pytest.raises(MemoryChanged):
+        loss.backward()

@@ -34,17 +34,20 @@ class Exposed:
 def exposed(program: Program) -> Exposed:
     """Find what is to be compared, if a backward reads it or runs it again."""
     storage = program.storage
-    kept, readers = set(), dict[str, list[str]]()
+    kept, again, readers = set(), set(), dict[str, list[str]]()
     for op, call in program.calls.items():
         read = {storage[name] for name in call.reads if name in storage}
         if op in program.backward_ops and op not in program.alternatives:
-            kept |= {storage[name] for name in read_as_traced(call) if name in storage}
+            as_traced = read_as_traced(call)
+            kept |= {storage[name] for name in as_traced if name in storage}
+            others = set(call.reads).difference(as_traced)  # of the same value, it may be
+            again |= {storage[name] for name in others if name in storage}
         for value in read:
             readers.setdefault(value, []).append(op)
     handed = {storage[name] for name in program.handed}
     inputs = (*(item.variable for item in program.inputs), *program.constants)
     given = {storage[name] for name in inputs if name in storage}
-    values = ((handed | given) - kept) | (handed & _uncounted(program))
+    values = ((handed | given) - (kept - again)) | (handed & _uncounted(program))
     ops = {
         value: frozenset(readers.get(value, ()))
         for value in given & values

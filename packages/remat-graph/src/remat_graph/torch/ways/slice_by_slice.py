@@ -53,14 +53,14 @@ class SlicedBody:
 
     @cached_property
     def read_as_traced(self) -> frozenset[str]:
-        """The inputs that are read by other calls than those that run again."""
-        return frozenset(
+        """The inputs that no call reads which runs again."""
+        again = {
             name
             for call in self.body.calls
-            if not set(self.again).intersection(call.results)
+            if set(self.again).intersection(call.results)
             for name in call.reads
-            if name in self.body.inputs
-        )
+        }
+        return frozenset(self.body.inputs) - again
 
     def giving(self, outputs: Collection[str]) -> SlicedBody:
         """Give no other outputs than these, and leave out what only others need."""

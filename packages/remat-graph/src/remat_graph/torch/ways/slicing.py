@@ -28,7 +28,7 @@ def run_in_slices(body: SlicedBody, slices: int, *given: torch.Tensor) -> list[t
 
 
 def read_as_traced(call: Call) -> tuple[str, ...]:
-    """List what a call reads as it was traced: not what only calls that run again in it read."""
+    """List what a call reads as it was traced, not for calls that run again in it."""
     if call.target is not run_in_slices:
         return call.reads
     body, _, *given = call.args
