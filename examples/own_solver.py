@@ -34,10 +34,8 @@ class EvictAndSearch:
         now = evict(wiring, np.arange(wiring.op_count), budget)
         if found.offer(now) and not found.closed():
             until = limit.started + limit.elapsed + limit.left(5.0)
-            patience = self.patience
-            found.offer(
-                local_search(wiring, now, budget, seed=0, deadline=until, patience=patience)
-            )
+            more = {"seed": 0, "deadline": until, "patience": self.patience}
+            found.offer(local_search(wiring, now, budget, **more))
         return found.solution()
 
 
