@@ -346,3 +346,9 @@ def test_what_a_slice_is_made_of_again_may_not_change_uncounted(plain):
     sliced.head.weight.data.mul_(1.5)  # the logits are made of it again
     with pytest.raises(MemoryChanged):
         loss.backward()
+
+
+def test_what_has_no_elements_is_not_cut():
+    model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4))
+    captured = capture(model, (torch.randn(2, 0, 4),), {}, costs="estimate")
+    assert captured.cuts == ()

@@ -164,7 +164,7 @@ class _Finder:
             for name in self.names[value]
             for axis, length in enumerate(self.program.facts[name].shape)
             for joined in {0, axis}
-            if length > 1
+            if length > 1 and 0 not in self.program.facts[name].shape
         }
 
     def _best(
