@@ -40,8 +40,8 @@ from provenance import write_results
 from remat_graph import Graph, simulate
 from remat_solvers import BudgetTooSmall, solve, store_all
 from remat_solvers.core.wiring import Floats
-from remat_solvers.refine.moments import Refinement, refinements
 from remat_solvers.refine.programs import Programs
+from remat_solvers.refine.refinements import Refinement, refinements
 from remat_solvers.refine.relaxation import Relaxation, relax
 
 MODELS = ("unet", "fno-3d", "regnet-32", "transformer-6-6", "gpt-24")

@@ -42,7 +42,7 @@ from provenance import write_results
 from remat_graph import Graph, Numerics, Solution, simulate
 from remat_graph.torch import Capture, DeviceSpec, capture
 from remat_solvers import BudgetTooSmall, Progress, SolverError, solve, store_all
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.unfolding import Unfolded, unfold
@@ -268,7 +268,7 @@ def course(told: list[tuple[float, Progress]], plain: float) -> list[tuple[float
 def least_operators(graph: Graph) -> Unfolded:
     """Fix the makers under which storing everything takes least, before anything is scheduled."""
     wiring = Wiring.of(graph)
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     arranged = (arrange(wiring, makers, choice) for choice in first_choices(wiring, makers))
     able = [unfold(wiring, found) for found in arranged if found is not None]
     return min(able, key=lambda f: simulate(f.wiring.graph, store_all(f.wiring.graph)).peak_bytes)

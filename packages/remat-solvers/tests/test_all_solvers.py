@@ -11,7 +11,7 @@ from remat_graph import Block, Compute, Hierarchy, Solution, Stage, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, get_solver, list_solvers, solve, store_all
 from remat_solvers.testing import fastest
-from remat_solvers.testing.judging import faults
+from remat_solvers.testing.answer_faults import faults
 
 SECONDS = 3.0
 EXAMPLES = 25

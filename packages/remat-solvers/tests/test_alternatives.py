@@ -25,8 +25,8 @@ from remat_solvers import (
     store_all,
     tradeoff,
 )
-from remat_solvers.bounds.least import least
-from remat_solvers.core.makers import Makers, is_in_order, least_time
+from remat_solvers.bounds.peak import peak_bound
+from remat_solvers.core.alternatives import Alternatives, is_in_order, least_time
 from remat_solvers.core.milp import Outcome, solve_program
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
@@ -37,8 +37,8 @@ from remat_solvers.refine.point import embed, read_point
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.search.repair import prune_multi, repaired
 from remat_solvers.search.selection import arrange, first_choices
+from remat_solvers.search.swap_alternatives import swap_alternatives
 from remat_solvers.search.unfolding import unfold
-from remat_solvers.search.ways import other_ways
 from remat_solvers.step import region_front
 from remat_solvers.testing.brute_force import fastest, smallest
 
@@ -84,7 +84,7 @@ def test_every_sequence_is_a_point_of_the_relaxation(graph, data):
     sequence = np.array(random_sequence(graph, data.draw(st.randoms(use_true_random=False))))
     now = trace(wiring, sequence)
     assert simulate(graph, expand(wiring, sequence)).peak_bytes == now.peak_bytes
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     places = st.sampled_from(np.flatnonzero(makers.owed).tolist())
     checkpoints = data.draw(st.sets(places, min_size=1))
     running = {(c, op) for c in checkpoints for op in range(wiring.op_count)}
@@ -143,7 +143,7 @@ def test_changes_of_makers_keep_a_schedule_legal_and_in_order(graph, share, data
     for found in (
         kept,
         repaired(wiring, now, budget),
-        other_ways(wiring, Makers.of(wiring), now, rng),
+        swap_alternatives(wiring, Alternatives.of(wiring), now, rng),
     ):
         assert is_in_order(wiring, found.sequence)
         timeline = simulate(graph, expand(wiring, found.sequence))
@@ -152,7 +152,7 @@ def test_changes_of_makers_keep_a_schedule_legal_and_in_order(graph, share, data
 
 def joint_bound(graph, budget, running=False):
     wiring = Wiring.of(graph)
-    checkpoints = np.flatnonzero(Makers.of(wiring).owed).tolist()
+    checkpoints = np.flatnonzero(Alternatives.of(wiring).owed).tolist()
     running = [(c, op) for c in checkpoints for op in range(wiring.op_count)] if running else []
     answer = solve_program(relax(wiring, budget, checkpoints, running=running).program, seconds=10)
     if answer.outcome is Outcome.INFEASIBLE:
@@ -205,7 +205,7 @@ def test_plans_over_alternatives_against_brute_force(graph, fraction):
 @given(trainings_with_alternatives(), st.integers(0, 2**32 - 1), st.floats(0.3, 1.0))
 def test_what_is_built_is_legal_whatever_the_point_says(graph, seed, share):
     wiring, rng = Wiring.of(graph), np.random.default_rng(seed)
-    owed = np.flatnonzero(Makers.of(wiring).owed)
+    owed = np.flatnonzero(Alternatives.of(wiring).owed)
     checkpoints = sorted(rng.choice(owed, size=rng.integers(1, 4), replace=False).tolist())
     budget = max(1, int(share * peak_of(graph)))
     relaxation = relax(wiring, budget, checkpoints)
@@ -309,7 +309,7 @@ def test_what_stores_everything_is_built_once_and_out_of_time_repaired_until_it_
         found = Refine().solve(Problem(graph, budget), Limit.starting_now(0.0), lambda _: None)
     assert simulate(graph, found.schedule).peak_bytes <= budget
     wiring = Wiring.of(graph)
-    assert arranged.call_count == len(list(first_choices(wiring, Makers.of(wiring))))
+    assert arranged.call_count == len(list(first_choices(wiring, Alternatives.of(wiring))))
     assert repairs.call_count <= arranged.call_count
 
 
@@ -327,7 +327,9 @@ def test_below_the_smallest_budget_nothing_is_planned(graph):
 def test_least_bytes_is_below_what_brute_force_needs(graph):
     needed = smallest(graph)
     found = smallest_budget(graph, limit_seconds=0.5)
-    assert least(Wiring.of(graph)).peak_bytes <= found.least_bytes <= needed <= found.peak_bytes
+    assert (
+        peak_bound(Wiring.of(graph)).peak_bytes <= found.least_bytes <= needed <= found.peak_bytes
+    )
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
 
 

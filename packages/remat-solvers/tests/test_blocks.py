@@ -15,12 +15,13 @@ from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import Recorder, branching, levels_of, nested, quick
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value, simulate
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.published.hierarchical.blocks.adopt import follow
-from remat_solvers.published.hierarchical.blocks.closing import close
+from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
+from remat_solvers.published.hierarchical.blocks.closed import close
 from remat_solvers.published.hierarchical.blocks.compose import (
     compose,
     expand_nodes,
@@ -29,7 +30,6 @@ from remat_solvers.published.hierarchical.blocks.compose import (
 )
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
 from remat_solvers.published.hierarchical.blocks.options import Option, choose, read_option, shares
-from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.published.hierarchical.blocks.runs import again, measure_run
 from remat_solvers.published.hierarchical.blocks.targets import targets_of
 from remat_solvers.search.evict import evict
@@ -225,7 +225,9 @@ def test_storing_everything_is_an_option_that_keeps_what_the_halves_share(hierar
         assert option.saved_bytes == sum(sizes[v] for v in subgraph.saved)
         found, targets = targets_of(wiring, time.perf_counter() + 60)
         assert found[0] == option
-        assert least(wiring).peak_bytes <= min(o.peak_bytes for o in found) <= option.peak_bytes
+        assert (
+            peak_bound(wiring).peak_bytes <= min(o.peak_bytes for o in found) <= option.peak_bytes
+        )
         assert max(target.peak_bytes for target in targets) == option.peak_bytes
         if subgraph.backward:
             early = [*range(count), count + 1, count, *range(count + 2, wiring.op_count)]

@@ -4,7 +4,7 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.testing.brute_force import smallest
 
@@ -28,7 +28,7 @@ def test_no_training_goes_below_the_bound(graph):
 def test_stopped_early_the_bound_still_holds_and_is_never_below_the_plain_one(graph):
     wiring = Wiring.of(graph)
     stopped = bottleneck(wiring, deadline=0.0).peak_bytes
-    assert least(wiring).peak_bytes <= stopped <= bottleneck(wiring).peak_bytes
+    assert peak_bound(wiring).peak_bytes <= stopped <= bottleneck(wiring).peak_bytes
 
 
 def two_heavy_gradients() -> Graph:
@@ -47,7 +47,7 @@ def two_heavy_gradients() -> Graph:
 
 def test_results_of_earlier_large_ops_count():
     graph = two_heavy_gradients()
-    assert least(Wiring.of(graph)).peak_bytes == 70
+    assert peak_bound(Wiring.of(graph)).peak_bytes == 70
     found = bottleneck(Wiring.of(graph))
     assert found.peak_bytes == 80 == smallest(graph)
     assert found.op in {"shrink0", "shrink1"}
@@ -72,7 +72,7 @@ def test_what_the_last_run_reads_and_must_not_overwrite_counts_beside_what_it_ma
         Op("follow", ("read",), ("made",), 1.0, workspace_bytes=50, overwrites=(("read", "made"),)),
     )
     graph = Graph(values, ops, frozenset({"x"}), frozenset({"small", "read", "made"}), None)
-    assert least(Wiring.of(graph)).peak_bytes == 121
+    assert peak_bound(Wiring.of(graph)).peak_bytes == 121
     assert bottleneck(Wiring.of(graph)).peak_bytes == 170 == smallest(graph)
 
 

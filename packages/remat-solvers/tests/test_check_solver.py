@@ -10,7 +10,7 @@ from remat_graph import Compute, Schedule, Solution, Status
 from remat_solvers import UnknownSolver
 from remat_solvers.core.store_all import StoreAll
 from remat_solvers.published.baselines.xla_greedy import XLAGreedy
-from remat_solvers.testing import SolverCheckFailed, check_solver, checking
+from remat_solvers.testing import SolverCheckFailed, check_solver, solver_check
 
 
 class Plain(StoreAll):
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_found(solver, fault):
 
 
 def test_a_solve_that_does_not_end_is_found(monkeypatch):
-    monkeypatch.setattr(checking, "_LATE_SECONDS", 0.2)
+    monkeypatch.setattr(solver_check, "_LATE_SECONDS", 0.2)
     with pytest.raises(SolverCheckFailed, match=r"within 0 s: it took \d+\.\d s"):
         check_solver(Slow, problems=1)
 

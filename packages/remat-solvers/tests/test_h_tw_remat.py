@@ -14,13 +14,13 @@ from solver_cases.random_hierarchies import branching, levels_of, nested, store_
 
 from remat_graph import Status, simulate
 from remat_solvers import InvalidProblem, Limit, Problem
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.published.decompositions.decomposition import Precedence
 from remat_solvers.published.decompositions.recursion import sequences
 from remat_solvers.published.decompositions.tw_remat import TreeRecursion, TWRemat
-from remat_solvers.published.hierarchical.blocks.closing import close
+from remat_solvers.published.hierarchical.blocks.closed import close
 from remat_solvers.published.hierarchical.blocks.compose import (
     compose,
     expand_nodes,
@@ -41,7 +41,7 @@ def solved(hierarchy, budget, seconds=30.0, executor=None, report=lambda progres
 def check(hierarchy, budget, solution):
     graph = hierarchy.graph
     if solution.schedule is None:
-        proved = least(Wiring.of(graph), any_order=True).peak_bytes > budget
+        proved = peak_bound(Wiring.of(graph), any_order=True).peak_bytes > budget
         assert solution.status is (Status.INFEASIBLE if proved else Status.LIMIT)
         return
     timeline = simulate(graph, solution.schedule)
@@ -153,7 +153,7 @@ def test_little_time_is_no_crash(seconds):
 def test_too_little_memory_is_told_apart_from_nothing_found():
     hierarchy = feed_forward_in_blocks(6, 2)
     assert solved(hierarchy, 1).status is Status.INFEASIBLE
-    floor = least(Wiring.of(hierarchy.graph)).peak_bytes
+    floor = peak_bound(Wiring.of(hierarchy.graph)).peak_bytes
     assert solved(hierarchy, floor).status is Status.LIMIT
 
 

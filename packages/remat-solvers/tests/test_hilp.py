@@ -25,6 +25,7 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.published.checkmate import Checkmate
 from remat_solvers.published.checkmate.stages import Stages
+from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
 from remat_solvers.published.hierarchical.blocks.compose import (
     compose,
     expand_nodes,
@@ -32,7 +33,6 @@ from remat_solvers.published.hierarchical.blocks.compose import (
     selections,
 )
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
-from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.published.hierarchical.hilp import HILP, RKCheckmate
 from remat_solvers.published.hierarchical.hilp.formulation import formulate
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner

@@ -10,7 +10,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Graph, Op, Value, simulate
 from remat_solvers import smallest_budget, solve
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import Least, least
+from remat_solvers.bounds.peak import PeakBound, peak_bound
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.minimal_peak.programs import lower
@@ -100,7 +100,7 @@ def test_results_are_given_up_and_made_again_from_small_values():
 def test_programs_find_what_is_legal_and_prove_no_more_than_the_truth(graph):
     wiring = Wiring.of(graph)
     start = store_all_trace(wiring)
-    lowest = lower(wiring, start, least(wiring).peak_bytes, time.perf_counter() + 2)
+    lowest = lower(wiring, start, peak_bound(wiring).peak_bytes, time.perf_counter() + 2)
     check(graph, wiring, lowest.found)
     assert lowest.least_bytes <= smallest(graph)
     assert lowest.found.peak_bytes <= start.peak_bytes
@@ -192,16 +192,16 @@ def test_sizes_near_64_bits_do_not_overflow():
 
 def test_a_proof_that_a_schedule_refutes_is_given_up(monkeypatch, caplog):
     monkeypatch.setattr(
-        "remat_solvers.minimal_peak.budget.regress", lambda *_: Least(10**6, "wrong")
+        "remat_solvers.minimal_peak.budget.regress", lambda *_: PeakBound(10**6, "wrong")
     )
     graph = heavy_results(2)
     found = smallest_budget(graph, limit_seconds=1.0)
-    assert found.least_bytes == least(Wiring.of(graph)).peak_bytes <= found.peak_bytes
+    assert found.least_bytes == peak_bound(Wiring.of(graph)).peak_bytes <= found.peak_bytes
     assert "gave up" in caplog.text
 
 
 def test_where_results_bind_no_op_is_named():
     wiring = Wiring.of(heavy_results(40))
-    found = least(wiring)
+    found = peak_bound(wiring)
     assert found.peak_bytes >= sum(wiring.size[wiring.results])
     assert found.op is None

@@ -10,7 +10,7 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Stage, Value, simulate
 from remat_solvers import store_all
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring, expand
@@ -84,7 +84,7 @@ def test_what_the_plan_keeps_is_kept():
 
 def test_below_what_an_op_needs_there_is_nothing():
     wiring = Wiring.of(gpt2(layers=1))
-    assert evict_in_one_pass(wiring, least(wiring).peak_bytes - 1) is None
+    assert evict_in_one_pass(wiring, peak_bound(wiring).peak_bytes - 1) is None
 
 
 def test_a_deadline_that_has_passed_ends_it():
@@ -125,7 +125,7 @@ def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
 def test_the_smallest_peak_found_is_near_the_bound():
     wiring = Wiring.of(gpt2(layers=4))
     found = minimal_peak_trace(wiring, time.perf_counter() + 2)
-    assert found.peak_bytes <= 1.25 * least(wiring).peak_bytes
+    assert found.peak_bytes <= 1.25 * peak_bound(wiring).peak_bytes
 
 
 def test_several_evictions_at_once_are_about_as_good_as_one_by_one(monkeypatch):

@@ -13,7 +13,7 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, smallest_budget, store_all
-from remat_solvers.bounds.least import least, while_running
+from remat_solvers.bounds.peak import peak_bound, while_running
 from remat_solvers.core.milp import Outcome, relaxed, solve_program
 from remat_solvers.core.problem import silent
 from remat_solvers.core.trace import first_runs, trace
@@ -23,9 +23,9 @@ from remat_solvers.published.rotor import Rotor
 from remat_solvers.refine import Refine
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, fullest, nearly_full, tightest
 from remat_solvers.refine.point import Stagewise, embed, read_point
 from remat_solvers.refine.programs import Programs
+from remat_solvers.refine.refinements import Refinement, fullest, nearly_full, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.refine.state import State
 from remat_solvers.search.repair import repaired
@@ -97,7 +97,7 @@ def test_graphs_beyond_brute_force_against_checkmate(graph, fraction):
 @given(graphs())
 def test_least_bytes_is_below_what_brute_force_needs(graph):
     needed = smallest(graph)
-    assert least(Wiring.of(graph)).peak_bytes <= needed
+    assert peak_bound(Wiring.of(graph)).peak_bytes <= needed
     found = smallest_budget(graph, limit_seconds=1)
     assert found.least_bytes <= needed <= found.peak_bytes
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
@@ -366,7 +366,7 @@ def test_what_no_cut_allows_is_infeasible_at_once():
         ]
     results = frozenset(f"w{i}" for i in range(10))
     graph = Graph(tuple(values), tuple(ops), frozenset({"x"}), results, None)
-    assert least(Wiring.of(graph)).peak_bytes == 120
+    assert peak_bound(Wiring.of(graph)).peak_bytes == 120
     assert refine(graph, 160).schedule is not None
     reports = []
     assert refine(graph, 159, report=reports.append).status is Status.INFEASIBLE
@@ -375,7 +375,7 @@ def test_what_no_cut_allows_is_infeasible_at_once():
 
 def test_an_op_that_does_not_fit_is_infeasible_at_once():
     graph = gpt2(layers=1)
-    floor = least(Wiring.of(graph))
+    floor = peak_bound(Wiring.of(graph))
     solution = refine(graph, floor.peak_bytes - 1)
     assert solution.status is Status.INFEASIBLE
     assert solution.schedule is None

@@ -3,14 +3,14 @@ from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from solver_cases.least_ways import least_ways
+from solver_cases.minimal_peaks import minimal_peaks
 from solver_cases.random_graphs import graphs, trainings
 
 from remat_graph import Graph, Op, Status, Value
 from remat_solvers import BudgetTooSmall, solve
 from remat_solvers.bounds import regression
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.descent import minimal_peak_trace
@@ -23,34 +23,34 @@ thorough = settings(max_examples=16, deadline=None, suppress_health_check=[Healt
 @given(graphs(uneven=True) | graphs())
 def test_no_random_graph_goes_below_the_bound(graph):
     wiring = Wiring.of(graph)
-    assert regress(wiring, least(wiring)).peak_bytes <= smallest(graph)
+    assert regress(wiring, peak_bound(wiring)).peak_bytes <= smallest(graph)
 
 
 @thorough
 @given(trainings())
 def test_no_training_goes_below_the_bound(graph):
     wiring = Wiring.of(graph)
-    assert regress(wiring, least(wiring)).peak_bytes <= smallest(graph)
+    assert regress(wiring, peak_bound(wiring)).peak_bytes <= smallest(graph)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(most_ops=10, most_values=12, uneven=True) | graphs(most_ops=10, most_values=12))
 def test_with_every_value_large_it_finds_what_a_search_without_shortcuts_finds(graph):
     wiring = Wiring.of(graph)
-    floor = least(wiring)
+    floor = peak_bound(wiring)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regression, "_SHARES", (1e-9,))
         found = regress(wiring, floor).peak_bytes
     if floor.peak_bytes:
-        assert found == max(floor.peak_bytes, least_ways(graph))
+        assert found == max(floor.peak_bytes, minimal_peaks(graph))
 
 
 @thorough
 @given(graphs(most_ops=10, most_values=12, uneven=True))
 def test_small_values_and_fewer_sets_only_lower_the_bound(graph):
     wiring = Wiring.of(graph)
-    floor = least(wiring)
-    most = max(floor.peak_bytes, least_ways(graph))
+    floor = peak_bound(wiring)
+    most = max(floor.peak_bytes, minimal_peaks(graph))
     for name, value in (
         ("_SHARES", (0.5, 0.25)),
         ("_MOST_BITS", 30),
@@ -171,7 +171,7 @@ def two_ways_to_one_set() -> Graph:
 def test_a_set_that_is_reached_twice_has_the_lower_of_the_two_peaks():
     graph = two_ways_to_one_set()
     wiring = Wiring.of(graph)
-    assert regress(wiring, least(wiring)).peak_bytes == smallest(graph) == 120
+    assert regress(wiring, peak_bound(wiring)).peak_bytes == smallest(graph) == 120
 
 
 def once_only(replayable: bool) -> Graph:
@@ -190,7 +190,7 @@ def once_only(replayable: bool) -> Graph:
 def test_what_cannot_be_made_again_is_there_from_its_only_run_on(replayable, peak_bytes):
     graph = once_only(replayable)
     wiring = Wiring.of(graph)
-    assert regress(wiring, least(wiring)).peak_bytes == smallest(graph) == peak_bytes
+    assert regress(wiring, peak_bound(wiring)).peak_bytes == smallest(graph) == peak_bytes
 
 
 def test_a_budget_below_the_bound_is_proved_infeasible():

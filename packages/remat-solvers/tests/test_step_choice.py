@@ -17,10 +17,10 @@ from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.store_all import StoreAll
 from remat_solvers.step import (
     ANY_BYTES,
-    Moment,
     RegionBound,
     RegionOption,
     StepTooLarge,
+    TimeStep,
     choose,
     measure_option,
     refined_options,
@@ -41,7 +41,7 @@ def option(kept, forward, backward, time):
 def nested(count, fixed=0):
     """Moments of regions that run one after another, and their backwards in reverse."""
     return [
-        Moment(fixed, tuple((before, 1) for before in range(region)), (region, half))
+        TimeStep(fixed, tuple((before, 1) for before in range(region)), (region, half))
         for half in ("forward", "backward")
         for region in range(count)
     ]
@@ -84,7 +84,7 @@ def steps(draw):
     calls = [draw(st.integers(1, 3)) for _ in options]
     some = st.integers(0, count - 1)
     moments = [
-        Moment(
+        TimeStep(
             draw(st.integers(0, 10)),
             tuple(
                 (region, draw(st.integers(0, 3)))
@@ -164,7 +164,7 @@ def test_many_regions_that_fit_only_to_the_last_byte():
 
 def test_how_often_a_region_is_called_counts():
     options = [[option(10, 0, 0, 1), option(0, 0, 0, 3)]] * 2
-    moment = Moment(0, ((0, 1), (1, 1)), None)
+    moment = TimeStep(0, ((0, 1), (1, 1)), None)
     assert choose(options, [5, 1], [moment], 10).indices == (0, 1)
     assert choose(options, [1, 5], [moment], 10).indices == (1, 0)
 
@@ -183,7 +183,7 @@ def test_a_back_end_that_finds_nothing_is_no_proof(monkeypatch):
     monkeypatch.setattr("remat_solvers.step.table.solve_program", nothing)
     monkeypatch.setattr("remat_solvers.step.table.Table._greedy", lambda *_: None)
     options = [[option(10, 0, 0, 1), option(0, 0, 10, 2)]]
-    moments = [Moment(0, ((0, 1),), None), Moment(0, (), (0, "backward"))]
+    moments = [TimeStep(0, ((0, 1),), None), TimeStep(0, (), (0, "backward"))]
     with pytest.raises(StepTooLarge) as caught:
         choose(options, [1], moments, 5)
     assert caught.value.status is Status.LIMIT
@@ -199,9 +199,9 @@ def test_a_back_end_that_finds_nothing_is_no_proof(monkeypatch):
         ([[]], [1], [], "no options"),
         ([[option(1, 1, 1, 1)]], [], [], "one for each"),
         ([[option(1, 1, 1, 1)]], [0], [], "calls"),
-        ([[option(1, 1, 1, 1)]], [1], [Moment(0, ((1, 1),), None)], "region 1 of 1"),
-        ([[option(1, 1, 1, 1)]], [1], [Moment(0, (), (0, "sideways"))], "sideways"),
-        ([[option(1, 1, 1, 1)]], [1], [Moment(-1, (), None)], "fixed_bytes"),
+        ([[option(1, 1, 1, 1)]], [1], [TimeStep(0, ((1, 1),), None)], "region 1 of 1"),
+        ([[option(1, 1, 1, 1)]], [1], [TimeStep(0, (), (0, "sideways"))], "sideways"),
+        ([[option(1, 1, 1, 1)]], [1], [TimeStep(-1, (), None)], "fixed_bytes"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, calls, moments, match):
@@ -255,7 +255,7 @@ def test_one_region_with_its_moments_is_planned_as_by_a_plain_solve():
     graph = closed(gpt2(layers=1))
     loss = graph.ops[graph.boundary_index]
     outside = loss.workspace_bytes + sum(graph.value_by_name[v].size_bytes for v in loss.outputs)
-    moments = [*nested(1), Moment(outside, ((0, 1),), None)]
+    moments = [*nested(1), TimeStep(outside, ((0, 1),), None)]
     everything = measure_option(graph, store_all(graph))
     budget = int(0.7 * everything.peak_bytes)
     plain = solve(graph, budget, limit_seconds=10)

@@ -15,13 +15,13 @@ from solver_cases.synthetic import gpt2
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import InvalidProblem, UnknownSolver, solve, store_all
-from remat_solvers.bounds.keeping import Keeping
+from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.core.wiring import Wiring, expand
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.step import (
     ANY_BYTES,
-    Moment,
     RegionBound,
+    TimeStep,
     measure_option,
     refined_options,
     region_front,
@@ -109,7 +109,7 @@ def test_a_solver_that_is_not_there_is_named():
 @thorough
 @given(ANY)
 def test_the_least_that_is_kept_is_that_of_a_search(graph):
-    found, proved = Keeping(Wiring.of(graph)).least_bytes(5.0)
+    found, proved = KeptBytesProgram(Wiring.of(graph)).least_bytes(5.0)
     assert proved <= least_kept(graph) == found
 
 
@@ -120,7 +120,7 @@ def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
     most = measure_option(graph, store_all(graph)).kept_bytes
     kept = int(share * most)
     truth = fastest_within(graph, kept, INF, INF)
-    found = Keeping(wiring).fastest(kept, 5.0)
+    found = KeptBytesProgram(wiring).fastest(kept, 5.0)
     if truth is None:
         assert found is None
         return
@@ -247,7 +247,7 @@ def test_what_runs_again_needs_what_it_reads():
         Op("b", ("v", "t"), ("g",), 1.0, stage=Stage.BACKWARD),
     )
     graph = Graph(values, ops, frozenset({"x"}), frozenset({"g"}), "loss")
-    assert Keeping(Wiring.of(graph)).least_bytes(5.0) == (1, 1)
+    assert KeptBytesProgram(Wiring.of(graph)).least_bytes(5.0) == (1, 1)
     front = region_front(graph)
     assert [(o.kept_bytes, o.time) for o in front.options] == [(1, 6.0), (10, 4.0)]
     assert front.bound(0) == math.inf
@@ -260,8 +260,8 @@ def test_a_schedule_that_peaks_in_its_forward_half_is_not_charged_for_it_in_the_
     ops = (graph.ops[0], Op("fb", ("a",), ("b",), 2.0, 100), *graph.ops[2:])
     graph = Graph(graph.values, ops, graph.resident, graph.results, graph.boundary)
     front = region_front(graph, points=2).with_([], [RegionBound(ANY_BYTES, 50, math.inf)])
-    assert step_bound([front], [1], [Moment(0, (), (0, "backward"))], 40) == graph.time
-    assert step_bound([front], [1], [Moment(0, (), (0, "forward"))], 40) == math.inf
+    assert step_bound([front], [1], [TimeStep(0, (), (0, "backward"))], 40) == graph.time
+    assert step_bound([front], [1], [TimeStep(0, (), (0, "forward"))], 40) == math.inf
 
 
 def test_the_first_region_of_a_process_does_not_pay_for_an_import():

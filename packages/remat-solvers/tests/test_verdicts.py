@@ -21,8 +21,8 @@ from remat_solvers import (
     tradeoff,
 )
 from remat_solvers.core import milp, trust
+from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.problem import Limit, silent
 from remat_solvers.core.store_all import StoreAll

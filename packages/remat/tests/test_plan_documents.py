@@ -22,7 +22,7 @@ from remat_graph import (
     Value,
     simulate,
 )
-from remat_solvers.step import Moment, RegionBound, RegionFront, measure_option
+from remat_solvers.step import RegionBound, RegionFront, TimeStep, measure_option
 
 
 def graph_of(size):
@@ -76,13 +76,13 @@ SEVERAL = remat.Plan(
     lower_bound=21.0,
     origin=Origin("1", "2", "cpu"),
     moments=(
-        Moment(50, (), (0, "forward")),
-        Moment(70, ((0, 1),), (1, "forward")),
-        Moment(70, ((0, 1), (1, 1)), (2, "forward")),
-        Moment(90, ((0, 1), (1, 1), (2, 1)), None),
-        Moment(90, ((0, 1), (1, 1)), (2, "backward")),
-        Moment(80, ((0, 1),), (1, "backward")),
-        Moment(80, (), (0, "backward")),
+        TimeStep(50, (), (0, "forward")),
+        TimeStep(70, ((0, 1),), (1, "forward")),
+        TimeStep(70, ((0, 1), (1, 1)), (2, "forward")),
+        TimeStep(90, ((0, 1), (1, 1), (2, 1)), None),
+        TimeStep(90, ((0, 1), (1, 1)), (2, "backward")),
+        TimeStep(80, ((0, 1),), (1, "backward")),
+        TimeStep(80, (), (0, "backward")),
     ),
     breaks=("a line of  code",),
     set_aside_bytes=30,

@@ -10,7 +10,7 @@ from remat.session.recording import Recorded
 from remat.session.step_planner import StepPlanner
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
 from remat_solvers import BudgetTooSmall
-from remat_solvers.step import Moment, RegionFront, measure_option
+from remat_solvers.step import RegionFront, TimeStep, measure_option
 
 X, Y, HELD = 100, 60, 1000  # bytes: of an input, of what is made of it, and held by others
 
@@ -48,9 +48,9 @@ def chooser(budget, options):
 
 def recorded(**released_outputs):
     moments = [
-        Moment(HELD, (), (0, "forward")),
-        Moment(HELD, ((0, 1),), None),
-        Moment(HELD, (), (0, "backward")),
+        TimeStep(HELD, (), (0, "forward")),
+        TimeStep(HELD, ((0, 1),), None),
+        TimeStep(HELD, (), (0, "backward")),
     ]
     return Recorded((0,), tuple(moments), 0, 0, (released_outputs,), provisional=False)
 

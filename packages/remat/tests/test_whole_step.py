@@ -11,7 +11,7 @@ from remat.report.curve import curve_of_step
 from remat_graph import Compute, simulate
 from remat_graph.testing import random_training
 from remat_solvers import store_all
-from remat_solvers.step import Moment, measure_option, region_front
+from remat_solvers.step import TimeStep, measure_option, region_front
 
 
 def region(random):
@@ -32,7 +32,7 @@ def moments_of(random, calls):
 
     def moment(running=None):
         others = [call for call in (*live, *left) if running is None or call != running[0]]
-        moments.append(Moment(random.randrange(40), tuple((c, 1) for c in others), running))
+        moments.append(TimeStep(random.randrange(40), tuple((c, 1) for c in others), running))
 
     while waiting or live:
         moment()
@@ -82,10 +82,10 @@ def halves(graph, schedule):
 def test_a_half_without_its_forward_or_met_twice_is_left_out():
     front, everything = region(Random(0))
     record = (
-        Moment(1, (), (0, "backward")),
-        Moment(2, (), (0, "forward")),
-        Moment(3, (), (0, "forward")),
-        Moment(4, (), (0, "backward")),
+        TimeStep(1, (), (0, "backward")),
+        TimeStep(2, (), (0, "forward")),
+        TimeStep(3, (), (0, "forward")),
+        TimeStep(4, (), (0, "backward")),
     )
     whole = WholeStep(record, (front.graph,))
     timeline = simulate(whole.graph, whole.schedule([everything.schedule]))
@@ -97,9 +97,9 @@ def test_a_curve_falls_to_storing_everything(seed):
     random = Random(seed)
     known = [region(random) for _ in range(3)]
     fronts, everything = zip(*known, strict=True)
-    ups = [Moment(5, tuple((c, 1) for c in range(at)), (at, "forward")) for at in range(3)]
+    ups = [TimeStep(5, tuple((c, 1) for c in range(at)), (at, "forward")) for at in range(3)]
     downs = [
-        Moment(9, tuple((c, 1) for c in range(at)), (at, "backward")) for at in reversed(range(3))
+        TimeStep(9, tuple((c, 1) for c in range(at)), (at, "backward")) for at in reversed(range(3))
     ]
     moments = (*ups, *downs)
     most = peak_of(moments, everything)

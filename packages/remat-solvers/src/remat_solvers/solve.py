@@ -24,7 +24,7 @@ from remat_graph import (
     Trial,
     simulate,
 )
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
 from remat_solvers.errors import (
@@ -123,7 +123,7 @@ def solve(
         raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
     verdicts, given = _in_hand(problem)
     limit = Limit.starting_now(limit_seconds)
-    least_bytes = least(problem.wiring).peak_bytes if solver == AUTO and given is None else 0
+    least_bytes = peak_bound(problem.wiring).peak_bytes if solver == AUTO and given is None else 0
     if least_bytes > budget_bytes:
         seconds = min(_PROBE_SECONDS, limit.left(math.inf))
         raise _too_small(problem, _smallest(problem, seconds, verdicts), Status.INFEASIBLE)
@@ -365,7 +365,7 @@ def _smallest(problem: Problem, seconds: float, verdicts: Verdicts) -> SmallestB
     if start is not None and peak < smallest.peak_bytes:
         smallest = dataclasses.replace(smallest, peak_bytes=peak, schedule=start)
     if smallest.least_bytes > peak:
-        floor = least(problem.wiring)
+        floor = peak_bound(problem.wiring)
         least_bytes = min(floor.peak_bytes, peak)
         smallest = dataclasses.replace(smallest, least_bytes=least_bytes, least_at=floor.op)
     return smallest

@@ -14,18 +14,18 @@
 - `evict` and `evict_in_one_pass` bring a sequence within a budget, each in other ways by an
   `EvictionPerturbation` or a `OnePassPerturbation`; `prune` takes out what it does not need,
   `local_search` improves one that fits, `minimal_peak_trace` looks for the minimal peak.
-- `least` (a `Least`) and `bottleneck` prove what no schedule goes below in bytes, `least_time` in
-  time.
+- `peak_bound` and `bottleneck` prove what no schedule goes below in bytes (a `PeakBound`),
+  `least_time` in time.
 - `Program` and `solve_program` are integer programs, of which an `Answer` with its `Outcome`
   comes; `HIGHS` is the back end that is always there, and `doubt_of` says why one is not believed.
 - `run_all` runs tasks on an executor.
 """
 
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import Least, least
+from remat_solvers.bounds.peak import PeakBound, peak_bound
+from remat_solvers.core.alternatives import least_time
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.makers import least_time
 from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_program
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
@@ -48,10 +48,10 @@ __all__ = [
     "Floats",
     "Incumbent",
     "Ints",
-    "Least",
     "Limit",
     "OnePassPerturbation",
     "Outcome",
+    "PeakBound",
     "Problem",
     "Program",
     "Progress",
@@ -65,10 +65,10 @@ __all__ = [
     "evict_in_one_pass",
     "expand",
     "in_order",
-    "least",
     "least_time",
     "local_search",
     "minimal_peak_trace",
+    "peak_bound",
     "prune",
     "run_all",
     "sequence_of",

@@ -18,9 +18,9 @@ import math
 from dataclasses import dataclass
 
 from remat_graph import Schedule, Solution, Status, simulate
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
+from remat_solvers.core.alternatives import is_in_order, least_time, store_all_sequence
 from remat_solvers.core.incumbent import TOLERANCE
-from remat_solvers.core.makers import is_in_order, least_time, store_all_sequence
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.trust import distrust
 from remat_solvers.core.wiring import Wiring, expand, sequence_of
@@ -159,7 +159,7 @@ def uncertified(answer: Solution, doubt: str) -> Solution:
 
 def unproved(error: BudgetTooSmall, wiring: Wiring) -> BudgetTooSmall:
     """Take from a refusal what it claims beyond what the ops need one by one."""
-    floor = least(wiring)
+    floor = peak_bound(wiring)
     proved = floor.peak_bytes > error.budget_bytes
     return BudgetTooSmall(
         error.budget_bytes,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Value
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Ints
+from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
 from remat_solvers.published.hierarchical.blocks.level import Level
-from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.search.evict import evict
 
 

@@ -24,8 +24,8 @@ from remat_solvers.toolkit import (
     Wiring,
     evict,
     in_order,
-    least,
     local_search,
+    peak_bound,
     prune,
     solve_program,
     trace,
@@ -52,7 +52,7 @@ class Perturbed:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Search first, then prove, for 5 s if no limit is set."""
         attempt = Attempt(self.name, problem, limit, report, seconds=5.0)
-        if attempt.settled_at_once(least(attempt.wiring).peak_bytes):
+        if attempt.settled_at_once(peak_bound(attempt.wiring).peak_bytes):
             return attempt.solution()
         everything = np.arange(attempt.wiring.op_count)
         given = None if problem.start is None else in_order(attempt.wiring, problem.start)

@@ -1,5 +1,5 @@
 """Lower bounds for all schedules.
 
-`least`, `bottleneck` and `regression` bound every peak from below, without a program; `keeping`
-bounds times by what fits between the halves; `exhaust` solves graphs of a dozen ops exactly.
+`peak`, `bottleneck` and `regression` bound every peak from below, without a program; `kept_bytes`
+bounds times by what fits between the halves; `exhaustive` solves graphs of a dozen ops exactly.
 """

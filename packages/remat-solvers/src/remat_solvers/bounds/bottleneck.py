@@ -37,7 +37,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from remat_solvers.bounds.common_core import common_core
-from remat_solvers.bounds.least import Least, least, while_running
+from remat_solvers.bounds.peak import PeakBound, peak_bound, while_running
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["bottleneck"]
@@ -51,12 +51,12 @@ _END, _NONE = -1, -2  # instead of the next op
 _NEVER = 2**63 - 1
 
 
-def bottleneck(wiring: Wiring, deadline: float = math.inf) -> Least:
-    """Prove a lower bound on the peak, never below that of `least`.
+def bottleneck(wiring: Wiring, deadline: float = math.inf) -> PeakBound:
+    """Prove a lower bound on the peak, never below that of `peak_bound`.
 
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned.
     """
-    best = least(wiring)
+    best = peak_bound(wiring)
     wiring = common_core(wiring)
     if not len(wiring.results):
         return best
@@ -184,7 +184,7 @@ class _Network:
                     follows[v] = True
         return follows
 
-    def bound(self, chosen: NDArray[np.bool_], beat: int) -> Least | None:
+    def bound(self, chosen: NDArray[np.bool_], beat: int) -> PeakBound | None:
         """Bound the peak by a set of ops; `None` if that is no more than `beat`."""
         last = _Last(self, chosen)
         members, floors = self._floors(last)
@@ -199,7 +199,7 @@ class _Network:
                 least_bytes, at = bytes_here, op
             if least_bytes <= beat:
                 return None
-        return Least(least_bytes, self.wiring.graph.ops[at].name)
+        return PeakBound(least_bytes, self.wiring.graph.ops[at].name)
 
     def _floors(self, last: _Last) -> tuple[Ints, Ints]:
         """Find the ops of a set and for each a bound without a cut of its own."""

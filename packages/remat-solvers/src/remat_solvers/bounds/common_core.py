@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from remat_graph import Graph
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["at_places", "common_core"]
@@ -24,7 +24,7 @@ def common_core(wiring: Wiring) -> Wiring:
     graph = wiring.graph
     if not graph.has_alternatives:
         return wiring
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     ops, free = [], set()
     for c in np.flatnonzero(makers.owed).tolist():
         op = graph.ops[c]
@@ -68,7 +68,7 @@ def at_places(wiring: Wiring, need: Ints) -> Ints:
 
     Each value of the group is made there by one of its makers, the last of them at most.
     """
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     found = np.where(makers.owed & ~makers.chosen, need, 0)
     for v, begins in makers.beginners.items():
         c = wiring.producer_list[v]

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from remat_solvers.bounds.common_core import common_core
-from remat_solvers.bounds.least import Least
+from remat_solvers.bounds.peak import PeakBound
 from remat_solvers.core.wiring import Wiring
 
 __all__ = ["regress"]
@@ -46,8 +46,8 @@ Set = int  # of large values, by bits
 
 
 def regress(
-    wiring: Wiring, floor: Least, deadline: float = math.inf, *, enough_bytes: float = math.inf
-) -> Least:
+    wiring: Wiring, floor: PeakBound, deadline: float = math.inf, *, enough_bytes: float = math.inf
+) -> PeakBound:
     """Raise a lower bound on the peak, until it is above `enough_bytes` or `deadline`.
 
     `deadline` is a moment of `time.perf_counter`; what was proved by then is returned. The op of
@@ -61,7 +61,7 @@ def regress(
     search = _Search(wiring, largest.tolist(), limits, _MOST_BITS_AT_END)
     peak_bytes = search.minimal_peak(search.results, best.peak_bytes)
     if peak_bytes > best.peak_bytes:
-        best = Least(peak_bytes, None)
+        best = PeakBound(peak_bytes, None)
     former = 0
     for share in _SHARES:
         large = np.flatnonzero(wiring.size >= share * best.peak_bytes)
@@ -76,7 +76,7 @@ def regress(
                 break
             peak_bytes = search.minimal_peak(wanted, best.peak_bytes)
             if peak_bytes > best.peak_bytes:
-                best = Least(peak_bytes, None if op is None else wiring.graph.ops[op].name)
+                best = PeakBound(peak_bytes, None if op is None else wiring.graph.ops[op].name)
     return best
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from remat_graph import Solution
+from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import Trace, sequence_time, trace
@@ -56,7 +56,7 @@ class Attempt(Incumbent):
     def settled_at_once(self, least_bytes: int) -> bool:
         """Store everything if that fits; prove that nothing does if an op needs too much.
 
-        `least_bytes` is what ops need one by one (`least`).
+        `least_bytes` is what ops need one by one (`peak_bound`).
         """
         self.offer(trace(self.wiring, store_all_sequence(self.wiring)))
         if self.best is not None:

@@ -11,7 +11,7 @@ import math
 from functools import partial
 
 from remat_graph import Solution, Status, simulate
-from remat_solvers.core.makers import least_time
+from remat_solvers.core.alternatives import least_time
 from remat_solvers.core.problem import Limit, Progress, Report
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.trust import distrust, doubt_of
@@ -71,21 +71,21 @@ class Incumbent:
             self._confront()
         return True
 
-    def raise_bound(self, bound: float, back_end: str) -> None:
-        """Take the word of a back end that no schedule takes less time.
+    def raise_bound(self, time: float, back_end: str) -> None:
+        """Take the word of a back end that no schedule takes less than a time.
 
         Slightly less counts, as it proves what is beyond `once` within its tolerances.
         """
-        proved = bound - 1e-7 * (bound - self.once) - 1e-8 * self.once
+        proved = time - 1e-7 * (time - self.once) - 1e-8 * self.once
         if self._believes(back_end) and math.isfinite(proved) and proved > self.bound:
             self.bound, self._back_end = proved, back_end
             self._confront()
 
-    def prove(self, bound: float) -> None:
-        """Take it that no schedule takes less time, which no back end has to be believed for."""
-        self._searched = max(self._searched, bound)
-        if bound > self.bound:
-            self.bound, self._back_end = bound, None
+    def prove(self, time: float) -> None:
+        """Take it as proved, without a back end, that no schedule takes less than a time."""
+        self._searched = max(self._searched, time)
+        if time > self.bound:
+            self.bound, self._back_end = time, None
             self._confront()
 
     def refuse(self, back_end: str | None = None) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from remat_graph import Graph, Schedule, Solution
+from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand

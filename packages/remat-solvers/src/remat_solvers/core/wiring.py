@@ -38,14 +38,13 @@ Floats = NDArray[np.float64]
 class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
-    `in_op` and `out_op` are the op of each read and of each output.
-    `slot[v]` is the position of value `v` in the outputs of its producer; `values` are the names.
-    Of a value with several makers the producer is the first, and the others have it in their
-    outputs; `core.makers` tells more of these.
-    `in_overwritten` says of each read whether the op can overwrite what it reads, if that ends
-    there; `overwritten[i]` are the values that op `i` can overwrite.
-    The `..._list` fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is
-    the size of all outputs of op `i`.
+    `in_op` and `out_op` are the op of each read and of each output. `slot[v]` is the position of
+    value `v` in the outputs of its producer; `values` are the names. Of a value with several makers
+    the producer is the first, and the others have it in their outputs; `core.alternatives` tells
+    more of these. `in_overwritten` says of each read whether the op can overwrite what it reads, if
+    that ends there; `overwritten[i]` are the values that op `i` can overwrite. The `..._list`
+    fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is the size of all
+    outputs of op `i`.
     """
 
     graph: Graph

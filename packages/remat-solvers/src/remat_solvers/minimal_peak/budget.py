@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from remat_graph import Graph, Schedule
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.least import Least, least
+from remat_solvers.bounds.peak import PeakBound, peak_bound
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, check_graph
@@ -80,7 +80,7 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
             floor = proved
     if floor.peak_bytes > found.peak_bytes:
         _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
-        floor = least(wiring)
+        floor = peak_bound(wiring)
     return SmallestBudget(
         peak_bytes=found.peak_bytes,
         schedule=expand(wiring, found.sequence),
@@ -89,12 +89,14 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     )
 
 
-def _lower(wiring: Wiring, found: Trace, floor: Least, deadline: float) -> tuple[Trace, Least]:
+def _lower(
+    wiring: Wiring, found: Trace, floor: PeakBound, deadline: float
+) -> tuple[Trace, PeakBound]:
     """Go on by programs; with alternatives what is proved there is so for some makers only."""
     unfolded = unfold(wiring, found)
     lowest = lower(unfolded.wiring, unfolded.start, floor.peak_bytes, deadline)
     found = min(found, unfolded.fold(lowest.found), key=lambda now: now.peak_bytes)
     higher = lowest.least_bytes > floor.peak_bytes and doubt_of(HIGHS) is None
     if unfolded.wiring is wiring and higher:
-        floor = Least(lowest.least_bytes, None)
+        floor = PeakBound(lowest.least_bytes, None)
     return found, floor

@@ -22,7 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from remat_graph import Graph, Solution, Stage, Status, simulate
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.problem import Limit, Problem, Solver, check_graph, check_whole
 from remat_solvers.core.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import MOST_BYTES, Wiring, total_bytes
@@ -128,7 +128,7 @@ def max_batch_size(
         return _stored(scale(batch)) <= budget_bytes
 
     def may_fit(batch: int) -> bool:
-        return least(Wiring.of(scale(batch))).peak_bytes <= budget_bytes
+        return peak_bound(Wiring.of(scale(batch))).peak_bytes <= budget_bytes
 
     countable = of_batch * (MOST_BYTES // 2) // max(1, total_bytes(graph))
     largest = max(1, min(_LARGEST, countable))

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 
 from remat_graph import Graph, Schedule, Solution, Status, simulate
+from remat_solvers.core.alternatives import least_time
 from remat_solvers.core.incumbent import TOLERANCE
-from remat_solvers.core.makers import least_time
 from remat_solvers.core.problem import Solver
 from remat_solvers.core.store_all import StoreAll, store_all
 from remat_solvers.core.wiring import Wiring

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from remat_graph import simulate
+from remat_solvers.core.alternatives import Alternatives, keeps_order
 from remat_solvers.core.dead_runs import without_dead_runs
-from remat_solvers.core.makers import Makers, keeps_order
 from remat_solvers.core.wiring import Ints, Wiring, expand
 from remat_solvers.refine.point import Stagewise
 from remat_solvers.refine.splits import Half
@@ -32,7 +32,7 @@ def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
     Raises:
         InvalidSchedule: if what comes of it is not legal, which is a defect here.
     """
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     if not makers.plain:
         found = _InWays(wiring, makers, stagewise).run()
         if found is None:
@@ -103,7 +103,7 @@ class _DeadEnd(Exception):
 class _InWays:
     """The same for a graph with alternatives; `available` are the values that are there."""
 
-    def __init__(self, wiring: Wiring, makers: Makers, stagewise: Stagewise) -> None:
+    def __init__(self, wiring: Wiring, makers: Alternatives, stagewise: Stagewise) -> None:
         self._wiring, self._makers, self._stagewise = wiring, makers, stagewise
         self._sequence: list[int] = []
         self._available = [False] * wiring.value_count

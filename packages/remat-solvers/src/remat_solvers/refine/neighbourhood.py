@@ -23,8 +23,8 @@ from remat_solvers.core.milp import HIGHS, Outcome, restricted, solve_program
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.construct import construct
-from remat_solvers.refine.moments import Refinement, places, refinements
 from remat_solvers.refine.point import embed, read_point
+from remat_solvers.refine.refinements import Refinement, places, refinements
 from remat_solvers.refine.relaxation import Relaxation, relax
 from remat_solvers.search.local_search import local_search
 from remat_solvers.search.repair import repaired

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.trace import Trace, first_runs
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.refine.relaxation import Relaxation
@@ -69,7 +69,7 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     """Write a trace as a point: what is alive at each checkpoint and what is redone in between."""
     point = np.zeros(len(relaxation.program.cost))
     steps = now.steps
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     if makers.plain:
         first = first_runs(wiring, now)
     else:
@@ -108,14 +108,16 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     return point
 
 
-def opened_at(makers: Makers, now: Trace) -> Ints:
+def opened_at(makers: Alternatives, now: Trace) -> Ints:
     """Find for each owed op the position at which its place opens; of others one beyond the end."""
     first: Ints = np.full(len(makers.group), now.steps, dtype=np.int64)
     np.minimum.at(first, makers.group[now.sequence], np.arange(now.steps))
     return first
 
 
-def _ways(wiring: Wiring, makers: Makers, now: Trace, checkpoints: Sequence[int]) -> list[int]:
+def _ways(
+    wiring: Wiring, makers: Alternatives, now: Trace, checkpoints: Sequence[int]
+) -> list[int]:
     """List which ops first make values at the place of their group; at a checkpoint, open it."""
     made: set[int] = set()
     found: list[int] = []

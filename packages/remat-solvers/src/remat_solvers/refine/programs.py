@@ -19,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from remat_solvers.bounds.least import while_running
+from remat_solvers.bounds.peak import while_running
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.incumbent import TOLERANCE
-from remat_solvers.core.makers import Makers
 from remat_solvers.core.milp import Answer, Outcome, relaxed, solve_program
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, fullest, nearly_full, refinements, tightest
 from remat_solvers.refine.point import embed
+from remat_solvers.refine.refinements import Refinement, fullest, nearly_full, refinements, tightest
 from remat_solvers.refine.relaxation import COST_OF_ONCE, Relaxation, relax
 from remat_solvers.refine.state import FAR, GAP, State
 
@@ -342,7 +342,7 @@ class Programs:
 
         Without a row of its own what it needs counts nowhere.
         """
-        makers = Makers.of(self._state.wiring)
+        makers = Alternatives.of(self._state.wiring)
         heavy = while_running(self._state.wiring) > _HEAVY * self._state.budget_bytes
         chosen = (c for c in tried.checkpoints if makers.chosen[c])
         return {(c, p) for c in chosen for p in makers.members(c).tolist() if heavy[p]}

@@ -23,10 +23,10 @@ point of no greater cost (`point`), so the optimum is a lower bound on its recom
   most their sum; and (b) and (c) with `ever[k]` for `redo[k]` and all ops after c_k.
 - (g) `both[k, i]`, if asked for: the same for segments k and k+1 alone, with (a) to `kept[k+2]`.
 
-Where values have several makers (`core.makers`), read the sum over the makers of v for `redo[k, op
-of v]`, groups for ops, and for what nobody owes (packed copies) only (a) and (c). `way[p]` says
-that op p of a group with a choice runs at its place, `early[p]` that op p, which nobody owes, runs
-before c_1, where (a), (c) and (i) hold with `early` for `redo` and nothing kept:
+Where values have several implementations (`core.alternatives`), read the sum over those of v for
+`redo[k, op of v]`, groups for ops, and for optional values (packed copies) only (a) and (c).
+`way[p]` says that op p of a group with a choice runs at its place, `early[p]` that op p, which
+nobody owes, runs before c_1, where (a), (c) and (i) hold with `early` for `redo` and nothing kept:
 
 - (h) the ways of a group make each of its values; at a checkpoint one way opens it, and what that
   one does not make is redone in the segment. Their times count in place of the owed op's.
@@ -57,17 +57,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.core.makers import Makers, least_time
+from remat_solvers.core.alternatives import Alternatives, least_time
 from remat_solvers.core.milp import Program
 from remat_solvers.core.rows import Numbering, Rows
 from remat_solvers.core.wiring import Floats, Ints, Wiring
-from remat_solvers.refine import ways
+from remat_solvers.refine import choice_rows
+from remat_solvers.refine.choice_rows import Past, Stretch
 from remat_solvers.refine.splits import (
     Split,
     add_split,
     cut,
 )
-from remat_solvers.refine.ways import Past, Stretch
 
 __all__ = ["COST_OF_ONCE", "Relaxation", "relax"]
 
@@ -121,7 +121,7 @@ def relax(
     checkpoints at all ops of an ordinary graph.
     """
     reserves = {} if reserves is None else reserves
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     stops = (*checkpoints, wiring.op_count)
     stages = len(checkpoints)
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
@@ -136,9 +136,9 @@ def relax(
         useful = np.flatnonzero(needed & (makers.rank <= c))
         needed_later.append(useful)
         values = useful[makers.rank[useful] < c]
-        ops = ways.redoable(wiring, makers, c, needed, useful if c in opened else values)
+        ops = choice_rows.redoable(wiring, makers, c, needed, useful if c in opened else values)
         columns.number(kept[k], values)
-        over = ways.overwritten(wiring, makers, c)
+        over = choice_rows.overwritten(wiring, makers, c)
         columns.number(dies[k], over[kept[k, over] >= 0])
         columns.number(redo[k], ops[makers.place[ops] < stops[k + 1]])
         if c in opened:
@@ -152,9 +152,9 @@ def relax(
         if paired and k + 2 < stages:
             columns.number(both[k], ops)
     way = np.full(wiring.op_count, -1, dtype=np.int64)
-    columns.number(way, ways.beginning(makers, checkpoints))
+    columns.number(way, choice_rows.beginning(makers, checkpoints))
     early = np.full(wiring.op_count, -1, dtype=np.int64)
-    columns.number(early, ways.before(makers, stops[0]))
+    columns.number(early, choice_rows.before(makers, stops[0]))
     constant = -1 if makers.plain else columns.width
     columns.width += not makers.plain
     able = set(running) if makers.plain else ()
@@ -173,7 +173,7 @@ def relax(
         past = (kept[k], dies[k])
         room = budget_bytes - reserves.get(c, 0)
         if makers.chosen[c]:
-            opening, needs = ways.open_stage(wiring, makers, rows, way, past, redo[k], c)
+            opening, needs = choice_rows.open_stage(wiring, makers, rows, way, past, redo[k], c)
         else:
             opening = needs = np.zeros(0, dtype=np.int64)
             room -= _fix(wiring, kept[k], lower, c)
@@ -198,7 +198,7 @@ def relax(
             _link(wiring, makers, rows, past, kept[k + 2], both[k], way, stretch)
         if c in opened:
             _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
-            ways.hold_opened(wiring, makers, rows, way, held[k], c)
+            choice_rows.hold_opened(wiring, makers, rows, way, held[k], c)
         if complete:
             _run_rows(wiring, rows, held[k], redo[k], int(total[k]), unit)
     if complete:
@@ -208,7 +208,7 @@ def relax(
         past = (kept[k], dies[k])
         add_split(wiring, rows, split, c, past, kept[k + 1], redo[k])
         _run_row(wiring, rows, split.alive, redo[k], split.op, budget_bytes)
-    ways.cover(makers, rows, way, checkpoints)
+    choice_rows.cover(makers, rows, way, checkpoints)
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
         k = place[c]
@@ -252,10 +252,10 @@ def _fix(wiring: Wiring, kept: Ints, lower: Floats, c: int) -> int:
     return int(wiring.size[ends].sum()) + wiring.made_list[c] + wiring.workspace_list[c]
 
 
-def _needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
+def _needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
     """Say which values made up to op `c` something after it can need, directly or to redo."""
     if not makers.plain:
-        return ways.needed(wiring, makers, c)
+        return choice_rows.needed(wiring, makers, c)
     needed = np.zeros(wiring.value_count, dtype=np.bool_)
     needed[wiring.in_value[wiring.in_start[c + 1] :]] = True
     needed[wiring.results] = True
@@ -270,7 +270,7 @@ def _needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
 
 def _link(
     wiring: Wiring,
-    makers: Makers,
+    makers: Alternatives,
     rows: Rows,
     past: Past,
     later: Ints,
@@ -285,22 +285,24 @@ def _link(
     """
     kept, dies = past
     last = stretch.until == wiring.op_count
-    due = ways.due(makers, stretch)
+    due = choice_rows.due(makers, stretch)
 
     def add(right: float, values: Ints, *terms: tuple[Ints, float]) -> None:
         """Add rows in which each value is there or made again, beside other terms."""
         maker = wiring.producer[values]
         had = ((kept[values], -1.0), (dies[values], 1.0), (again[maker], -1.0))
-        ways.add_makers(makers, rows, rows.add(right, len(values), *terms, *had), values, again)
+        choice_rows.add_alternatives(
+            makers, rows, rows.add(right, len(values), *terms, *had), values, again
+        )
 
     if not last:
         values = np.flatnonzero((later >= 0) & due)
         add(0.0, values, (later[values], 1.0))
-    read = ways.surely_read(wiring, makers, stretch)
+    read = choice_rows.surely_read(wiring, makers, stretch)
     if last:
         read = np.concatenate([read, wiring.results])
     add(-1.0, np.unique(read[wiring.producer[read] < stretch.since]))
-    runs = again if makers.plain else ways.runs(makers, again, way, stretch)
+    runs = again if makers.plain else choice_rows.runs(makers, again, way, stretch)
     edge = (runs[wiring.in_op] >= 0) & due[wiring.in_value]
     add(0.0, wiring.in_value[edge], (runs[wiring.in_op[edge]], 1.0))
 
@@ -316,7 +318,7 @@ def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
 
 def _hold(
     wiring: Wiring,
-    makers: Makers,
+    makers: Alternatives,
     rows: Rows,
     past: Past,
     kept: Ints,
@@ -347,7 +349,7 @@ def _hold(
             (held[k, later], -1.0),
             (redo[k, wiring.producer[later]], -1.0),
         )
-        ways.add_makers(makers, rows, numbers, later, redo[k])
+        choice_rows.add_alternatives(makers, rows, numbers, later, redo[k])
 
 
 def _run_row(

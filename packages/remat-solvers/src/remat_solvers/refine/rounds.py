@@ -10,17 +10,17 @@ import numpy as np
 
 from remat_graph import Graph
 from remat_solvers.bounds.bottleneck import bottleneck
-from remat_solvers.bounds.exhaust import exhaust
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.exhaustive import exhaust
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.bounds.regression import regress
-from remat_solvers.core.makers import Makers, store_all_sequence
+from remat_solvers.core.alternatives import Alternatives, store_all_sequence
 from remat_solvers.core.milp import Answer, Outcome
 from remat_solvers.core.problem import Limit, Progress
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring, sequence_of
 from remat_solvers.refine.heuristics import Heuristics
-from remat_solvers.refine.moments import Refinement, places
 from remat_solvers.refine.programs import Programs
+from remat_solvers.refine.refinements import Refinement, places
 from remat_solvers.refine.state import FAR, State
 from remat_solvers.search.repair import prune_multi
 from remat_solvers.search.selection import arrange, first_choices
@@ -108,7 +108,7 @@ class Rounds:
         if state.closed(0.0):
             state.say("storing everything fits")
             return None
-        if least(state.wiring).peak_bytes > state.budget_bytes:
+        if peak_bound(state.wiring).peak_bytes > state.budget_bytes:
             state.refuse()
             state.say("one op alone needs more than the budget")
             return None
@@ -126,7 +126,7 @@ class Rounds:
             wiring = self._state.wiring
             self._stored = [trace(wiring, store_all_sequence(wiring))]
             if self._has_alternatives:
-                makers = Makers.of(wiring)
+                makers = Alternatives.of(wiring)
                 ways = (arrange(wiring, makers, way) for way in first_choices(wiring, makers))
                 self._stored += [stored for stored in ways if stored is not None]
         return self._stored

@@ -3,20 +3,20 @@
 A first schedule comes of repairing storing everything (`evict`) or, where little fits, of running
 the ops within the budget in one pass (`one_pass`). Memory binds only at a few time steps, so the
 program has few checkpoints (`relaxation`): the first are chosen by linear relaxations or, where the
-first program is small, are the ops that leave least room (`moments`). A round solves it, while the
-search goes on beside it on a second core (`background`), takes the back end's dual bound as a lower
-bound on the time of every schedule in the order of the graph, builds a schedule from the point, and
-simulates it. Within budget: done, and the gap is certified. Else the schedule is repaired, pruned,
-improved by local search, and kept if it is the fastest so far, and checkpoints, running-memory rows
-and cuts (`splits`) are added where it was over budget; far from the bound, by turns with programs
-whose checkpoints are chosen by what they prove (`Programs.grow`). The first program is also solved
-with reserves, less room than the budget, for schedules that overshoot less; what they leave free is
-pruned back. Where a wide gap is left, a graph that is a chain of blocks is planned as one
-(`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes what the program
-leaves open.
+first program is small, are the ops that leave least room (`refinements`). A round solves it, while
+the search goes on beside it on a second core (`background`), takes the back end's dual bound as a
+lower bound on the time of every schedule in the order of the graph, builds a schedule from the
+point, and simulates it. Within budget: done, and the gap is certified. Else the schedule is
+repaired, pruned, improved by local search, and kept if it is the fastest so far, and checkpoints,
+running-memory rows and cuts (`splits`) are added where it was over budget; far from the bound, by
+turns with programs whose checkpoints are chosen by what they prove (`Programs.grow`). The first
+program is also solved with reserves, less room than the budget, for schedules that overshoot less;
+what they leave free is pruned back. Where a wide gap is left, a graph that is a chain of blocks is
+planned as one (`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes
+what the program leaves open.
 
-Where values have several makers, the same rounds choose among them (`ways`), after a glance at
-first schedules, and after those without alternatives and with the more exact ones, which give
+Where values have several makers, the same rounds choose among them (`choice_rows`), after a glance
+at first schedules, and after those without alternatives and with the more exact ones, which give
 schedules and checkpoints to begin with; the ordinary graph of the fastest schedule is refined, too
 (`unfolding`).
 
@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from remat_graph import Compute, Graph, Numerics, Schedule, Solution
-from remat_solvers.core.makers import is_in_order, least_time
+from remat_solvers.core.alternatives import is_in_order, least_time
 from remat_solvers.core.milp import HIGHS, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Progress, Report
 from remat_solvers.core.trace import Trace

@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
+from remat_solvers.core.alternatives import Alternatives, store_all_sequence
 from remat_solvers.core.dead_runs import drop_dead_runs
-from remat_solvers.core.makers import Makers, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.evict import evict
@@ -54,7 +54,7 @@ def minimal_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0)
     """
     if not wiring.graph.has_alternatives:
         return _descended(wiring, deadline, floor_bytes)
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
     best = trace(wiring, store_all_sequence(wiring))
     left = [start for start in stored if start is not None]
@@ -77,7 +77,7 @@ def _descended(wiring: Wiring, deadline: float, floor_bytes: int) -> Trace:
     """Halve, then descend from several starts and with several seeds."""
     wiring = equally_long(wiring)
     best = trace(wiring, np.arange(wiring.op_count))
-    low = floor = max(floor_bytes, least(wiring).peak_bytes)
+    low = floor = max(floor_bytes, peak_bound(wiring).peak_bytes)
     now = time.perf_counter()
     soon = now + min(1.0, _HALVING_SHARE + wiring.op_count / _LARGE) * (deadline - now)
     while best.peak_bytes > low * CLOSE and time.perf_counter() < soon:

@@ -15,13 +15,13 @@ import time
 
 import numpy as np
 
+from remat_solvers.core.alternatives import Alternatives, least_time
 from remat_solvers.core.dead_runs import drop_dead_runs
-from remat_solvers.core.makers import Makers, least_time
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.perturbations import EvictionPerturbation
 from remat_solvers.search.repair import made_again, repaired
-from remat_solvers.search.ways import other_ways
+from remat_solvers.search.swap_alternatives import swap_alternatives
 
 __all__ = ["local_search", "restarted_search"]
 
@@ -50,7 +50,7 @@ def local_search(
     The result fits and is never slower.
     """
     rng = np.random.default_rng(seed)
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     best, best_time = incumbent, sequence_time(wiring, incumbent.sequence)
     once = least_time(wiring)
     likely = wiring.time[wiring.producer]
@@ -59,7 +59,7 @@ def local_search(
         since += 1
         positions = made_again(wiring, best)
         if not makers.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
-            freed = other_ways(wiring, makers, best, rng)
+            freed = swap_alternatives(wiring, makers, best, rng)
         elif len(positions):
             freed = drop_dead_runs(wiring, best, _some_of(positions, rng))
         else:

@@ -1,8 +1,8 @@
-"""Bring a schedule within a budget, and rid it of what the budget does not need: with any makers.
+"""Bring a schedule within a budget, and rid it of what the budget does not need.
 
-Where each value has one maker that is `evict` and `prune`, else `evict_makers` and `prune_multi`.
-Guarantee: nothing gets slower or larger by `prune_multi`; the rest is heuristic. Complexity: a
-trace for each change.
+Where each value has one implementation that is `evict` and `prune`, else `evict_with_alternatives`
+and `prune_multi`. Guarantee: nothing gets slower or larger by `prune_multi`; the rest is heuristic.
+Complexity: a trace for each change.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.dead_runs import drop_dead_runs, repeats
-from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 from remat_solvers.search.evict import evict
-from remat_solvers.search.evict_makers import evict_makers
+from remat_solvers.search.evict_with_alternatives import evict_with_alternatives
 from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionPerturbation
 from remat_solvers.search.prune import prune
 from remat_solvers.search.replay import replay
@@ -61,9 +61,9 @@ def repaired(
         if nearly and wiring.time[found.sequence].sum() <= most_time:
             found = replay(wiring, found, budget_bytes, quick=quick, deadline=soon)
         return prune(wiring, found, budget_bytes, deadline=deadline)
-    found = evict_makers(
+    found = evict_with_alternatives(
         wiring,
-        Makers.of(wiring),
+        Alternatives.of(wiring),
         now.sequence,
         budget_bytes,
         perturbation=perturbation,

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from remat_solvers.bounds.least import while_running
+from remat_solvers.bounds.peak import while_running
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remat_graph import Stage
-from remat_solvers.bounds.least import while_running
-from remat_solvers.core.makers import Makers, lightest_ways
+from remat_solvers.bounds.peak import while_running
+from remat_solvers.core.alternatives import Alternatives, lightest_ways
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
 
@@ -29,7 +29,7 @@ class Choice:
     later: frozenset[int] = frozenset()
 
 
-def arrange(wiring: Wiring, makers: Makers, choice: Choice) -> Trace | None:
+def arrange(wiring: Wiring, makers: Alternatives, choice: Choice) -> Trace | None:
     """Store everything by the chosen makers; `None` if these do not make all that is read."""
     arrangement = _Arrangement(wiring, makers, choice)
     if not arrangement.run():
@@ -37,7 +37,7 @@ def arrange(wiring: Wiring, makers: Makers, choice: Choice) -> Trace | None:
     return trace(wiring, np.array(arrangement.sequence, dtype=np.int64))
 
 
-def first_choices(wiring: Wiring, makers: Makers) -> list[Choice]:
+def first_choices(wiring: Wiring, makers: Alternatives) -> list[Choice]:
     """List the cheapest ways, those of least need, what is owed, and three that pack.
 
     The first of these keeps least of the forward half. The others make for the backward half
@@ -63,7 +63,7 @@ def first_choices(wiring: Wiring, makers: Makers) -> list[Choice]:
     return list(dict.fromkeys(found))
 
 
-def least_kept(wiring: Wiring, makers: Makers) -> Choice:
+def least_kept(wiring: Wiring, makers: Alternatives) -> Choice:
     """Choose ways for which least of the forward half is kept, and unpack what can be unpacked."""
     half = wiring.graph.boundary_index
     size: dict[int, int] = dict(enumerate(wiring.size.tolist()))
@@ -94,7 +94,7 @@ def least_kept(wiring: Wiring, makers: Makers) -> Choice:
     return Choice(frozenset(first), frozenset(unpacks.values()) - frozenset(first))
 
 
-def _read_anyway(wiring: Wiring, makers: Makers) -> dict[int, set[int]]:
+def _read_anyway(wiring: Wiring, makers: Alternatives) -> dict[int, set[int]]:
     """Find which groups of the backward half read a value whichever of their ops runs."""
     found: dict[int, set[int]] = {}
     for group in np.flatnonzero(makers.owed).tolist():
@@ -111,7 +111,9 @@ def _read_anyway(wiring: Wiring, makers: Makers) -> dict[int, set[int]]:
     return found
 
 
-def with_way(wiring: Wiring, makers: Makers, first: frozenset[int], op: int) -> frozenset[int]:
+def with_way(
+    wiring: Wiring, makers: Alternatives, first: frozenset[int], op: int
+) -> frozenset[int]:
     """Let an op run first, in place of those that overlap with it, and the rest by parts."""
     if op in first or not makers.opens[op]:
         return first
@@ -136,7 +138,7 @@ class _Arrangement:
     """
 
     wiring: Wiring
-    makers: Makers
+    makers: Alternatives
     choice: Choice
     _placed: list[tuple[_Place, int]] = field(default_factory=list)
     _ran: set[int] = field(default_factory=set)

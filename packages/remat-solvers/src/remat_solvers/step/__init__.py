@@ -4,28 +4,28 @@
 on all schedules, `choice` chooses one for every region by the program of `table`.
 """
 
-from remat_solvers.step.choice import Moment, StepChoice, StepTooLarge, choose, step_bound
+from remat_solvers.step.choice import StepChoice, StepTooLarge, TimeStep, choose, step_bound
 from remat_solvers.step.options import (
     ANY_BYTES,
     RegionBound,
     RegionFront,
     RegionOption,
-    made_elsewhere,
+    incoming_bytes,
     measure_option,
 )
-from remat_solvers.step.region import known_front, refined_options, region_front
+from remat_solvers.step.region import front_from_schedules, refined_options, region_front
 
 __all__ = [
     "ANY_BYTES",
-    "Moment",
     "RegionBound",
     "RegionFront",
     "RegionOption",
     "StepChoice",
     "StepTooLarge",
+    "TimeStep",
     "choose",
-    "known_front",
-    "made_elsewhere",
+    "front_from_schedules",
+    "incoming_bytes",
     "measure_option",
     "refined_options",
     "region_front",

@@ -32,18 +32,18 @@ from remat_solvers.step.options import (
     RegionFront,
     RegionOption,
     front_of,
-    made_elsewhere,
+    incoming_bytes,
 )
 from remat_solvers.step.table import Table
 
-__all__ = ["Moment", "StepChoice", "StepTooLarge", "choose", "step_bound"]
+__all__ = ["StepChoice", "StepTooLarge", "TimeStep", "choose", "step_bound"]
 
 _SECONDS = 10.0
 _SHARE = 0.7  # of the time, before the least budget is looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeStep:
     """A moment of the step: `fixed_bytes` held by others, and what regions hold then.
 
     `live` are pairs of a region and how many calls of it are between their halves. `running` is the
@@ -97,7 +97,7 @@ class StepTooLarge(BudgetTooSmall):
 def choose(
     options: Sequence[Sequence[RegionOption]],
     calls: Sequence[int],
-    moments: Sequence[Moment],
+    moments: Sequence[TimeStep],
     budget_bytes: int,
     *,
     limit_seconds: float | None = None,
@@ -147,7 +147,7 @@ def choose(
 def step_bound(
     fronts: Sequence[RegionFront],
     calls: Sequence[int],
-    moments: Sequence[Moment],
+    moments: Sequence[TimeStep],
     budget_bytes: int,
     *,
     limit_seconds: float | None = None,
@@ -186,7 +186,7 @@ def _cells(front: RegionFront) -> tuple[RegionOption, ...]:
     keeps = sorted({ANY_BYTES, *(kept for kept, _ in limits)})
     peaks = sorted({ANY_BYTES, *(peak for _, peak in limits)})
     least = front.least_kept_bytes, front.least_forward_bytes, front.least_backward_bytes
-    incoming = made_elsewhere(front.graph)
+    incoming = incoming_bytes(front.graph)
     runs_after = front.graph.boundary_index + 1 < len(front.graph.ops)
     cells: list[RegionOption] = []
     for below_kept, kept in zip([-1, *keeps], keeps, strict=False):
@@ -209,7 +209,7 @@ def _cells(front: RegionFront) -> tuple[RegionOption, ...]:
 def tabulate(
     options: Sequence[Sequence[RegionOption]],
     calls: Sequence[int],
-    moments: Sequence[Moment],
+    moments: Sequence[TimeStep],
     budget_bytes: int,
 ) -> Table:
     """Check, and add up what each option holds at each moment.
@@ -244,7 +244,7 @@ def tabulate(
 
 
 def _check(
-    options: Sequence[Sequence[RegionOption]], calls: Sequence[int], moments: Sequence[Moment]
+    options: Sequence[Sequence[RegionOption]], calls: Sequence[int], moments: Sequence[TimeStep]
 ) -> None:
     """Refuse what does not go together.
 

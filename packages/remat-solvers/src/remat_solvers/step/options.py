@@ -26,9 +26,9 @@ __all__ = [
     "RegionBound",
     "RegionFront",
     "RegionOption",
-    "elsewhere",
+    "boundary_op",
     "front_of",
-    "made_elsewhere",
+    "incoming_bytes",
     "measure_option",
 ]
 
@@ -129,7 +129,7 @@ class RegionFront:
         return dataclasses.replace(merged, options=tuple(bounded))
 
 
-def elsewhere(graph: Graph) -> Op:
+def boundary_op(graph: Graph) -> Op:
     """Return the op at the boundary, which stands for the rest of the step.
 
     Raises:
@@ -161,13 +161,12 @@ def elsewhere(graph: Graph) -> Op:
     return op
 
 
-def made_elsewhere(graph: Graph) -> int:
+def incoming_bytes(graph: Graph) -> int:
     """Sum what the op at the boundary makes: the bytes of the gradients that come in.
 
-    Raises:
-        InvalidProblem: as `elsewhere`.
+    Raises: InvalidProblem: as `boundary_op`.
     """
-    return sum(graph.value_by_name[v].size_bytes for v in elsewhere(graph).outputs)
+    return sum(graph.value_by_name[v].size_bytes for v in boundary_op(graph).outputs)
 
 
 def measure_option(
@@ -179,13 +178,13 @@ def measure_option(
         InvalidProblem: if the graph has no op at a boundary that runs once.
         InvalidSchedule: if the schedule is not legal.
     """
-    op = elsewhere(graph)
+    op = boundary_op(graph)
     timeline = simulate(graph, schedule)
     at = schedule.steps.index(Compute(op.name))
     during = timeline.during_bytes
     return RegionOption(
         schedule=schedule,
-        kept_bytes=during[at] - op.workspace_bytes - made_elsewhere(graph),
+        kept_bytes=during[at] - op.workspace_bytes - incoming_bytes(graph),
         forward_bytes=max(during[:at], default=0),
         backward_bytes=max(during[at + 1 :], default=0),
         time=timeline.time,

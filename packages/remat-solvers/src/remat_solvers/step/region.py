@@ -1,11 +1,11 @@
 """Finds options of one region, and bounds on the time of all its schedules.
 
 The bytes kept between the halves are spread from the least possible to those of storing everything.
-At each, the fastest schedule with no limit on its peaks is known exactly (`keeping`). Lower peaks
-are sought by a solver: the rest of the step nests inside the op at the boundary, so that a
-workspace of `M - K - t` there (`t` is what it makes) lets a schedule within a budget of M keep K at
-most. So any solver of this package plans a region, and the bound that it proves is one on all
-schedules that keep at most K and peak at M at most.
+At each, the fastest schedule with no limit on its peaks is known exactly (`bounds.kept_bytes`).
+Lower peaks are sought by a solver: the rest of the step nests inside the op at the boundary, so
+that a workspace of `M - K - t` there (`t` is what it makes) lets a schedule within a budget of M
+keep K at most. So any solver of this package plans a region, and the bound that it proves is one on
+all schedules that keep at most K and peak at M at most.
 
 Guarantee: figures of options are the simulator's; bounds hold for all schedules in the order of the
 graph. Complexity: one small program per point, and one solve for up to as many lower peaks.
@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_graph import Graph, Hierarchy, Schedule, Status
-from remat_solvers.bounds.keeping import Keeping
-from remat_solvers.bounds.least import while_running
-from remat_solvers.core.makers import is_in_order
+from remat_solvers.bounds.kept_bytes import KeptBytesProgram
+from remat_solvers.bounds.peak import while_running
+from remat_solvers.core.alternatives import is_in_order
 from remat_solvers.core.milp import HIGHS
 from remat_solvers.core.problem import Limit, Problem, Solver, check_whole
 from remat_solvers.core.store_all import store_all
@@ -39,13 +39,13 @@ from remat_solvers.step.options import (
     RegionBound,
     RegionFront,
     RegionOption,
-    elsewhere,
-    made_elsewhere,
+    boundary_op,
+    incoming_bytes,
     measure_option,
 )
 from remat_solvers.verdicts import Claim, doubt_or_raise
 
-__all__ = ["known_front", "refined_options", "region_front"]
+__all__ = ["front_from_schedules", "refined_options", "region_front"]
 
 _SMALLEST_SHARE = 0.25  # of the time, for the minimal peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
@@ -81,7 +81,7 @@ def region_front(
             `RegionOption`), or an argument is not what it should be.
         SolverError: as `solve` for an unknown, unsuitable or broken solver.
     """
-    elsewhere(graph)
+    boundary_op(graph)
     check_whole("points", points, least=2)
     if most_bytes is not None:
         check_whole("most_bytes", most_bytes)
@@ -92,7 +92,7 @@ def region_front(
     return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
 
 
-def known_front(graph: Graph, schedules: Iterable[Schedule]) -> RegionFront:
+def front_from_schedules(graph: Graph, schedules: Iterable[Schedule]) -> RegionFront:
     """Give schedules that are known as options of a region, without solving.
 
     Proved is what ops need one by one, and nothing of times.
@@ -101,7 +101,7 @@ def known_front(graph: Graph, schedules: Iterable[Schedule]) -> RegionFront:
         InvalidProblem: if the graph has no op at its boundary that runs once.
         InvalidSchedule: if a schedule is not legal for it.
     """
-    elsewhere(graph)
+    boundary_op(graph)
     empty = _empty_front(graph, Wiring.of(graph), 0)
     return empty.with_([measure_option(graph, schedule) for schedule in schedules], [])
 
@@ -133,7 +133,7 @@ def refined_options(
         return front
     asked = _Search(front.graph, peak_bytes, solver, hierarchy, limit)
     seconds = _KEEPING_SHARE * limit.left(math.inf)
-    front = asked.keep(front, kept_bytes, seconds, Keeping(Wiring.of(front.graph)))
+    front = asked.keep(front, kept_bytes, seconds, KeptBytesProgram(Wiring.of(front.graph)))
     if _is_closed(front, kept_bytes, peak_bytes):
         return front
     return asked.solve(front, kept_bytes, peak_bytes, limit.left(math.inf))
@@ -151,7 +151,7 @@ class _Search:
 
     def run(self, points: int) -> RegionFront:
         """Spread what is kept, then look for lower peaks."""
-        keeping = Keeping(Wiring.of(self.graph))
+        keeping = KeptBytesProgram(Wiring.of(self.graph))
         everything = measure_option(self.graph, store_all(self.graph))
         least_kept, proved = keeping.least_bytes(self._seconds(4 * points))
         front = _empty_front(self.graph, keeping.wiring, proved).with_([everything], [])
@@ -170,7 +170,7 @@ class _Search:
         return dataclasses.replace(front, options=()).with_([*kept, least, lowest], [])
 
     def keep(
-        self, front: RegionFront, kept_bytes: int, seconds: float, keeping: Keeping
+        self, front: RegionFront, kept_bytes: int, seconds: float, keeping: KeptBytesProgram
     ) -> RegionFront:
         """Find the fastest schedule that keeps so many bytes, whatever its peaks."""
         found = keeping.fastest(kept_bytes, seconds)
@@ -184,7 +184,7 @@ class _Search:
         self, front: RegionFront, kept_bytes: int, peak_bytes: int, seconds: float
     ) -> RegionFront:
         """Ask the solver within a box, with a workspace at the boundary that stands for it."""
-        tangents = made_elsewhere(self.graph)
+        tangents = incoming_bytes(self.graph)
         kept_bytes = min(kept_bytes, peak_bytes - tangents)
         if kept_bytes < 0 or seconds <= 0:
             return front
@@ -243,7 +243,7 @@ class _Search:
         smallest = smallest_budget(_with_workspace(self.graph, 0), limit_seconds=seconds)
         lowest = measure_option(self.graph, smallest.schedule)
         refused = smallest.least_bytes - 1
-        kept = refused - made_elsewhere(self.graph)
+        kept = refused - incoming_bytes(self.graph)
         bounds = [RegionBound(kept, refused, math.inf)] if kept >= 0 else []
         return self._merged(front, [lowest], bounds), lowest
 
@@ -270,7 +270,7 @@ def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionF
     """Know of each half what its ops need one by one, and what was kept at the first after it."""
     need = while_running(wiring)
     middle = graph.boundary_index
-    after = least_kept_bytes + made_elsewhere(graph) if middle + 1 < len(graph.ops) else 0
+    after = least_kept_bytes + incoming_bytes(graph) if middle + 1 < len(graph.ops) else 0
     return RegionFront(
         graph=graph,
         options=(),
@@ -283,7 +283,7 @@ def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionF
 
 def _with_workspace(graph: Graph, workspace_bytes: int) -> Graph:
     """Give the op at the boundary another workspace."""
-    op = dataclasses.replace(elsewhere(graph), workspace_bytes=workspace_bytes)
+    op = dataclasses.replace(boundary_op(graph), workspace_bytes=workspace_bytes)
     middle = graph.boundary_index
     return dataclasses.replace(graph, ops=(*graph.ops[:middle], op, *graph.ops[middle + 1 :]))
 

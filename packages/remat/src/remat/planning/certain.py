@@ -12,7 +12,7 @@ from dataclasses import replace
 from remat_graph import Graph, Status
 from remat_graph.torch import GENERATOR_STATE_BYTES, Capture
 from remat_solvers import BudgetTooSmall
-from remat_solvers.toolkit import Least, Wiring, least
+from remat_solvers.toolkit import PeakBound, Wiring, peak_bound
 
 __all__ = ["with_certain_bound", "without_state"]
 
@@ -29,7 +29,7 @@ def with_certain_bound(
     if sure:
         room = max(_room(each, measured_loss=measured_loss) for each in captures)
         if error.least_bytes - room > found.peak_bytes:
-            found = Least(error.least_bytes - room, None if room else error.least_at)
+            found = PeakBound(error.least_bytes - room, None if room else error.least_at)
     bound = without_state(found.peak_bytes)
     proved = bound > error.budget_bytes
     return BudgetTooSmall(
@@ -56,7 +56,7 @@ def _room(captured: Capture, *, measured_loss: bool) -> int:
     return allowed + sum(sizes[value].size_bytes for value in outputs)
 
 
-def _of_forward(captured: Capture) -> Least:
+def _of_forward(captured: Capture) -> PeakBound:
     """Bound what the ops before the boundary need, which hand out what is returned."""
     graph: Graph = captured.graph
     ops = graph.ops[: graph.boundary_index]
@@ -64,4 +64,4 @@ def _of_forward(captured: Capture) -> Least:
     returned = graph.results.union(graph.ops[graph.boundary_index].inputs) & made
     values = tuple(v for v in graph.values if v.name in made or v.name in graph.resident)
     half = replace(graph, values=values, ops=ops, results=returned, boundary=None)
-    return least(Wiring.of(half))
+    return peak_bound(Wiring.of(half))

@@ -30,7 +30,7 @@ from remat_graph import (
     simulate,
 )
 from remat_graph.torch import Capture
-from remat_solvers.step import RegionFront, known_front, measure_option
+from remat_solvers.step import RegionFront, front_from_schedules, measure_option
 
 __all__ = ["Given", "GivenPlan", "PlanLike", "over_budget", "read_given"]
 
@@ -112,7 +112,9 @@ class GivenPlan:
             measure_option(graph, schedule, lower_bound=option.lower_bound if same else None)
             for schedule, option in zip(schedules, front.options, strict=True)
         )
-        return replace(front if same else known_front(graph, ()), graph=graph, options=options)
+        return replace(
+            front if same else front_from_schedules(graph, ()), graph=graph, options=options
+        )
 
     def mismatch(self, position: int, name: str, captured: Capture) -> PlanMismatch:
         """Say how the region of a call differs from that of the plan in this place."""

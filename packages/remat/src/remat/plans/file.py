@@ -22,7 +22,7 @@ from remat.plans.origin import Origin
 from remat.plans.outlines import Outline
 from remat.plans.regions import PlannedRegion, lone_option
 from remat_graph import DocumentError, Graph, GraphError, Schedule, Status, Trial, decode, encode
-from remat_solvers.step import Moment, RegionBound, RegionFront, measure_option
+from remat_solvers.step import RegionBound, RegionFront, TimeStep, measure_option
 
 __all__ = [
     "CLOSE",
@@ -78,7 +78,7 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     kinds: Annotated[tuple[_Region, ...], msgspec.Meta(min_length=1)]
     calls: Annotated[tuple[tuple[str, _Size], ...], msgspec.Meta(min_length=1)]
     chosen: tuple[_Size, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[TimeStep, ...]
     breaks: tuple[str, ...]
     budget_bytes: _Size
     set_aside_bytes: _Size
@@ -222,7 +222,7 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
     )
 
 
-def check_moment(moment: Moment, calls: int) -> None:
+def check_moment(moment: TimeStep, calls: int) -> None:
     """Check what a file says of a moment of a step with so many calls.
 
     Raises:

@@ -38,7 +38,7 @@ from remat_graph import (
     write_atomically,
 )
 from remat_solvers import SolverError, store_all
-from remat_solvers.step import Moment, RegionOption, measure_option
+from remat_solvers.step import RegionOption, TimeStep, measure_option
 
 __all__ = ["Plan", "least_exact", "run_of"]
 # What a file has as a plan has it.
@@ -79,7 +79,7 @@ class Plan:
     budget_bytes: int
     lower_bound: float | None
     origin: Origin
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[TimeStep, ...] = ()
     breaks: tuple[str, ...] = ()
     set_aside_bytes: int = 0
     measured_peak_bytes: int | None = None

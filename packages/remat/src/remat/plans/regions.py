@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_graph import Compute, Graph, Schedule, simulate
-from remat_solvers.step import Moment, RegionFront, RegionOption
+from remat_solvers.step import RegionFront, RegionOption, TimeStep
 
 __all__ = ["PlannedRegion", "lone_front", "lone_option", "peak_of"]
 
@@ -53,7 +53,7 @@ def lone_option(
     )
 
 
-def peak_of(moments: Sequence[Moment], options: Sequence[RegionOption]) -> int:
+def peak_of(moments: Sequence[TimeStep], options: Sequence[RegionOption]) -> int:
     """Give the most that is held at any moment if each call runs by this option.
 
     Without moments one region is all of the step: the most is what its halves hold.

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Step, Value
-from remat_solvers.step import Moment
+from remat_solvers.step import TimeStep
 
 __all__ = ["WholeStep"]
 
@@ -25,7 +25,7 @@ _Half = tuple[int, Literal["forward", "backward"]]
 class WholeStep:
     """The moments of a recorded step, and the graph of each of its calls."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[TimeStep, ...]
     graphs: tuple[Graph, ...]
 
     @cached_property

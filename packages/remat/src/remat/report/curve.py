@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from remat.plans.plan import Plan
 from remat_solvers import Tradeoff, tradeoff
-from remat_solvers.step import Moment, RegionFront, StepTooLarge, choose
+from remat_solvers.step import RegionFront, StepTooLarge, TimeStep, choose
 
 __all__ = ["Curve", "curve_of_step"]
 
@@ -50,7 +50,7 @@ class Curve:
 
 def curve_of_step(
     fronts: Sequence[RegionFront],
-    moments: Sequence[Moment],
+    moments: Sequence[TimeStep],
     most_bytes: int,
     limit_seconds: float | None,
 ) -> Curve:

@@ -14,10 +14,10 @@ from remat.plans.regions import peak_of
 from remat.session.kinds import RegionKind
 from remat.session.recording import Recorded
 from remat_solvers.step import (
-    Moment,
     RegionFront,
     RegionOption,
     StepChoice,
+    TimeStep,
     choose,
     refined_options,
 )
@@ -95,7 +95,7 @@ def _held_anew(kind: RegionKind, record: Recorded, call: int, option: RegionOpti
 
 def moments_of(
     kinds: Sequence[RegionKind], record: Recorded, options: Sequence[RegionOption]
-) -> tuple[Moment, ...]:
+) -> tuple[TimeStep, ...]:
     """Give the moments of a recorded step whose calls run by these options."""
     anew = [
         _held_anew(kind, record, call, option)

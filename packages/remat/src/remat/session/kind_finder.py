@@ -11,7 +11,7 @@ from remat.planning.settings import Settings
 from remat.session.kinds import RegionKind
 from remat_graph.torch import Capture, Cost
 from remat_solvers import store_all
-from remat_solvers.step import known_front, measure_option, region_front
+from remat_solvers.step import front_from_schedules, measure_option, region_front
 
 __all__ = ["KindFinder"]
 
@@ -70,7 +70,9 @@ class KindFinder:
         family = alike[0].family if alike else len(self.kinds)
         if len(alike) >= _SIZES:
             options = [option for kind in alike[:_SIZES] for option in kind.front.options]
-            front = known_front(graph, dict.fromkeys(option.schedule for option in options))
+            front = front_from_schedules(
+                graph, dict.fromkeys(option.schedule for option in options)
+            )
             return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
         limit = _SECONDS + _SECONDS_PER_OP * len(graph.ops)
         if settings.limit_seconds is not None:

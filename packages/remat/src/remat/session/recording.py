@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
-from remat_solvers.step import Moment, RegionOption, made_elsewhere
+from remat_solvers.step import RegionOption, TimeStep, incoming_bytes
 
 __all__ = [
     "Recorded",
@@ -62,12 +62,12 @@ class Recorded:
     """
 
     pattern: tuple[int, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[TimeStep, ...]
     peak_bytes: int
     left_bytes: int
     released_outputs: tuple[dict[str, int], ...]
     provisional: bool
-    certain: tuple[Moment, ...] = ()
+    certain: tuple[TimeStep, ...] = ()
 
     @classmethod
     def of(
@@ -93,7 +93,7 @@ class Recorded:
         """Sum the bytes of those of a call's inputs that it did not hold."""
         return sum(size for value, size in self.released_outputs[call].items() if value in inputs)
 
-    def moments_with(self, held_anew: Sequence[int]) -> tuple[Moment, ...]:
+    def moments_with(self, held_anew: Sequence[int]) -> tuple[TimeStep, ...]:
         """Give the moments if each call holds so much more of its inputs between its halves."""
         return tuple(
             replace(
@@ -256,7 +256,7 @@ def is_part(pattern: Sequence[int], whole: Sequence[int]) -> bool:
     return all(number in rest for number in pattern)
 
 
-def _holding(moment: Moment) -> Iterator[int]:
+def _holding(moment: TimeStep) -> Iterator[int]:
     """List the calls that hold inputs at a moment: one whose backward runs still does."""
     yield from (call for call, _ in moment.live)
     if moment.running is not None and moment.running[1] == "backward":
@@ -265,7 +265,7 @@ def _holding(moment: Moment) -> Iterator[int]:
 
 def _moments_of(
     calls: Sequence[RecordedCall], marks: Sequence[Mark], *, certain: bool = False
-) -> Iterator[Moment]:
+) -> Iterator[TimeStep]:
     """Read the moments at which a step must be within the budget off its record.
 
     Regions of a moment are numbered by call. What others hold is what was held less what the calls
@@ -280,7 +280,7 @@ def _moments_of(
     live: dict[int, RegionOption] = {}
     present: dict[int, int] = {}
 
-    def moments(held: int, more: int = 0, running: Any = None) -> Iterator[Moment]:
+    def moments(held: int, more: int = 0, running: Any = None) -> Iterator[TimeStep]:
         fixed = held - sum(option.kept_bytes for option in live.values())
         if certain:
             holding = {*live, running[0]} if running else live
@@ -288,7 +288,7 @@ def _moments_of(
         else:
             fixed = max(0, fixed + more + sum(present.values()))
         if fixed >= 0:
-            yield Moment(fixed, tuple((call, 1) for call in sorted(live)), running)
+            yield TimeStep(fixed, tuple((call, 1) for call in sorted(live)), running)
 
     for before, after in itertools.pairwise(marks):
         kind, _, at = before.label.partition(" ")
@@ -300,7 +300,7 @@ def _moments_of(
             live[call] = option
         elif kind == "backward" and call in live:
             option = live.pop(call)
-            held = before.held_bytes - option.kept_bytes - made_elsewhere(calls[call].graph)
+            held = before.held_bytes - option.kept_bytes - incoming_bytes(calls[call].graph)
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield from moments(held, more, (call, "backward"))
         else:

@@ -31,8 +31,8 @@ from remat_exec import BudgetExceeded
 from remat_graph import Status
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import (
-    Moment,
     RegionOption,
+    TimeStep,
     measure_option,
     step_bound,
 )
@@ -251,6 +251,6 @@ class StepPlanner:
         return peak_by(self._kinds_of(record), record, options)
 
 
-def _most_between(moments: Sequence[Moment]) -> int:
+def _most_between(moments: Sequence[TimeStep]) -> int:
     """Give the most that the code between the regions holds."""
     return max((moment.fixed_bytes for moment in moments), default=0)

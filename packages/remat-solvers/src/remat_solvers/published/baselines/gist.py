@@ -21,9 +21,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.makers import Makers
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.search.selection import arrange, least_kept
 
@@ -49,7 +49,7 @@ class Gist:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
         wiring = problem.wiring
-        makers = Makers.of(wiring)
+        makers = Alternatives.of(wiring)
         kept = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
         arranged = arrange(wiring, makers, least_kept(wiring, makers))
         if arranged is None:

@@ -1,7 +1,7 @@
 """Schedule one proposal after another and keep the fastest that fits.
 
 Guarantee: the schedule is within the budget; `lower_bound` is the time of computing every op once;
-`INFEASIBLE` only where one op alone needs more than the budget (`least`).
+`INFEASIBLE` only where one op alone needs more than the budget (`peak_bound`).
 Complexity: one `Stages.least_run` and one trace per proposal.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from remat_graph import Solution
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.problem import Limit, Report
 from remat_solvers.published.checkmate.stages import Bits, Stages
@@ -35,6 +35,6 @@ def cheapest(
         found.say(f"{label}: {'fits' if fits else 'over budget'}")
         if limit.left(_DEFAULT_SECONDS) <= 0:
             break
-    if least(stages.wiring).peak_bytes > budget_bytes:
+    if peak_bound(stages.wiring).peak_bytes > budget_bytes:
         found.refuse()
     return found.solution()

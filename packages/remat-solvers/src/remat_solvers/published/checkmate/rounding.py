@@ -27,7 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, BudgetedProgram, relaxed
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
@@ -98,7 +98,7 @@ class CheckmateRounding:
         attempt = Attempt(self.name, problem, limit, report)
         wiring, budget = attempt.wiring, attempt.budget_bytes
         return attempt.run(
-            least(wiring).peak_bytes,
+            peak_bound(wiring).peak_bytes,
             starts(wiring, budget, problem.start, attempt.deadline) if self.pruned else (),
             lambda seconds: bound_all(attempt, seconds, self.back_end, whole=False),
             lambda _: self._search(attempt),

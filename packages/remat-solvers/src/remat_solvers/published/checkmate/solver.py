@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt, solve_below
 from remat_solvers.core.milp import HIGHS, BudgetedProgram
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
@@ -79,7 +79,7 @@ class Checkmate:
         """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
         attempt = Attempt(self.name, problem, limit, report)
         return attempt.run(
-            least(attempt.wiring).peak_bytes,
+            peak_bound(attempt.wiring).peak_bytes,
             starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
             lambda seconds: bound_all(attempt, seconds, self.back_end),
             lambda begun: self._search(attempt, begun),

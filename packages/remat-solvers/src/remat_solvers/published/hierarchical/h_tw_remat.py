@@ -1,7 +1,7 @@
 """`h-tw-remat`: TW-Remat inside a hierarchy.
 
 The recursion of `tw_remat` is run on each kind of block, with the rest of the step as one op
-(`blocks.closing`), then on the top level, whose nodes are ops and halves of blocks. What a sweep
+(`blocks.closed`), then on the top level, whose nodes are ops and halves of blocks. What a sweep
 over its limit k finds for a block are its options. A level with smaller blocks is a plain graph
 once an option is chosen for each of them (`blocks.compose`); that is done for some selections, at
 rising prices of a saved byte. Sequences of nodes are expanded to ops, and recomputations that the
@@ -25,7 +25,7 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
@@ -34,6 +34,7 @@ from remat_solvers.errors import InvalidProblem
 from remat_solvers.published.decompositions.decomposition import Precedence
 from remat_solvers.published.decompositions.recursion import sequences
 from remat_solvers.published.decompositions.tw_remat import TreeRecursion
+from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
 from remat_solvers.published.hierarchical.blocks.compose import (
     compose,
     expand_nodes,
@@ -41,7 +42,6 @@ from remat_solvers.published.hierarchical.blocks.compose import (
     selections,
 )
 from remat_solvers.published.hierarchical.blocks.level import Level
-from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.search.prune import prune
 
 __all__ = ["HTWRemat", "sequences_within"]
@@ -93,7 +93,7 @@ class HTWRemat:
             raise InvalidProblem(f"{self.name} needs a hierarchy")
         attempt = Attempt(self.name, problem, limit, report)
         until = attempt.deadline - (1 - _BLOCKS_SHARE) * attempt.left()
-        if attempt.settled_at_once(least(attempt.wiring, any_order=True).peak_bytes):
+        if attempt.settled_at_once(peak_bound(attempt.wiring, any_order=True).peak_bytes):
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         blocks.plan(_fitting, problem.executor, until, attempt.say)
@@ -106,7 +106,7 @@ class HTWRemat:
 
 
 def _fitting(level: Level, budget_bytes: int, seconds: float) -> list[Ints]:
-    """Find the sequences of a level within the budget; a `Planner` of `blocks.planning`."""
+    """Find the sequences of a level within the budget; a `Planner` of `blocks.bottom_up`."""
     found = sequences_within(level, budget_bytes, time.perf_counter() + seconds)
     return sorted(found, key=lambda sequence: -sequence_time(level.wiring, sequence))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["Layout", "Node", "Segment"]
@@ -67,7 +67,7 @@ class Layout:
     """
 
     wiring: Wiring
-    makers: Makers
+    makers: Alternatives
     nodes: tuple[Node, ...]
     segments: tuple[Segment, ...]
     place: Ints
@@ -78,7 +78,7 @@ class Layout:
     @classmethod
     def of(cls, wiring: Wiring) -> Layout:
         """Lay out a graph."""
-        makers = Makers.of(wiring)
+        makers = Alternatives.of(wiring)
         nodes = _nodes(wiring, makers)
         place = np.full(wiring.value_count, -1, dtype=np.int64)
         order = np.full(wiring.op_count, -1, dtype=np.int64)
@@ -103,7 +103,7 @@ class Layout:
         )
 
 
-def _nodes(wiring: Wiring, makers: Makers) -> tuple[Node, ...]:
+def _nodes(wiring: Wiring, makers: Alternatives) -> tuple[Node, ...]:
     """Collect owed groups in order, each optional op behind the last node that it reads."""
     owed = [op for op in np.flatnonzero(makers.owed).tolist() if op < wiring.graph.boundary_index]
     found: list[Node] = []
@@ -134,7 +134,7 @@ def _nodes(wiring: Wiring, makers: Makers) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _segments(wiring: Wiring, makers: Makers, place: Ints) -> Iterator[Segment]:
+def _segments(wiring: Wiring, makers: Alternatives, place: Ints) -> Iterator[Segment]:
     groups = [
         op for op in np.flatnonzero(makers.owed).tolist() if op >= wiring.graph.boundary_index
     ]
@@ -172,7 +172,7 @@ def _is_always_read(wiring: Wiring, values: Row, reads: dict[int, set[int]], v: 
     return any(all(v in reads[op] for op in reads if w in wiring.outputs[op]) for w in values)
 
 
-def _ways(wiring: Wiring, makers: Makers, group: int, place: Ints) -> Row:
+def _ways(wiring: Wiring, makers: Alternatives, group: int, place: Ints) -> Row:
     """List the ops of a backward group, those first that read most of the forward half."""
     made = {v for v in range(wiring.value_count) if place[v] >= 0}
     owed = ~makers.optional_value

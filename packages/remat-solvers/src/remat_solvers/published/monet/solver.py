@@ -26,10 +26,10 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution, simulate
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.peak import peak_bound
+from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.attempt import Attempt, solve_below
 from remat_solvers.core.dead_runs import without_dead_runs
-from remat_solvers.core.makers import store_all_sequence
 from remat_solvers.core.milp import HIGHS, Answer, missing_back_end, solve_program
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace, sequence_time, trace
@@ -112,7 +112,7 @@ class _Course:
         Takes a small share of the time.
         """
         kept, wiring = self.kept, self._layout.wiring
-        if kept.settled_at_once(least(wiring).peak_bytes):
+        if kept.settled_at_once(peak_bound(wiring).peak_bytes):
             return True
         self._begun.append(trace(wiring, store_all_sequence(wiring)))
         if problem.start is not None:

@@ -20,11 +20,11 @@ import numpy as np
 from remat_solvers.core.dead_runs import live_runs
 from remat_solvers.core.wiring import Wiring
 
-__all__ = ["Moment", "Run", "again", "measure_run", "saved_between"]
+__all__ = ["Run", "RunPeak", "again", "measure_run", "saved_between"]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RunPeak:
     """Bytes held at one moment of a run on top of what was there before it.
 
     `extra_bytes` has all leaving values in `made`, whether or not they were there before; values in
@@ -44,7 +44,7 @@ class Run:
     time: float
     reads: frozenset[int]
     makes: frozenset[int]
-    moments: tuple[Moment, ...]
+    moments: tuple[RunPeak, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -98,9 +98,9 @@ def measure_run(
     )
 
 
-def _moments(held: list[int], reads: dict[int, int], made: dict[int, int]) -> tuple[Moment, ...]:
+def _moments(held: list[int], reads: dict[int, int], made: dict[int, int]) -> tuple[RunPeak, ...]:
     """Keep the moments at which more is held than at any before, when less was freed or made."""
-    moments: list[Moment] = []
+    moments: list[RunPeak] = []
     most = -1
     for i, extra in enumerate(held):
         if extra > most:
@@ -109,7 +109,7 @@ def _moments(held: list[int], reads: dict[int, int], made: dict[int, int]) -> tu
             there = frozenset(v for v, start in made.items() if start <= i)
             if moments and (moments[-1].freed, moments[-1].made) == (freed, there):
                 moments.pop()
-            moments.append(Moment(extra, freed, there))
+            moments.append(RunPeak(extra, freed, there))
     return tuple(moments)
 
 

@@ -3,7 +3,7 @@
 HiRemate plans every block at several peaks. What a block keeps between its halves counts for the
 whole step, though, and its peak only while it runs, and recomputing everything in the backward half
 has the peak of storing everything. So a target is a pair: a budget for the peak and one for what is
-kept. The second is asked for by withholding the rest while the rest of the step runs (`closing`).
+kept. The second is asked for by withholding the rest while the rest of the step runs (`closed`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Floats, Ints
 from remat_solvers.published.hierarchical.blocks.compose import Pick
 from remat_solvers.published.hierarchical.blocks.level import Level
-from remat_solvers.published.hierarchical.blocks.runs import Moment, Run
+from remat_solvers.published.hierarchical.blocks.runs import Run, RunPeak
 from remat_solvers.published.hierarchical.hilp.columns import Columns, reads
 
 __all__ = ["Formulation", "formulate"]
@@ -366,7 +366,7 @@ class _Writer:
     def _is_corrected(self, run: Run) -> bool:
         return self.columns.corrected or len(run.moments) == 1
 
-    def _corrections(self, k: int, moment: Moment) -> tuple[list[int], list[int]]:
+    def _corrections(self, k: int, moment: RunPeak) -> tuple[list[int], list[int]]:
         """List the values that may be freed by a moment, and those that may have been there."""
         freed = sorted(d for d in moment.freed if k in self.columns.free.get(d, {}))
         return freed, sorted(moment.made & self.columns.made.keys())

@@ -27,7 +27,7 @@ _REFINE_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class LevelPlanner:
-    """Plans the levels below the top; a `Planner` of `blocks.planning`."""
+    """Plans the levels below the top; a `Planner` of `blocks.bottom_up`."""
 
     gap: float = 0.005
     back_end: str = HIGHS

@@ -9,8 +9,8 @@ those schedules do in a block is an option of it, too (`blocks.adopt`); where th
 need more than the budget, others are tried. A given schedule that fits is kept, in whatever order.
 
 Guarantee: a schedule within the budget. `rk-checkmate` proves bounds as `checkmate` does. The bound
-of `h-ilp` is that of what fits between the halves of the whole graph (`bounds.keeping`), while the
-op at the boundary runs, and holds for schedules in any order; so does its `INFEASIBLE`.
+of `h-ilp` is that of what fits between the halves of the whole graph (`bounds.kept_bytes`), while
+the op at the boundary runs, and holds for schedules in any order; so does its `INFEASIBLE`.
 Complexity: an integer program of O(nodes x (options + reads)) columns for each kind of block and
 budget, whose size depends on the partition alone; the number of kinds grows with the graph.
 Limits: the order of first computations is that of the hierarchy or that of the graph; the programs
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution, simulate
-from remat_solvers.bounds.keeping import Keeping
-from remat_solvers.bounds.least import least
+from remat_solvers.bounds.kept_bytes import KeptBytesProgram
+from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, missing_back_end
 from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
@@ -35,8 +35,8 @@ from remat_solvers.core.wiring import Ints, sequence_of
 from remat_solvers.errors import InvalidProblem
 from remat_solvers.published.checkmate.bound import bound_all, why_not
 from remat_solvers.published.checkmate.solver import MOST_COLUMNS
+from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
 from remat_solvers.published.hierarchical.blocks.level import Level
-from remat_solvers.published.hierarchical.blocks.planning import Blocks
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.hilp.search import search
 from remat_solvers.search.starts import starts
@@ -94,7 +94,7 @@ class HILP:
         attempt = Attempt(self.name, problem, limit, report)
         wiring, deadline = attempt.wiring, attempt.deadline
         until = deadline - (1 - _BLOCKS_SHARE) * attempt.left()
-        if attempt.settled_at_once(least(wiring, any_order=True).peak_bytes):
+        if attempt.settled_at_once(peak_bound(wiring, any_order=True).peak_bytes):
             return attempt.solution()
         begun = _given(attempt, problem)
         found = attempt.begin(starts(wiring, attempt.budget_bytes, problem.start, deadline))
@@ -120,7 +120,7 @@ class HILP:
         """Bound all schedules, in any order; say whether that settles it."""
         if attempt.wiring.graph.boundary is None:
             return False
-        keeping = Keeping(attempt.wiring, any_order=True, back_end=self.back_end)
+        keeping = KeptBytesProgram(attempt.wiring, any_order=True, back_end=self.back_end)
         bound = keeping.bound(attempt.budget_bytes, _BOUND_SHARE * attempt.left())
         if bound == math.inf:
             attempt.refuse(self.back_end)
@@ -178,7 +178,7 @@ class RKCheckmate:
         """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
         attempt = Attempt(self.name, problem, limit, report)
         return attempt.run(
-            least(attempt.wiring).peak_bytes,
+            peak_bound(attempt.wiring).peak_bytes,
             starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
             lambda seconds: bound_all(attempt, seconds, self.back_end),
             lambda begun: self._search(attempt, begun),

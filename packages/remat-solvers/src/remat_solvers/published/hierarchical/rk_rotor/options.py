@@ -3,8 +3,8 @@
 Zhao et al., "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materialization in
 PyTorch" (ICML 2023): every block is planned at several budgets by rk-checkmate, identical blocks
 once. A stage is cut out with both halves and closed; it is planned as a block without smaller ones
-(`blocks.planning`, with the targets of `blocks.targets`). Independent kinds of stages go
-through the executor. Stages that several chains share are planned once.
+(`blocks.bottom_up`, with the targets of `blocks.targets`). Independent kinds of stages go through
+the executor. Stages that several chains share are planned once.
 Limits: inputs count as held while a stage is planned, whoever holds them, so what keeping one for
 the backward costs is for the programme of the chain to see. Stages of one forward op are left
 alone: to compute it again is a move of that programme. So are stages of more than 300 ops, which
@@ -20,8 +20,8 @@ from typing import Any
 from remat_graph import Subgraph, block_hash, cut_out
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.wiring import Wiring
+from remat_solvers.published.hierarchical.blocks.bottom_up import Planner, plan_block
 from remat_solvers.published.hierarchical.blocks.options import Option, choose
-from remat_solvers.published.hierarchical.blocks.planning import Planner, plan_block
 from remat_solvers.published.rotor.chain import Chain, ChainStage
 from remat_solvers.published.rotor.costs import Halves
 

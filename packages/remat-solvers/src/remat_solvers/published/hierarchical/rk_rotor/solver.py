@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from remat_graph import Solution
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
-from remat_solvers.published.hierarchical.blocks.planning import Planner
+from remat_solvers.published.hierarchical.blocks.bottom_up import Planner
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.rk_rotor.options import StagePlans
 from remat_solvers.published.rotor.costs import measure_stages

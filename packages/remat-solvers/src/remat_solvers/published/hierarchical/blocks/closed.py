@@ -1,11 +1,11 @@
 """A block as a training graph of its own: its two halves, and what happens elsewhere in between.
 
-Between the forward and the backward half of a block the rest of the step runs: it reads the
-outputs of the block and makes the gradients that enter it. In the closed graph one op stands for
-all of that (HiRemate, B.2, calls it the loss node of a subgraph). Any solver can schedule a closed
-graph; what it keeps while that op runs is what the block keeps between its halves, and giving the
-op a workspace is a budget of its own for that. What does not depend on that op, or it on what, is
-put before or after it by order alone, so that in every schedule it parts the two halves.
+Between the forward and the backward half of a block the rest of the step runs: it reads the outputs
+of the block and makes the gradients that enter it. In the closed graph one op stands for all of
+that (HiRemate, B.2, calls it the loss node of a subgraph). Any solver can schedule a closed graph;
+what it keeps while that op runs is what the block keeps between its halves, and giving the op a
+workspace is a budget of its own for that. What does not depend on that op, or it on what, is put
+before or after it by order alone, so that in every schedule it parts the two halves.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from solver_cases.random_hierarchies import branching, nested
 from remat_graph import Status
 from remat_graph.testing import in_blocks, unit_chain
 from remat_solvers import Limit, Problem
-from remat_solvers.bounds.keeping import Keeping
+from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.hilp import HILP
 from remat_solvers.testing.brute_force import overwritten, smallest
@@ -65,10 +65,10 @@ def fastest_in_any_order(graph, budget):
 def test_no_schedule_in_any_order_is_faster(graph, share):
     least_bytes, most_bytes = smallest(graph), peak_of(graph)
     budget = max(1, least_bytes + (most_bytes - least_bytes) * share // 100 - (share < 20))
-    keeping = Keeping(Wiring.of(graph), any_order=True)
+    keeping = KeptBytesProgram(Wiring.of(graph), any_order=True)
     best = fastest_in_any_order(graph, budget)
     assert graph.time <= keeping.bound(budget, NO_LIMIT) <= best * (1 + 1e-9)
-    ordered = Keeping(Wiring.of(graph)).bound(budget, NO_LIMIT)
+    ordered = KeptBytesProgram(Wiring.of(graph)).bound(budget, NO_LIMIT)
     assert keeping.bound(budget, NO_LIMIT) <= ordered * (1 + 1e-9)
 
 

@@ -17,7 +17,7 @@ from remat_graph import InvalidSchedule, simulate
 from remat_solvers.core.wiring import Floats, Ints, Wiring, expand
 
 __all__ = [
-    "Makers",
+    "Alternatives",
     "is_in_order",
     "keeps_order",
     "least_time",
@@ -29,7 +29,7 @@ _MOST_OUTPUTS = 10  # of a group, of which the cheapest way is searched exactly
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Makers:
+class Alternatives:
     """Groups, places and further makers of the ops and values of a wiring.
 
     `group[i]` is the owed op for which op `i` stands, itself if there is no other; `place[i]` the
@@ -54,7 +54,7 @@ class Makers:
     beginners: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, wiring: Wiring) -> Makers:
+    def of(cls, wiring: Wiring) -> Alternatives:
         """Read them off a wiring; arrays without content where there are no alternatives."""
         ops, count = wiring.graph.ops, wiring.op_count
         group = np.arange(count)
@@ -169,11 +169,11 @@ def _fewest(wanted: tuple[int, ...], ways: list[tuple[float, tuple[int, ...]]]) 
     return float(least[-1])
 
 
-def least_time(wiring: Wiring, makers: Makers | None = None) -> float:
+def least_time(wiring: Wiring, makers: Alternatives | None = None) -> float:
     """Time that every schedule takes: that of each group in its cheapest way."""
     if not wiring.graph.has_alternatives:
         return wiring.graph.time
-    makers = Makers.of(wiring) if makers is None else makers
+    makers = Alternatives.of(wiring) if makers is None else makers
     total = [wiring.time_list[i] for i in np.flatnonzero(makers.owed & ~makers.chosen).tolist()]
     for c in makers.groups():
         wanted = wiring.outputs[c]
@@ -186,7 +186,7 @@ def least_time(wiring: Wiring, makers: Makers | None = None) -> float:
     return math.fsum(total)
 
 
-def lightest_ways(wiring: Wiring, makers: Makers, weight: Floats) -> list[list[int]]:
+def lightest_ways(wiring: Wiring, makers: Alternatives, weight: Floats) -> list[list[int]]:
     """Choose for each group with a choice a way of little weight, which reads nothing optional.
 
     One op that makes everything, or ops that make everything between them, each value once.
@@ -217,7 +217,7 @@ def store_all_sequence(wiring: Wiring) -> Ints:
 
     Of ways that are as fast it is one of least workspace.
     """
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     if makers.plain:
         return np.arange(wiring.op_count)
     workspace = wiring.workspace / max(1, int(wiring.workspace.max(initial=0)))
@@ -240,7 +240,7 @@ def is_in_order(wiring: Wiring, sequence: Ints) -> bool:
 
 def keeps_order(wiring: Wiring, sequence: Ints) -> bool:
     """Say whether a legal sequence makes what all groups owe in the order of the graph."""
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     made: set[int] = set()
     owed = np.flatnonzero(makers.owed).tolist()
     ends = {c: set(wiring.outputs[c]) for c in owed}

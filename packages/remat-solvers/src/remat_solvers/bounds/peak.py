@@ -15,11 +15,11 @@ import numpy as np
 from remat_solvers.bounds.common_core import at_places, common_core
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["Least", "least", "while_running"]
+__all__ = ["PeakBound", "peak_bound", "while_running"]
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class PeakBound:
     """A proved lower bound on every peak, and the op that cannot run with less.
 
     No op if it is what is alive at the end that needs as much.
@@ -29,15 +29,15 @@ class Least:
     op: str | None
 
 
-def least(wiring: Wiring, *, any_order: bool = False) -> Least:
+def peak_bound(wiring: Wiring, *, any_order: bool = False) -> PeakBound:
     """Find the op that needs most whatever the schedule; with `any_order`, whatever its order."""
     if not wiring.op_count:
-        return Least(0, None)
+        return PeakBound(0, None)
     if wiring.graph.has_alternatives:
         needs = at_places(wiring, while_running(wiring))
         at = int(needs.argmax())
-        floor = least(common_core(wiring), any_order=any_order)
-        mine = Least(int(needs[at]), wiring.graph.ops[at].name)
+        floor = peak_bound(common_core(wiring), any_order=any_order)
+        mine = PeakBound(int(needs[at]), wiring.graph.ops[at].name)
         return max(floor, mine, key=lambda found: found.peak_bytes)
     need = while_running(wiring)
     if not any_order:
@@ -46,8 +46,8 @@ def least(wiring: Wiring, *, any_order: bool = False) -> Least:
     bound, where = int(need[at]), wiring.graph.ops[at].name
     at_end = _at_last_result(wiring)
     if at_end is not None and at_end > bound:
-        return Least(at_end, None)
-    return Least(bound, where)
+        return PeakBound(at_end, None)
+    return PeakBound(bound, where)
 
 
 def while_running(wiring: Wiring) -> Ints:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.rows import Rows
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = [
     "Past",
     "Stretch",
-    "add_makers",
+    "add_alternatives",
     "before",
     "beginning",
     "cover",
@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
     alone: bool = False
 
 
-def beginning(makers: Makers, checkpoints: Sequence[int]) -> Ints:
+def beginning(makers: Alternatives, checkpoints: Sequence[int]) -> Ints:
     """List the ops that can run at the place of a group with a choice; at a checkpoint, open it."""
     ops = {
         op
@@ -54,13 +54,13 @@ def beginning(makers: Makers, checkpoints: Sequence[int]) -> Ints:
     return np.array(sorted(ops), dtype=np.int64)
 
 
-def before(makers: Makers, c: int) -> Ints:
+def before(makers: Alternatives, c: int) -> Ints:
     """List the optional ops that can run before the place of group `c`."""
     found: Ints = np.flatnonzero(makers.optional & (makers.place < c))
     return found
 
 
-def needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
+def needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
     """Say what something after op `c` can need; of what is optional, also what is made later."""
     there = np.zeros(wiring.value_count, dtype=np.bool_)
     there[wiring.results] = True
@@ -81,7 +81,7 @@ def needed(wiring: Wiring, makers: Makers, c: int) -> NDArray[np.bool_]:
 
 
 def redoable(
-    wiring: Wiring, makers: Makers, c: int, wanted: NDArray[np.bool_], values: Ints
+    wiring: Wiring, makers: Alternatives, c: int, wanted: NDArray[np.bool_], values: Ints
 ) -> Ints:
     """List the ops that make values anew after op `c`, and optional ones of what is wanted.
 
@@ -102,7 +102,7 @@ def redoable(
     return np.flatnonzero(here)
 
 
-def overwritten(wiring: Wiring, makers: Makers, c: int) -> Ints:
+def overwritten(wiring: Wiring, makers: Alternatives, c: int) -> Ints:
     """List what the op that opens the place of group `c` can overwrite."""
     members = makers.members(c).tolist() if makers.chosen[c] else [c]
     found = dict.fromkeys(v for p in members if makers.opens[p] for v in wiring.overwritten[p])
@@ -111,7 +111,7 @@ def overwritten(wiring: Wiring, makers: Makers, c: int) -> Ints:
 
 def open_stage(
     wiring: Wiring,
-    makers: Makers,
+    makers: Alternatives,
     rows: Rows,
     way: Ints,
     past: Past,
@@ -146,7 +146,9 @@ def open_stage(
     return opening, np.array(needs, dtype=np.int64)
 
 
-def hold_opened(wiring: Wiring, makers: Makers, rows: Rows, way: Ints, held: Ints, c: int) -> None:
+def hold_opened(
+    wiring: Wiring, makers: Alternatives, rows: Rows, way: Ints, held: Ints, c: int
+) -> None:
     """Tie `held` of what group `c` makes to the way that opens its place."""
     for v in wiring.outputs[c] if makers.chosen[c] else ():
         if held[v] >= 0:
@@ -155,7 +157,7 @@ def hold_opened(wiring: Wiring, makers: Makers, rows: Rows, way: Ints, held: Int
             rows.add_sum(0.0, np.append(held[v], way[makes]), entries)
 
 
-def cover(makers: Makers, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> None:
+def cover(makers: Alternatives, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> None:
     """Add (h) where no checkpoint is: the ways of a group make each of its values."""
     for begins in makers.beginners.values():
         if makers.group[begins[0]] not in checkpoints:
@@ -163,7 +165,7 @@ def cover(makers: Makers, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> 
             rows.add_sum(-1.0, columns, -np.ones(len(columns)))
 
 
-def due(makers: Makers, stretch: Stretch) -> NDArray[np.bool_]:
+def due(makers: Alternatives, stretch: Stretch) -> NDArray[np.bool_]:
     """Say of which values rows (a) and (c) are written for a stretch.
 
     Those that can exist before it; in one segment, what is optional and can exist in it, too.
@@ -174,7 +176,7 @@ def due(makers: Makers, stretch: Stretch) -> NDArray[np.bool_]:
     return there
 
 
-def surely_read(wiring: Wiring, makers: Makers, stretch: Stretch) -> Ints:
+def surely_read(wiring: Wiring, makers: Alternatives, stretch: Stretch) -> Ints:
     """List what ops that have no alternative read first in a stretch."""
     since = wiring.in_start[stretch.since + 1]
     until = wiring.in_start[min(stretch.until + 1, wiring.op_count)]
@@ -186,13 +188,15 @@ def surely_read(wiring: Wiring, makers: Makers, stretch: Stretch) -> Ints:
     return found
 
 
-def runs(makers: Makers, again: Ints, way: Ints, stretch: Stretch) -> Ints:
+def runs(makers: Alternatives, again: Ints, way: Ints, stretch: Stretch) -> Ints:
     """List the columns of all that runs in a stretch by choice: again, or at its place."""
     here = (makers.group > stretch.since) & (makers.group <= stretch.until)
     return np.where(here & ~makers.optional, way, again)
 
 
-def add_makers(makers: Makers, rows: Rows, numbers: Ints, values: Ints, again: Ints) -> None:
+def add_alternatives(
+    makers: Alternatives, rows: Rows, numbers: Ints, values: Ints, again: Ints
+) -> None:
     """Add to rows, one for each value, its further makers beside the producer."""
     which, ops = makers.further(values)
     if len(which):

@@ -1,8 +1,8 @@
 """`check_solver`: whether a solver does what it says, on many small problems and a large one.
 
-Small problems are solved by brute force, too. What is checked of an answer is in `judging`; beside
-that: what the solver says of itself, what it reports, that it refuses with a reason, and that it
-ends at its limit. A solver need not be good at it, only right.
+Small problems are solved by brute force, too. What is checked of an answer is in `answer_faults`;
+beside that: what the solver says of itself, what it reports, that it refuses with a reason, and
+that it ends at its limit. A solver need not be good at it, only right.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from remat_graph.testing import (
 from remat_solvers.core.problem import Limit, Problem, Progress, Solver, silent
 from remat_solvers.core.store_all import store_all
 from remat_solvers.registry import get_solver
+from remat_solvers.testing.answer_faults import faults
 from remat_solvers.testing.brute_force import fastest
-from remat_solvers.testing.judging import faults
 
 __all__ = ["SolverCheck", "SolverCheckFailed", "check_solver"]
 
@@ -47,8 +47,8 @@ class SolverCheck:
     """What came of a check; print it.
 
     `solved` counts problems for which there was a schedule, `proved` those with a claim that it is
-    the fastest or that there is none, `refused` those that the solver said it cannot take.
-    `faults` name the problem and what was wrong. `notes` are no faults.
+    the fastest or that there is none, `refused` those that the solver said it cannot take. `faults`
+    name the problem and what was wrong. `notes` are no faults.
     """
 
     solver: str

@@ -32,21 +32,21 @@ from remat_solvers.core.milp import HIGHS, Answer, Outcome, Program, solve_progr
 from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Floats, Ints, Wiring
 
-__all__ = ["Keeping", "Kept"]
+__all__ = ["BoundedSequence", "KeptBytesProgram"]
 
 _SCALE = 1e4  # what the largest sums of the program are brought to
 _TOLERANCE = 1e-7  # of a bound, for tolerances
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class BoundedSequence:
     """A sequence that keeps at most what was asked, and the time that none such can beat."""
 
     sequence: Ints
     lower_bound: float
 
 
-class Keeping:
+class KeptBytesProgram:
     """The program of a graph with an op between its halves, in the order of the graph or in any."""
 
     def __init__(self, wiring: Wiring, *, any_order: bool = False, back_end: str = HIGHS) -> None:
@@ -84,14 +84,14 @@ class Keeping:
             proved = forced
         return found, proved
 
-    def fastest(self, kept_bytes: int, seconds: float) -> Kept | None:
+    def fastest(self, kept_bytes: int, seconds: float) -> BoundedSequence | None:
         """Find the fastest sequence that keeps at most so many bytes; `None` if none is found."""
         once = self.wiring.graph.time
         room = kept_bytes - self._forced_bytes()
         if room < 0:
             return None
         if kept_bytes >= self.store_all_bytes():
-            return Kept(self._sequence(set()), once)
+            return BoundedSequence(self._sequence(set()), once)
         answer, bound = self._solve_within(room, seconds)
         if answer.point is None:
             return None
@@ -100,7 +100,7 @@ class Keeping:
             for op, x in zip(self._ops, answer.point[len(self._values) :], strict=True)
             if x > 0.5
         }
-        return Kept(self._sequence(again), bound)
+        return BoundedSequence(self._sequence(again), bound)
 
     def bound(self, budget_bytes: int, seconds: float) -> float:
         """Bound the time of every schedule within a budget; infinity if there is none."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from remat_solvers.core.wiring import Ints, Wiring
 
-__all__ = ["Exhausted", "exhaust"]
+__all__ = ["ExhaustiveResult", "exhaust"]
 
 _MOST_VALUES = 16
 _MOST_STATES = 100_000
@@ -26,13 +26,13 @@ State = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exhausted:
+class ExhaustiveResult:
     """The fastest sequence, `None` if it is proved that none fits."""
 
     sequence: Ints | None
 
 
-def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> Exhausted | None:
+def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> ExhaustiveResult | None:
     """Search all states; `None` if there are too many, or at `deadline` of `perf_counter`."""
     if wiring.value_count > _MOST_VALUES:
         return None
@@ -55,7 +55,7 @@ def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> Exhausted | N
             continue
         done, alive = state
         if done == wiring.op_count and alive & wanted == wanted:
-            return Exhausted(_walk_back(came, state))
+            return ExhaustiveResult(_walk_back(came, state))
         if len(least) > _MOST_STATES or time.perf_counter() > deadline:
             return None
         room = budget_bytes - sum(size[v] for v in values if alive >> v & 1)
@@ -73,7 +73,7 @@ def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> Exhausted | N
                 least[after] = total
                 came[after] = (state, op)
                 heapq.heappush(heap, (total, after))
-    return Exhausted(None)
+    return ExhaustiveResult(None)
 
 
 def _subsets(values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.dead_runs import without_dead_runs
-from remat_solvers.core.makers import Makers
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.selection import with_way
 
-__all__ = ["other_ways"]
+__all__ = ["swap_alternatives"]
 
 _ALIKE = 0.5  # of the changes, of all ops of an equivalence class
 
 
-def other_ways(wiring: Wiring, makers: Makers, now: Trace, rng: np.random.Generator) -> Trace:
+def swap_alternatives(
+    wiring: Wiring, makers: Alternatives, now: Trace, rng: np.random.Generator
+) -> Trace:
     """Let an op, or some or all that are equal to it, run first in place of those that do.
 
     Where what they read has not been made by then, all stays as it is.

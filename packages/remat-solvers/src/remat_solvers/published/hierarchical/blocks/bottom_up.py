@@ -16,7 +16,7 @@ from remat_graph import Block, Hierarchy, Subgraph, UniqueBlock
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.hierarchical.blocks.adopt import adopt
-from remat_solvers.published.hierarchical.blocks.closing import close
+from remat_solvers.published.hierarchical.blocks.closed import close
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
 from remat_solvers.published.hierarchical.blocks.options import Option, choose, read_option, shares
 from remat_solvers.published.hierarchical.blocks.targets import targets_of

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.bounds.common_core import at_places
-from remat_solvers.bounds.least import while_running
-from remat_solvers.core.makers import Makers, store_all_sequence
+from remat_solvers.bounds.peak import while_running
+from remat_solvers.core.alternatives import Alternatives, store_all_sequence
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.refine.point import opened_at
@@ -167,6 +167,6 @@ def refinements(
 
 def places(wiring: Wiring, now: Trace) -> tuple[Ints, Ints]:
     """List the owed ops, and the positions at which the places of their groups open."""
-    makers = Makers.of(wiring)
+    makers = Alternatives.of(wiring)
     owed = np.flatnonzero(makers.owed)
     return owed, opened_at(makers, now)[owed]

@@ -7,10 +7,10 @@ from itertools import count
 
 from remat_graph import Graph
 
-__all__ = ["least_ways"]
+__all__ = ["minimal_peaks"]
 
 
-def least_ways(graph: Graph) -> int:
+def minimal_peaks(graph: Graph) -> int:
     """Find the largest over all ops, and the end, of the minimal peak that makes what it reads.
 
     Every set of values counts, every op may have completed it, and every value weighs what it

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_solvers.core.makers import Makers
+from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import idle_values, lowered
 from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionPerturbation
 
-__all__ = ["evict_makers"]
+__all__ = ["evict_with_alternatives"]
 
 _INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that gains tell
 
@@ -49,9 +49,9 @@ class _Way:
         )
 
 
-def evict_makers(
+def evict_with_alternatives(
     wiring: Wiring,
-    makers: Makers,
+    makers: Alternatives,
     sequence: Ints,
     budget_bytes: int,
     *,
@@ -79,7 +79,7 @@ class _Evictor:
     def __init__(
         self,
         wiring: Wiring,
-        makers: Makers,
+        makers: Alternatives,
         budget_bytes: int,
         perturbation: EvictionPerturbation,
         weights: list[float],
