@@ -16,15 +16,15 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Stage, Status, Value, simulate
 from remat_solvers import Limit, Problem, solve
+from remat_solvers.chains.chain import Chain, ChainStage, find_chains, merged
+from remat_solvers.chains.costs import measure_stages
+from remat_solvers.chains.program import fastest, least_bytes
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.rk_rotor import RKRotor
 from remat_solvers.published.hierarchical.rk_rotor.options import StagePlans
 from remat_solvers.published.rotor import Rotor
-from remat_solvers.published.rotor.chain import Chain, ChainStage, find_chains, merged
-from remat_solvers.published.rotor.costs import measure_stages
-from remat_solvers.published.rotor.program import fastest, least_bytes
 from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest as fastest_of_all
 

@@ -21,14 +21,14 @@ from remat_solvers import (
     UnsuitableSolver,
     solve,
 )
+from remat_solvers.chains.chain import find_chains, merged
+from remat_solvers.chains.costs import measure_stages
+from remat_solvers.chains.program import fastest as fastest_sequence
+from remat_solvers.chains.program import least_bytes
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.rk_rotor import RKRotor
 from remat_solvers.published.rotor import Rotor
-from remat_solvers.published.rotor.chain import find_chains, merged
-from remat_solvers.published.rotor.costs import measure_stages
-from remat_solvers.published.rotor.program import fastest as fastest_sequence
-from remat_solvers.published.rotor.program import least_bytes
 from remat_solvers.testing.brute_force import fastest
 
 UNIT = {

@@ -4,12 +4,12 @@
 Solvers are found through the entry-point group `remat.solvers`.
 
 From the ground up, each room importing only from those before it: `core` (the protocol, a graph as
-arrays, integer programs), `bounds` (lower bounds), `search` (schedules without a
-program), `refine`, our own solver; then `minimal_peak`, `registry` and `solve`, which ask solvers
-by name, and on top `queries` and `step`, which ask many times. `published` has the methods of
-papers, a folder for each: `refine` begins with one of them, and others solve parts by it. Public
-beside this module are `step` (several regions under one budget), `toolkit` (what a solver is built
-of), `verdicts` (claims held against schedules) and `testing` (what a solver must pass).
+arrays, integer programs), `bounds` (lower bounds), `search` (schedules without a program), `chains`
+(those of chains of blocks), `refine`, our own solver; then `minimal_peak`, `registry` and `solve`,
+which ask solvers by name, and on top `queries` and `step`, which ask many times. `published` has
+the methods of papers, which nothing of ours needs. Public beside this module are `step` (several
+regions under one budget), `toolkit` (what a solver is built of), `verdicts` (claims held against
+schedules) and `testing` (what a solver must pass).
 """
 
 from remat_solvers.__about__ import __version__

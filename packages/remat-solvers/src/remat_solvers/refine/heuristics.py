@@ -4,7 +4,7 @@ A first schedule comes of repairing the given one and storing everything, where 
 makers by each kind of them; while nothing fits, or where the gap stays wide, of repairing in other
 ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
 the minimal peak. A graph that is a chain of blocks is also planned as one: on long chains of which
-little fits, nothing else here finds what `rotor` does. What is found is pruned and offered to the
+little fits, nothing else here finds what that does. What is found is pruned and offered to the
 state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
 sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
 has its time (`State.soon`). Source: ours.
@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+from remat_solvers.chains.chain import find_chains, merged
+from remat_solvers.chains.costs import measure_stages
+from remat_solvers.chains.search import MOST_STAGES, SLOTS, ChainSearch
 from remat_solvers.core.milp import Answer
 from remat_solvers.core.problem import Limit, Problem, silent
 from remat_solvers.core.trace import Trace, trace
-from remat_solvers.core.wiring import Ints, in_order
-from remat_solvers.published.rotor import Rotor
+from remat_solvers.core.wiring import Ints, expand, in_order
 from remat_solvers.refine.construct import construct
 from remat_solvers.refine.neighbourhood import Neighbourhood
 from remat_solvers.refine.point import read_point
@@ -139,7 +141,7 @@ class Heuristics:
         return built
 
     def plan_chain(self) -> None:
-        """Offer the schedule of `rotor`, if there is one in the order of the graph."""
+        """Offer the schedule of a chain of blocks, if there is one in the order of the graph."""
         state = self._state
         seconds = _CHAIN_SHARE * state.left()
         if (
@@ -148,11 +150,16 @@ class Heuristics:
             or state.wiring.op_count > _MOST_OPS_OF_CHAIN
         ):
             return
-        problem, rotor = Problem(state.wiring.graph, state.budget_bytes), Rotor()
-        if rotor.can_solve(problem) is not None:
+        wiring = state.wiring
+        chains = find_chains(wiring)
+        if isinstance(chains, str):
             return
-        found = rotor.solve(problem, Limit.starting_now(seconds), silent)
-        sequence = None if found.schedule is None else in_order(state.wiring, found.schedule)
+        problem = Problem(wiring.graph, state.budget_bytes)
+        search = ChainSearch("refine", problem, Limit.starting_now(seconds), silent)
+        for chain in chains:
+            search.fill(measure_stages(wiring, merged(wiring, chain, MOST_STAGES)), SLOTS)
+        best = search.best
+        sequence = None if best is None else in_order(wiring, expand(wiring, best.sequence))
         if sequence is not None:
             self._offer_pruned(trace(state.wiring, sequence))
 

@@ -12,7 +12,7 @@ running-memory rows and cuts (`splits`) are added where it was over budget; far 
 turns with programs whose checkpoints are chosen by what they prove (`Programs.grow`). The first
 program is also solved with reserves, less room than the budget, for schedules that overshoot less;
 what they leave free is pruned back. Where a wide gap is left, a graph that is a chain of blocks is
-planned as one (`rotor`). On graphs of about a dozen ops a search of all states (`exhaust`) closes
+planned as one (`chains`). On graphs of about a dozen ops a search of all states (`exhaust`) closes
 what the program leaves open.
 
 Where values have several makers, the same rounds choose among them (`choice_rows`), after a glance

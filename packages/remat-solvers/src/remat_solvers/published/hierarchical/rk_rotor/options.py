@@ -18,12 +18,12 @@ from concurrent.futures import Executor
 from typing import Any
 
 from remat_graph import Subgraph, block_hash, cut_out
+from remat_solvers.chains.chain import Chain, ChainStage
+from remat_solvers.chains.costs import Halves
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.blocks.bottom_up import Planner, plan_block
 from remat_solvers.published.hierarchical.blocks.options import Option, choose
-from remat_solvers.published.rotor.chain import Chain, ChainStage
-from remat_solvers.published.rotor.costs import Halves
 
 __all__ = ["StagePlans"]
 

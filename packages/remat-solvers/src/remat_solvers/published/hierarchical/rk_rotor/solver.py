@@ -2,7 +2,7 @@
 
 Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont: "Rockmate: an Efficient, Fast, Automatic and
 Generic Tool for Re-materialization in PyTorch" (ICML 2023); HiRemate, section 3.2 and C.1.3, has it
-among its solvers. The stages of the chain (`chain`) are planned as blocks (`options`), and rotor's
+among its solvers. The stages of the chain are planned as blocks (`options`), and rotor's
 dynamic programme chooses for every record one of the schedules of the stage (`program`, C2).
 
 Guarantee: never over budget; never slower than `rotor` with the same slots, whose plan is made
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.chains.costs import measure_stages
+from remat_solvers.chains.search import DEFAULT_SECONDS
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.published.hierarchical.blocks.bottom_up import Planner
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.rk_rotor.options import StagePlans
-from remat_solvers.published.rotor.costs import measure_stages
-from remat_solvers.published.rotor.search import DEFAULT_SECONDS
-from remat_solvers.published.rotor.solver import Rotor
+from remat_solvers.published.rotor import Rotor
 
 __all__ = ["RKRotor"]
 

@@ -28,9 +28,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from remat_solvers.chains.chain import Chain
 from remat_solvers.core.dead_runs import live_runs
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.published.rotor.chain import Chain
 
 __all__ = ["Halves", "Record", "Run", "StageCosts", "measure_stages"]
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remat_solvers.chains.costs import Record, Run, StageCosts
 from remat_solvers.core.wiring import Floats, Ints
-from remat_solvers.published.rotor.costs import Record, Run, StageCosts
 
 __all__ = ["fastest", "least_bytes"]
 

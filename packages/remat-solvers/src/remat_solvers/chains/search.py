@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from remat_solvers.chains.costs import StageCosts
+from remat_solvers.chains.program import fastest, least_bytes
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.problem import Limit, Problem, Report
 from remat_solvers.core.trace import trace
-from remat_solvers.published.rotor.costs import StageCosts
-from remat_solvers.published.rotor.program import fastest, least_bytes
 
-__all__ = ["DEFAULT_SECONDS", "Search"]
+__all__ = ["DEFAULT_SECONDS", "MOST_STAGES", "SLOTS", "ChainSearch"]
 
 DEFAULT_SECONDS = 30.0
+SLOTS, MOST_STAGES = 500, 200
 _FINER = 4
 _ROUNDS = 3
 # Entries of a table of 16 bytes and more; the larger where nothing was found before.
 _MOST_ENTRIES, _MOST_ENTRIES_AT_NEED = 6_000_000, 20_000_000
 
 
-class Search(Attempt):
+class ChainSearch(Attempt):
     """The best schedule of the chains of a graph so far; says what all chains need at least."""
 
     def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:

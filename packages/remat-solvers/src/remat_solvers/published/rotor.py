@@ -1,25 +1,24 @@
 """`rotor`: the optimal memory-persistent schedule of a chain of blocks.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous chains:
-how to train deep neural networks with limited memory" (Inria RR-9302, 2019), and the slides
-"rotor: Rematerializing Optimally with pyTORch" (2021). The graph is cut into a chain (`chain`),
-each stage is measured (`costs`), and a dynamic programme chooses (`program`, with the recursion;
-`search`, with how many slots).
+how to train deep neural networks with limited memory" (Inria RR-9302, 2019), and the slides "rotor:
+Rematerializing Optimally with pyTORch" (2021). The graph is cut into a chain, each stage is
+measured, and a dynamic programme chooses (`chains`).
 
 Guarantee: never over budget; the fastest of the schedules that run whole stages of the chain, that
 keep a stored input or record until the backward of its stage and held values until their last use,
 and whose memory, rounded up to slots, fits. It is no bound for other schedules (of parts of stages,
 or not persistent), so none is claimed, except that nothing is faster than computing every op once.
 Where a carried value is held too (a result), the programme does not see that a recomputation could
-start from it, and what it recomputes in vain is left out afterwards.
-How a stage runs is a little better than in the paper: a later run leaves out ops that lead to
-nothing needed, and values are given up op by op.
+start from it, and what it recomputes in vain is left out afterwards. How a stage runs is a little
+better than in the paper: a later run leaves out ops that lead to nothing needed, and values are
+given up op by op.
 Complexity: O(stages^3 * slots); chains of more than `most_stages` stages are merged to that number.
-Limits: cuts are looked for in execution order; where that gives several chains (`chain`), each is
-tried. What is not replayable runs once; its outputs are held until their last use, like results and
-masks. If the backward ops of the stages alternate in the graph, they are computed stage by stage,
-which is another order of first computations than the graph's. Rounding costs up to a slot per
-stored input or record, so more slots are tried too (`search`).
+Limits: cuts are looked for in execution order; where that gives several chains, each is tried. What
+is not replayable runs once; its outputs are held until their last use, like results and masks. If
+the backward ops of the stages alternate in the graph, they are computed stage by stage, which is
+another order of first computations than the graph's. Rounding costs up to a slot per stored input
+or record, so more slots are tried too.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat_graph import Solution
+from remat_solvers.chains.chain import Chain, find_chains, merged
+from remat_solvers.chains.costs import measure_stages
+from remat_solvers.chains.search import MOST_STAGES, SLOTS, ChainSearch
 from remat_solvers.core.problem import Limit, Problem, Report, check_whole
 from remat_solvers.errors import UnsuitableSolver
-from remat_solvers.published.rotor.chain import Chain, find_chains, merged
-from remat_solvers.published.rotor.costs import measure_stages
-from remat_solvers.published.rotor.search import Search
 
 __all__ = ["Rotor"]
 
@@ -55,8 +54,8 @@ class Rotor:
         "limited memory. Inria Research Report RR-9302, 2019."
     )
 
-    slots: int = 500
-    most_stages: int = 200
+    slots: int = SLOTS
+    most_stages: int = MOST_STAGES
 
     def __post_init__(self) -> None:
         check_whole("slots", self.slots)
@@ -73,14 +72,14 @@ class Rotor:
 
     def _searched(
         self, problem: Problem, limit: Limit, report: Report
-    ) -> tuple[Search, list[Chain]]:
+    ) -> tuple[ChainSearch, list[Chain]]:
         """Try each chain, merged to `most_stages` stages."""
         wiring = problem.wiring
         found = find_chains(wiring)
         if isinstance(found, str):
             raise UnsuitableSolver(self.name, found)
         chains = [merged(wiring, chain, self.most_stages) for chain in found]
-        search = Search(self.name, problem, limit, report)
+        search = ChainSearch(self.name, problem, limit, report)
         for chain in chains:
             search.fill(measure_stages(wiring, chain), self.slots)
         return search, chains
