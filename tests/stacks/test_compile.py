@@ -59,7 +59,7 @@ def test_the_backend_compiles_in_place_and_trains_within_the_budget():
 
 def test_guards_look_at_each_tensor_where_torch_is_older(monkeypatch):
     """Those of torch 2.11 pass by parameters, and miss one that is thawed."""
-    monkeypatch.setattr("remat.dynamo.found.APART", {})
+    monkeypatch.setattr("remat.dynamo.graphs.APART", {})
 
     def gradients(model):
         for frozen in (True, False):

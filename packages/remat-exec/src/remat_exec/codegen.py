@@ -20,7 +20,7 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
-from remat_exec.exposed import exposed
+from remat_exec.exposed_reads import exposed_reads
 from remat_exec.views import shortened
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import Program
@@ -102,7 +102,7 @@ def generate(
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
     shorter = shortened(program)
-    shared = exposed(program)
+    shared = exposed_reads(program)
     forward = Writer(program, replayed, {}, shorter)
     forward.compared = shared.ops if save_all else shared.ops & _run_again(schedule)
     forward.receive(forward.inputs)

@@ -20,7 +20,7 @@ from remat_exec.autocast import run_lowered
 from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
-from remat_exec.wanted import for_wanted
+from remat_exec.pruning import prune_backward
 from remat_graph import Compute, Graph, Step, freed_next
 from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
@@ -131,7 +131,7 @@ class Writer:
         Those of the inputs `unwanted` are given to nobody.
         """
         if unwanted:
-            steps, self.partial = for_wanted(steps, graph, self.program, unwanted)
+            steps, self.partial = prune_backward(steps, graph, self.program, unwanted)
         due = _group_gradients(self.program, graph, steps, unwanted)
         groups = []
         for group in due.get(-1, ()):

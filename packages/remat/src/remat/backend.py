@@ -24,8 +24,8 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import (
     compiled_call,
-    found_in,
     frame_of_call,
+    graph_in_frame,
     is_last_compilation,
     let_through,
     watch_calls,
@@ -141,7 +141,7 @@ def remat_backend(
                 "remat.rematerialize, which has none"
             )
         alike = _alike(options)
-        found = found_in(graph, alike.step().frames)
+        found = graph_in_frame(graph, alike.step().frames)
         return SharedRegion(found, lambda: alike.step().sessions)
     except RematError as error:
         raise let_through(error) from error.__cause__

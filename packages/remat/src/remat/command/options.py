@@ -19,7 +19,7 @@ from remat.errors import BudgetError, RematError
 from remat_graph import Numerics
 
 if TYPE_CHECKING:
-    from remat.report.shown import ShownPlan
+    from remat.report.readable_plan import ReadablePlan
     from remat_graph.torch import Costs
 
 __all__ = [
@@ -135,7 +135,7 @@ class PlanOptions(ModelOptions):
     ] = None
     limit_seconds: LimitOption = None
 
-    def plan(self, model: str, budget: str | None) -> tuple[ShownPlan, str]:
+    def plan(self, model: str, budget: str | None) -> tuple[ReadablePlan, str]:
         """Plan without running the plan, for what the device has if no budget is given.
 
         Ctrl-C keeps the best so far. The text says for which class, sizes and costs it is.
@@ -269,7 +269,7 @@ def dry_plan(
     numerics: Numerics | None = None,
     partitioner: str | None = None,
     keep_best: bool = False,
-) -> ShownPlan:
+) -> ReadablePlan:
     """Plan without running the plan; with `keep_best`, Ctrl-C ends with the best so far.
 
     Raises:

@@ -27,8 +27,8 @@ from remat.report.words import mib
 from remat_graph import printable
 
 if TYPE_CHECKING:
-    from remat.report.explaining import Explanation, Part
-    from remat.report.shown import ShownPlan
+    from remat.report.explanation import Explanation, Part
+    from remat.report.readable_plan import ReadablePlan
 
 __all__ = ["explain", "report", "trace"]
 
@@ -190,7 +190,7 @@ def _print_written(output: Path, json: bool) -> None:
         out.print(f"written to {output}", markup=False, soft_wrap=True)
 
 
-def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[ShownPlan, str]:
+def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[ReadablePlan, str]:
     """Read a plan from its file, or make one; also say what it is for.
 
     Raises:
@@ -199,9 +199,9 @@ def _plan_of(model: str, budget: str | None, options: PlanOptions) -> tuple[Show
     if model.endswith(".json"):
         if budget is not None:
             raise RematError(f"{model} is a plan and has its budget; leave out --budget")
-        from remat.report.shown import ShownPlan
+        from remat.report.readable_plan import ReadablePlan
 
-        return ShownPlan.load(model), model
+        return ReadablePlan.load(model), model
     return options.plan(model, budget)
 
 

@@ -1,22 +1,22 @@
 """TorchDynamo: the graphs of a function, what runs instead of them, and checkpoints in them."""
 
-from remat.dynamo.found import (
-    Found,
+from remat.dynamo.call_watch import watch_calls
+from remat.dynamo.frames import compile_frames, loses_dropout
+from remat.dynamo.graphs import (
+    DynamoGraph,
     compiled_call,
-    found_in,
     frame_of_call,
+    graph_in_frame,
     is_last_compilation,
     let_through,
 )
-from remat.dynamo.frames import compile_frames, loses_dropout
-from remat.dynamo.watching import watch_calls
 
 __all__ = [
-    "Found",
+    "DynamoGraph",
     "compile_frames",
     "compiled_call",
-    "found_in",
     "frame_of_call",
+    "graph_in_frame",
     "is_last_compilation",
     "let_through",
     "loses_dropout",

@@ -36,7 +36,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from remat.dynamo.found import APART, EACH_TENSOR, Found, note_provenance, read_graph
+from remat.dynamo.graphs import APART, EACH_TENSOR, DynamoGraph, note_provenance, read_graph
 from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly
@@ -206,7 +206,7 @@ def _place(frame: Any) -> str:
 
 def compile_frames(
     function: Callable[..., Any],
-    compile_graph: Callable[[Found, Sequence[Any]], Callable[..., Any]],
+    compile_graph: Callable[[DynamoGraph, Sequence[Any]], Callable[..., Any]],
     skipped: Callable[[str], None],
     *,
     allow_rnn: bool = True,

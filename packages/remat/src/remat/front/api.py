@@ -6,7 +6,7 @@ from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.front.wrapping import rematerialize
 from remat.planning.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
 from remat.planning.whole_module import plan
-from remat.report.shown import ShownPlan as Plan
+from remat.report.readable_plan import ReadablePlan as Plan
 from remat_exec import (
     BackwardError,
     BudgetExceeded,

@@ -28,9 +28,9 @@ from remat.front.units import (
     shallow_copy,
     unwrap_units,
 )
-from remat.planning.given import PlanLike
 from remat.planning.infeasible import NotPlanned, OnInfeasible
 from remat.planning.settings import Settings, as_args
+from remat.planning.user_plan import PlanLike
 from remat.refusals import (
     refuse_checkpointed,
     refuse_scripted,
@@ -171,9 +171,9 @@ def rematerialize(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
         on_infeasible, plan, numerics, partitioner,
     )  # fmt: skip
-    if regions is not None and settings.given_region is not None:
+    if regions is not None and settings.region_plan is not None:
         raise RematError(
-            f"{settings.given_region.name} is for a model that is one region; leave out regions= "
+            f"{settings.region_plan.name} is for a model that is one region; leave out regions= "
             f"or plan="
         )
     made = shallow_copy(model)

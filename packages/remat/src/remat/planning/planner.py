@@ -18,14 +18,14 @@ from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
-from remat.planning.certain import with_certain_bound
-from remat.planning.given import Given, over_budget
+from remat.planning.certain_bound import with_certain_bound
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs
 from remat.planning.solving import adapted, solution_for, solved_in_best_program
+from remat.planning.user_plan import PlanOrSchedule, over_budget
 from remat.plans.origin import Origin
-from remat.report.shown import ShownPlan
+from remat.report.readable_plan import ReadablePlan
 from remat_exec import (
     BudgetExceeded,
     Executable,
@@ -59,7 +59,7 @@ _ATTEMPTS = 5
 class Planned:
     """A plan together with what runs it."""
 
-    plan: ShownPlan
+    plan: ReadablePlan
     capture: Capture
     executable: Runnable
 
@@ -78,7 +78,7 @@ def make_plan(
     seen: LossCost | None = None,
     plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
-    given: Given | None = None,
+    user_plan: PlanOrSchedule | None = None,
 ) -> Planned:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
@@ -89,10 +89,10 @@ def make_plan(
     will hold no more when the backward starts, `seen` what a loss took in an earlier step.
     `plain_bytes` is the most that plain autograd took for earlier calls, by what is missing: a
     fraction is of no less. `schedules` are of graphs with the same ops and values, of other sizes:
-    the fastest that fits is taken without solving. A `given` plan is the only one that is tried.
+    the fastest that fits is taken without solving. A `user_plan` is tried alone.
 
     Raises:
-        PlanMismatch: if the given plan is of another graph.
+        PlanMismatch: if the user's plan is of another graph.
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
         LossError: if the loss cannot be run or differentiated.
@@ -116,8 +116,8 @@ def make_plan(
     if released_outputs != captured.released_outputs:
         captured = captured.with_released_outputs(released_outputs)
     schedule: Schedule | None = None
-    if given is not None:
-        captured, schedule = given.fit(captured, settings.numerics)
+    if user_plan is not None:
+        captured, schedule = user_plan.fit(captured, settings.numerics)
     seconds = time.perf_counter() - started
     scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
@@ -133,7 +133,7 @@ def make_plan(
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     task = _Task(
-        settings, captured, budget, plain, seconds, given, schedule, schedules,
+        settings, captured, budget, plain, seconds, user_plan, schedule, schedules,
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
@@ -150,7 +150,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be planned for within a budget; `given` and its `schedule` are tried alone.
+    """What is to be planned for within a budget; `user_plan` and its `schedule` are tried alone.
 
     `plain` is plain autograd's peak. `schedules` are of other sizes. `is_sure` says that the
     gradients which the capture expects come. With `share`, other ranks plan for the same.
@@ -161,7 +161,7 @@ class _Task:
     budget: int
     plain: int | None
     capture_seconds: float
-    given: Given | None
+    user_plan: PlanOrSchedule | None
     schedule: Schedule | None
     schedules: Sequence[Schedule]
     is_sure: bool
@@ -175,11 +175,13 @@ class _Task:
 
         Raises:
             BudgetTooSmall: if none was found.
-            BudgetExceeded: if a plan that was given takes more.
+            BudgetExceeded: if the user's plan takes more.
         """
         offered = self.offered
-        if self.given is not None and self.schedule is not None:
-            return offered, self.given.solution(offered.graph, self.schedule, target, self.budget)
+        if self.user_plan is not None and self.schedule is not None:
+            return offered, self.user_plan.solution(
+                offered.graph, self.schedule, target, self.budget
+            )
         solution = adapted(captured.graph, target, self.schedules)
         if solution is None:
             solve_for = self._solve_for(target)
@@ -215,7 +217,7 @@ class _Task:
             raise RematError(f"solver {solution.solver} returned no schedule")
         executor = get_executor(self.settings.executor)
         executable = executor(captured, schedule, budget_bytes=self.budget)
-        plan = ShownPlan.of_one_region(
+        plan = ReadablePlan.of_one_region(
             captured.graph,
             schedule,
             solution,
@@ -245,7 +247,7 @@ def _rehearsed_until_within(
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
     """
-    budget, given, device = task.budget, task.given, task.offered.program.device
+    budget, user_plan, device = task.budget, task.user_plan, task.offered.program.device
     captured, within = task.offered, None
     bound: float | None = None
     for attempt in range(_ATTEMPTS):
@@ -269,9 +271,9 @@ def _rehearsed_until_within(
         if measured <= budget:
             plan = replace(planned.plan, measured_peak_bytes=measured, measured_curve=peak.curve)
             within = replace(planned, plan=plan)
-        elif given is not None:
-            raise over_budget(given.name, measured, budget)
-        if over <= 0 or given is not None:
+        elif user_plan is not None:
+            raise over_budget(user_plan.name, measured, budget)
+        if over <= 0 or user_plan is not None:
             break
         logger.info(
             "measured peak %d, and what later steps may take, are %d bytes over the budget of %d "

@@ -10,8 +10,8 @@ from remat.budgets.auto import OptimizerLike, is_optimizer
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
-from remat.planning.given import Given, GivenPlan, PlanLike, read_given
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
+from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
 from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture
@@ -25,7 +25,7 @@ __all__ = ["Settings", "as_args"]
 class Settings:
     """How to plan; with `keep_best`, Ctrl-C while solving ends with the best schedule so far.
 
-    `given` is a plan that was handed over.
+    `user_plan` is that of the option `plan`.
     """
 
     budget: Budget
@@ -38,21 +38,22 @@ class Settings:
     executor: str = "generated"
     optimizer: OptimizerLike | None = None
     on_infeasible: OnInfeasible = "raise"
-    given: Given | None = None
+    user_plan: PlanOrSchedule | None = None
     numerics: Numerics | None = None
     partitioner: str | Partitioner | None = None
     keep_best: bool = False
 
     @property
-    def given_region(self) -> Given | None:
-        """What was handed over, if it is of a model that is one region."""
-        return self.given if self.given is not None and self.given.is_one_region else None
+    def region_plan(self) -> PlanOrSchedule | None:
+        """The user's plan, if it is of a model that is one region."""
+        plan = self.user_plan
+        return plan if plan is not None and plan.is_one_region else None
 
     @property
-    def given_step(self) -> GivenPlan | None:
-        """What was handed over, if it is of a step of several regions."""
-        given = self.given
-        return given if isinstance(given, GivenPlan) and not given.is_one_region else None
+    def step_plan(self) -> UserPlan | None:
+        """The user's plan, if it is of a step of several regions."""
+        plan = self.user_plan
+        return plan if isinstance(plan, UserPlan) and not plan.is_one_region else None
 
     @classmethod
     def read(
@@ -108,17 +109,17 @@ class Settings:
             )
         if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
-        given = None if plan is None else read_given(plan)
+        user_plan = None if plan is None else read_user_plan(plan)
         read = parse_budget(budget)
-        if read.is_auto and given is not None and given.budget_bytes is not None:
-            read = parse_budget(given.budget_bytes)
+        if read.is_auto and user_plan is not None and user_plan.budget_bytes is not None:
+            read = parse_budget(user_plan.budget_bytes)
         check_method(solver, partitioner)
         get_capture(capture)
         get_executor(executor)
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_infeasible,
-            given,
+            user_plan,
             None if numerics is None else Numerics(numerics),
             partitioner,
         )  # fmt: skip

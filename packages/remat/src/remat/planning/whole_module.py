@@ -16,7 +16,7 @@ from remat.dynamo.checkpoints import checkpoints_off
 from remat.planning.planner import Planned, make_plan
 from remat.planning.settings import Settings, as_args
 from remat.refusals import refuse_wrapped
-from remat.report.shown import ShownPlan
+from remat.report.readable_plan import ReadablePlan
 from remat_exec import Loss, with_call
 from remat_graph.torch import (
     AllocationRecorder,
@@ -50,7 +50,7 @@ def plan(
     optimizer: OptimizerLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
-) -> ShownPlan:
+) -> ReadablePlan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
     With `costs="estimate"` or a `DeviceSpec` nothing is run at all, and a fractional budget is of

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from remat.report.curve import Curve
-from remat.report.explaining import Part
+from remat.report.explanation import Part
 from remat.report.lifetimes import compute_steps
 from remat.report.words import mib, ms
 from remat_graph import Graph, Provenance, Schedule, printable, simulate

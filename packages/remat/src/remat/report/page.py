@@ -15,7 +15,7 @@ from typing import Any
 
 from remat.errors import RematError
 from remat.report.curve import Curve
-from remat.report.explaining import Explanation, Part, explain
+from remat.report.explanation import Explanation, Part, explain
 from remat.report.figures import curve_figure, memory_figure, treemap_figure
 from remat_graph import Graph, Schedule, printable
 from remat_solvers import store_all

@@ -19,7 +19,7 @@ from typing import Any
 
 from remat.errors import RematError
 from remat.report.lifetimes import Life, compute_steps, lifetimes
-from remat.report.measured import Curve, blocks_of, measured_events, measured_memory
+from remat.report.measured_curve import Curve, blocks_of, measured_events, measured_memory
 from remat_graph import Compute, Graph, Op, Provenance, Schedule, simulate, write_atomically
 
 __all__ = ["check_ending", "chrome_trace", "memory_snapshot", "save_trace"]

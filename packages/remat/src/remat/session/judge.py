@@ -18,14 +18,14 @@ import torch
 from remat.budgets.blocks import or_with_expandable_segments
 from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
-from remat.planning.given import GivenPlan
 from remat.planning.planner import Planned
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
+from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
 from remat.plans.reads import read_by_backward
 from remat.session.calls import Call
-from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded
 from remat.session.region import SeenLoss
 from remat.session.step_planner import StepPlanner
@@ -64,7 +64,7 @@ _OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that 
 class Judge:
     """Plans for recorded steps, and keeps what was planned in `patterns`.
 
-    `on_plan` is given each plan. `given` is one of an earlier process that is still to be followed.
+    `on_plan` is given each plan. `user_plan` is still to be followed.
     A step that `awaits_plain` is planned by when it is known what a fraction is of: the next one
     runs plain, and is measured.
     """
@@ -72,8 +72,8 @@ class Judge:
     settings: Settings
     on_plan: Callable[[Any], None]
     planner: StepPlanner
-    patterns: KnownPatterns
-    given: GivenPlan | None
+    patterns: PlannedPatterns
+    user_plan: UserPlan | None
     _error: Exception | None = None
     _step: int = 0
     _over_in_a_row: int = 0
@@ -172,7 +172,7 @@ class Judge:
         return True
 
     def take(
-        self, record: Recorded, ran_by: KnownPattern | None, step: int, device: torch.device
+        self, record: Recorded, ran_by: PlannedPattern | None, step: int, device: torch.device
     ) -> None:
         """See that a recorded step took no more than the budget; plan by it, if it is new.
 
@@ -239,8 +239,8 @@ class Judge:
             warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
 
     def _plan_by(
-        self, record: Recorded, planned: KnownPattern | None, origin: Origin, *, by_plan: bool
-    ) -> KnownPattern | None:
+        self, record: Recorded, planned: PlannedPattern | None, origin: Origin, *, by_plan: bool
+    ) -> PlannedPattern | None:
         """Plan by a recorded step; `None` if what was planned serves, or a later step is to say.
 
         Raises:
@@ -248,9 +248,9 @@ class Judge:
             BudgetExceeded: if the steps of several plans in a row were over the budget.
         """
         planner, peak = self.planner, record.peak_bytes
-        given = self.given
+        user_plan = self.user_plan
         if not record.provisional:
-            self.given = None
+            self.user_plan = None
         again, over = False, 0
         if planned is not None:
             same = record.pattern == planned.record.pattern
@@ -269,7 +269,7 @@ class Judge:
                     planner.set_aside += over + over // 4
         wanted = _wanted(record, planned)
         try:
-            made = planner.follow(wanted, given, origin) if given else None
+            made = planner.follow(wanted, user_plan, origin) if user_plan else None
             made = made or planner.plan(wanted, origin)
         except BudgetTooSmall as error:
             if record.provisional and peak > error.budget_bytes:
@@ -290,7 +290,7 @@ class Judge:
             self._tell_over(peak, made.plan.budget_bytes, reason, then)
         return made
 
-    def _is_doubtful(self, record: Recorded, ran_by: KnownPattern) -> bool:
+    def _is_doubtful(self, record: Recorded, ran_by: PlannedPattern) -> bool:
         """Whether a step may have been within the budget though its record says more.
 
         What a thread of the process group lets go of, a message, is not seen to be: it counts as
@@ -328,7 +328,7 @@ class Judge:
         )
 
 
-def _wanted(record: Recorded, planned: KnownPattern | None) -> Recorded:
+def _wanted(record: Recorded, planned: PlannedPattern | None) -> Recorded:
     """Plan for a known pattern again where a step made a part of its calls."""
     if planned is not None and record.pattern != planned.record.pattern:
         return planned.record

@@ -1,4 +1,4 @@
-"""Finds the kind of a region that is new: known, of a plan that was given, or solved."""
+"""Finds the kind of a region that is new: known, of the user's plan, or solved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
-from remat.planning.given import GivenPlan
 from remat.planning.settings import Settings
+from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
 from remat_graph.torch import Capture, Cost
 from remat_solvers import store_all
@@ -21,21 +21,21 @@ _SIZES = 3  # of the same ops, whose options are solved for; others take their s
 
 @dataclass(eq=False)
 class KindFinder:
-    """Adds to the `kinds` of regions that were met; `given` is a plan of an earlier process."""
+    """Adds to the `kinds` of regions that were met; `user_plan` is an earlier process's."""
 
     settings: Settings
     kinds: list[RegionKind]
-    given: GivenPlan | None
+    user_plan: UserPlan | None
 
     def __post_init__(self) -> None:
-        """Add those of the plan that was given."""
-        given = self.given
-        if given is not None:
+        """Add those of the user's plan."""
+        plan = self.user_plan
+        if plan is not None:
             self.kinds.extend(
                 RegionKind(
-                    f"region {at} of {given.name}", kind.front, kind.missing, family=at, met=False
+                    f"region {at} of {plan.name}", kind.front, kind.missing, family=at, met=False
                 )
-                for at, kind in enumerate(given.plan.kinds)
+                for at, kind in enumerate(plan.plan.kinds)
             )
 
     def find(
@@ -44,7 +44,7 @@ class KindFinder:
         """Give the number of a region's kind, and its capture as that has it.
 
         What has been measured is in `costs`, and is added to. Nothing is solved for a region of a
-        known kind, nor for one of a plan that was given. `position` is that of its call in the
+        known kind, nor for one of the user's plan. `position` is that of its call in the
         first step, `None` in a later one.
 
         Raises:
@@ -85,16 +85,16 @@ class KindFinder:
     def _of_given(
         self, name: str, capture: Capture, position: int | None
     ) -> tuple[int, Capture] | None:
-        """Find the kind of a region among those of the given plan that were not met yet.
+        """Find the kind of a region among those of the user's plan that were not met yet.
 
         Raises:
             PlanMismatch: as `find`.
         """
-        if self.given is None:
+        if self.user_plan is None:
             return None
         unmet = [number for number, kind in enumerate(self.kinds) if not kind.met]
         for number in unmet:
-            fitted = self.given.fit_kind(number, capture)
+            fitted = self.user_plan.fit_kind(number, capture)
             if fitted is not None:
                 capture, front = fitted
                 self.kinds[number] = RegionKind(
@@ -102,7 +102,7 @@ class KindFinder:
                 )
                 return number, capture
         if position is not None:
-            raise self.given.mismatch(position, name, capture)
+            raise self.user_plan.mismatch(position, name, capture)
         return None
 
 

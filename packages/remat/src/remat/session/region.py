@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from remat.dynamo import Found
+from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.errors import BudgetWarning
 from remat.planning.infeasible import NotPlanned
@@ -68,7 +68,7 @@ class Region:
     learned, and planned for from then on.
     """
 
-    def __init__(self, found: Found, counters: Counters) -> None:
+    def __init__(self, found: DynamoGraph, counters: Counters) -> None:
         self.counters = counters
         self._found = with_checkpoints_of_eager(found.graph)
         self.graph, checkpoints = without_checkpoints(found.graph)

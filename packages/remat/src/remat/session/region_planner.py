@@ -69,7 +69,7 @@ class RegionPlanner:
         self.auto = auto
         self._kinds = kinds
         self._breaks = breaks
-        self._finder = KindFinder(settings, kinds, settings.given_step)
+        self._finder = KindFinder(settings, kinds, settings.step_plan)
         self._changes: dict[str, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
         self.costs: dict[str, Cost] = {}
@@ -136,13 +136,13 @@ class RegionPlanner:
         """Refuse a plan of one region for a model of several.
 
         Raises:
-            PlanMismatch: if one was given.
+            PlanMismatch: if the user brought one.
         """
-        given = self.settings.given_region
-        if given is not None:
+        plan = self.settings.region_plan
+        if plan is not None:
             where = "; ".join(dict.fromkeys(self._breaks)) or "other ranks take part in it"
             raise PlanMismatch(
-                f"{given.name} is for a model whose forward is one region, and this one's is not: "
+                f"{plan.name} is for a model whose forward is one region, and this one's is not: "
                 f"{where}. Leave plan= out, and save the plan that is made"
             )
 
@@ -152,7 +152,7 @@ class RegionPlanner:
         """Find the options of a region that shares the budget; `None` if it is to run as it is.
 
         Raises:
-            PlanMismatch: in the first step, if it is none of the regions of a plan that was given.
+            PlanMismatch: in the first step, if it is none of the regions of the user's plan.
         """
         try:
             capture = self.captured(region, inputs, loss_alone=False)
@@ -274,7 +274,7 @@ class RegionPlanner:
                 for known in kin
                 if known.capture.released_outputs == captured.released_outputs
             ],
-            given=None if self._known else settings.given_region,
+            user_plan=None if self._known else settings.region_plan,
             started=start,
         )
         try:
@@ -285,7 +285,7 @@ class RegionPlanner:
             planned = made(captured.costed("measure", self.costs))  # estimates know no workspace
         if (
             region.expected is None
-            and settings.given_region is None
+            and settings.region_plan is None
             and self._is_for_too_few(planned)
         ):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):

@@ -27,16 +27,16 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import Found
+from remat.dynamo import DynamoGraph
 from remat.errors import BudgetWarning, RematError
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import Planned
 from remat.planning.settings import Settings
+from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
 from remat.session.kinds import RegionPlan
 from remat.session.region import Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
-from remat.session.running import CallRunner
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
@@ -75,7 +75,7 @@ class Session:
         self.rebuild: Callable[[Any], Any] = _no_rebuilding
         self.times_met = self._met_before = 0
         self.breaks: list[str] = []
-        self._one_region = one_region and settings.given_step is None
+        self._one_region = one_region and settings.step_plan is None
         self._settings = settings
         self._on_plan = on_plan
         self._parameters = parameters
@@ -92,7 +92,7 @@ class Session:
         self.step = StepState(settings, on_plan, planner)
         self._runner = CallRunner(self.step)
 
-    def add(self, found: Found, counters: Counters) -> Region:
+    def add(self, found: DynamoGraph, counters: Counters) -> Region:
         """Make a region of a graph that was found.
 
         Raises:

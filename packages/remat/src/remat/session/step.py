@@ -27,9 +27,9 @@ from remat.planning.settings import Settings
 from remat.session.calls import Call
 from remat.session.judge import Judge
 from remat.session.kinds import RegionPlan
-from remat.session.known_bytes import KnownBytes
-from remat.session.known_patterns import KnownPattern, KnownPatterns
+from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
+from remat.session.step_bound import StepBound
 from remat.session.step_planner import StepPlanner
 from remat_graph.torch import flatten
 from remat_solvers.step import RegionOption
@@ -86,10 +86,10 @@ class StepState:
         self, settings: Settings, on_plan: Callable[[Any], None], planner: StepPlanner
     ) -> None:
         self.planner = planner
-        self.patterns = KnownPatterns()
+        self.patterns = PlannedPatterns()
         self.recording = StepRecording(self._optimizer_steps)
-        self._judge = Judge(settings, on_plan, planner, self.patterns, settings.given_step)
-        self.known_bytes = KnownBytes(self._judge, self.recording, lambda: self.pattern)
+        self._judge = Judge(settings, on_plan, planner, self.patterns, settings.step_plan)
+        self.bound = StepBound(self._judge, self.recording, lambda: self.pattern)
         self.phase = Phase.OPEN
         self.device: torch.device | None = None
         self.done = self._blocked = 0
@@ -227,11 +227,11 @@ class StepState:
             if self.runs_plain:
                 plain = self._plain_peak()
             elif self.begun_late:
-                at_least = self.known_bytes.at_least(recording.read())
+                at_least = self.bound.at_least(recording.read())
             else:
                 record = self._record()
         self.stop_recording()
-        before: KnownPattern | None = None
+        before: PlannedPattern | None = None
         if self.calls:
             before = self.patterns.end_step(self.pattern)
             self.done += 1
@@ -245,8 +245,8 @@ class StepState:
         elif record is not None and device is not None:
             self._judge.take(record, before, self.done, device)
         elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
-            self.known_bytes.tell(pattern)
-        self.known_bytes.begin_step(self.done)
+            self.bound.tell(pattern)
+        self.bound.begin_step(self.done)
         self._judge.refuse()
         wanted = self.patterns.wanted or is_new
         self.runs_plain = False

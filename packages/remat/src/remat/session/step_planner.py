@@ -9,14 +9,14 @@ from typing import Any
 
 from remat.budgets.auto import AutoBudget
 from remat.budgets.plain_step import PlainStep
-from remat.planning.certain import without_state
-from remat.planning.given import GivenPlan
+from remat.planning.certain_bound import without_state
 from remat.planning.infeasible import warn_infeasible
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
+from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
 from remat.plans.regions import PlannedRegion
-from remat.report.shown import ShownPlan
+from remat.report.readable_plan import ReadablePlan
 from remat.session.choosing import (
     CHOICE_SECONDS,
     WORTH_REFINING,
@@ -25,7 +25,7 @@ from remat.session.choosing import (
     peak_by,
 )
 from remat.session.kinds import RegionKind
-from remat.session.known_patterns import KnownPattern
+from remat.session.planned_patterns import PlannedPattern
 from remat.session.recording import Recorded
 from remat_exec import BudgetExceeded
 from remat_graph import Status
@@ -89,7 +89,7 @@ class StepPlanner:
         """Give the bytes that a recorded step would have taken with everything stored."""
         return self._peak(record, [kind.everything for kind in self._kinds_of(record)])
 
-    def plan(self, record: Recorded, origin: Origin) -> KnownPattern:
+    def plan(self, record: Recorded, origin: Origin) -> PlannedPattern:
         """Plan for a step like the one that was recorded.
 
         Raises:
@@ -116,21 +116,23 @@ class StepPlanner:
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
 
-    def serves(self, known: KnownPattern, record: Recorded) -> bool:
+    def serves(self, known: PlannedPattern, record: Recorded) -> bool:
         """Whether the plan by a provisional record is as good as one made by a later one."""
         budget = self.budget(record.pattern)
         before, now = (self._peak(one, known.options) for one in (known.record, record))
         is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - WORTH_REFINING * budget
 
-    def follow(self, record: Recorded, given: GivenPlan, origin: Origin) -> KnownPattern | None:
-        """Choose what a given plan chose; `None` if the calls differ, or it does not fit here."""
+    def follow(
+        self, record: Recorded, user_plan: UserPlan, origin: Origin
+    ) -> PlannedPattern | None:
+        """Choose as the user's plan did; `None` if the calls differ, or it does not fit here."""
         kinds = self._kinds_of(record)
-        differs = given.difference(record.pattern, [kind.name for kind in kinds])
+        differs = user_plan.difference(record.pattern, [kind.name for kind in kinds])
         if differs is not None:
             logger.warning("%s: the step is planned anew, by the schedules of the plan", differs)
             return None
-        plan = given.plan
+        plan = user_plan.plan
         options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
         self.set_aside = max(self.set_aside, plan.set_aside_bytes)
         budget = self.budget(record.pattern)
@@ -139,7 +141,7 @@ class StepPlanner:
             logger.warning(
                 "%s takes %s bytes here, where the code between the regions holds up to %s, and "
                 "%s when it was made: over the budget of %s bytes, so the step is planned anew",
-                given.name, f"{peak + self.set_aside:,}", f"{_most_between(record.moments):,}",
+                user_plan.name, f"{peak + self.set_aside:,}", f"{_most_between(record.moments):,}",
                 f"{_most_between(plan.moments):,}", f"{budget:,}",
             )  # fmt: skip
             return None
@@ -169,7 +171,7 @@ class StepPlanner:
 
     def _planned(
         self, record: Recorded, options: Sequence[RegionOption], budget: int, origin: Origin
-    ) -> KnownPattern:
+    ) -> PlannedPattern:
         """Put together what is known of a plan within the budget, with a bound on all others.
 
         Nothing is proved by a provisional record: other steps may take less.
@@ -186,7 +188,7 @@ class StepPlanner:
 
     def without_plan(
         self, record: Recorded, error: BudgetTooSmall | BudgetExceeded, origin: Origin
-    ) -> KnownPattern:
+    ) -> PlannedPattern:
         """Store everything in steps of this pattern, which cannot be within the budget."""
         options = [kind.everything for kind in self._kinds_of(record)]
         budget = self.budget(record.pattern)
@@ -201,7 +203,7 @@ class StepPlanner:
         budget: int,
         bound: float,
         origin: Origin,
-    ) -> KnownPattern:
+    ) -> PlannedPattern:
         """Put together what is known of a pattern whose calls run by these options."""
         numbers = list(dict.fromkeys(record.pattern))
         fronts = {number: self.kinds[number].front for number in numbers}
@@ -210,7 +212,7 @@ class StepPlanner:
             if option not in front.options:  # storing everything, say
                 fronts[number] = replace(front, options=(*front.options, option))
         once = sum(fronts[number].graph.time for number in record.pattern)
-        plan = ShownPlan(
+        plan = ReadablePlan(
             tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
             tuple(PlannedRegion(fronts[n], self.kinds[n].missing) for n in numbers),
             tuple(
@@ -235,7 +237,7 @@ class StepPlanner:
             "backward": max(moment.fixed_bytes for moment in record.moments),
         }
         families = tuple(self.kinds[number].family for number in record.pattern)
-        return KnownPattern(record, plan, tuple(options), held, families)
+        return PlannedPattern(record, plan, tuple(options), held, families)
 
     def take_room(self, budget: int) -> int:
         """Note what a step may take of a budget, and give it."""

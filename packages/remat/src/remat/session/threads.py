@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from remat.dynamo import Found
+from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.errors import BudgetWarning
 from remat.session.counters import Counters
@@ -34,7 +34,7 @@ __all__ = ["Sessions", "SharedRegion"]
 class SharedRegion:
     """A graph that Dynamo found: a region of whichever session runs it, found by `sessions`."""
 
-    found: Found
+    found: DynamoGraph
     sessions: Callable[[], Sessions]
     counters: Counters = field(init=False)
 

@@ -27,8 +27,8 @@ from remat_graph.torch.repeats.rows import shortened
 from remat_graph.torch.tracing.aot import let_other_threads_compile, trace_joint, try_start
 from remat_graph.torch.tracing.as_on_cuda import as_on_cuda
 from remat_graph.torch.tracing.caches import caches_within, tensors_forgotten
+from remat_graph.torch.tracing.data_writes import DataWriter
 from remat_graph.torch.tracing.fakes import StandIns
-from remat_graph.torch.tracing.given_data import DataWriter
 from remat_graph.torch.tracing.joint import Joint, Key
 from remat_graph.torch.tracing.provenance import NotedModules
 from remat_graph.torch.tracing.restoring import left_as_it_was

@@ -28,7 +28,7 @@ from remat_graph.torch.rewrites.gradients import (
 from remat_graph.torch.rewrites.halves import drop_dead, forward_first
 from remat_graph.torch.rewrites.inputs import merge_tied, pin_mutated
 from remat_graph.torch.rewrites.listing import listing
-from remat_graph.torch.rewrites.moved_to_cuda import moved_to_cuda
+from remat_graph.torch.rewrites.move_to_cuda import move_to_cuda
 from remat_graph.torch.rewrites.propagate import propagate
 from remat_graph.torch.rewrites.simplify import (
     drop_copies,
@@ -113,7 +113,7 @@ ONCE = (
     Pass(
         "move-to-cuda",
         "Takes a graph that was traced on the host for a CUDA device to be there.",
-        lambda joint, setting: moved_to_cuda(joint) if setting.to_cuda else joint,
+        lambda joint, setting: move_to_cuda(joint) if setting.to_cuda else joint,
         required="costs and memory would be those of the host",
     ),
     Pass(

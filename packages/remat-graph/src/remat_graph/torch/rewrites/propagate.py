@@ -14,7 +14,7 @@ from remat_graph.errors import RematError
 from remat_graph.torch.cost.strides import RealStrides, in_memory_of_terms, placed_as_input
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.operators import operator_of
-from remat_graph.torch.rewrites.moved_to_cuda import run_as_if_there
+from remat_graph.torch.rewrites.move_to_cuda import run_as_if_there
 from remat_graph.torch.tracing.draws import drawn_in_order_of_memory
 from remat_graph.torch.tracing.failures import not_planned
 from remat_graph.torch.tracing.fakes import (

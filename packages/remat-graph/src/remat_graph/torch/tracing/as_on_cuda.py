@@ -2,7 +2,7 @@
 
 Torch differentiates no fake tensors of a device that is not there. So the forward is traced on the
 host, with the operators that CUDA would have in place of the CPU's, and the joint graph is taken to
-be on the device (`moved_to_cuda`): buffers are in blocks of its allocator, states of generators and
+be on the device (`move_to_cuda`): buffers are in blocks of its allocator, states of generators and
 seeds where they would be. Autocast on CUDA is one on the CPU meanwhile, with CUDA's lists of what
 stays in 32 bits.
 """

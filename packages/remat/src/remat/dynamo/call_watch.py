@@ -17,8 +17,8 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import counters
 
-from remat.dynamo.found import frame_of_call
 from remat.dynamo.frames import first_lines, loses_dropout
+from remat.dynamo.graphs import frame_of_call
 
 __all__ = ["watch_calls"]
 

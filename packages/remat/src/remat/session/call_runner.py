@@ -98,7 +98,7 @@ class CallRunner:
             gradients=NewGradients(tensors),
         )
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
-        self._step.known_bytes.see(step.open_calls, option.forward_bytes)
+        self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
         outputs = executable(
             region.graph,
@@ -144,7 +144,7 @@ class CallRunner:
         """Record the rest of a step, unless a checkpoint computes again in its backward."""
         if not within_backward():
             self._step.begun_late = True
-            self._step.known_bytes.record_from(len(self._step.calls))
+            self._step.bound.record_from(len(self._step.calls))
             self._step.recording.start(device, collect=collect)
 
     def _next_option(self, calls: tuple[int, ...], plan: RegionPlan) -> RegionOption:
@@ -215,9 +215,9 @@ class CallRunner:
         call.end_watch()
         if call in step.live:  # else it is left over from an earlier step
             self._see_autocast(autocast_type(call.executable.capture.program.device))
-            self._step.known_bytes.backward_begins(step.open_calls)
+            self._step.bound.backward_begins(step.open_calls)
             self._make_room(option.backward_bytes, "backward", call)
-            self._step.known_bytes.see(step.open_calls, option.backward_bytes, call)
+            self._step.bound.see(step.open_calls, option.backward_bytes, call)
             step.backward_begins(call)
         call.on_backward()
         call.region.learn(call.executable, missing, frozenset())
@@ -236,7 +236,7 @@ class CallRunner:
         if call in self._step.live:
             self._step.recording.mark(f"given {call.position}")
             self._step.live.discard(call)
-            self._step.known_bytes.give(call.gradients)
+            self._step.bound.give(call.gradients)
 
 
 def _exceeded(error: BudgetExceeded) -> None:

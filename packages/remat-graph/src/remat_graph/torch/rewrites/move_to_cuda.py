@@ -15,12 +15,12 @@ from remat_graph.torch.cost.strides import view_or_copy
 from remat_graph.torch.tracing.fakes import fake_mode_of, new_fake
 from remat_graph.torch.tracing.joint import Joint
 
-__all__ = ["moved_to_cuda", "run_as_if_there"]
+__all__ = ["move_to_cuda", "run_as_if_there"]
 
 _DEVICE, _HOST = torch.device("cuda", 0), torch.device("cpu")
 
 
-def moved_to_cuda(joint: Joint) -> Joint:
+def move_to_cuda(joint: Joint) -> Joint:
     """Take a joint graph that was traced on the host to be on a CUDA device; it is changed."""
 
     def moved(item: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from remat.plans.plan import Plan
 from remat.report.curve import Curve
-from remat.report.explaining import By, Explanation, explain
+from remat.report.explanation import By, Explanation, explain
 from remat.report.facts import facts_of, title_of
 from remat.report.notebook import notebook_page
 from remat.report.page import Chapter, check_plotly, report_page
@@ -17,12 +17,12 @@ from remat_graph import Graph, write_atomically
 from remat_solvers import Tradeoff
 from remat_solvers.step import RegionOption
 
-__all__ = ["ShownPlan"]
+__all__ = ["ReadablePlan"]
 
 _OF_REGION = "what the region may hold"
 
 
-class ShownPlan(Plan):
+class ReadablePlan(Plan):
     """What was planned for a training step; sizes in bytes, times in seconds by costs of graphs.
 
     `calls` are pairs of a name and a position in `kinds`, the regions with their options; `chosen`

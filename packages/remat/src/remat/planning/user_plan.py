@@ -1,4 +1,4 @@
-"""A plan that is handed over instead of solving: `rematerialize(model, plan=...)`.
+"""A plan that the user brings, in place of solving: `rematerialize(model, plan=...)`.
 
 It is used where a fresh capture of a region has the same outline, by positions instead of names,
 and passes the simulator, the budget and a measured run as any plan does. Each region of a model
@@ -32,7 +32,7 @@ from remat_graph import (
 from remat_graph.torch import Capture
 from remat_solvers.step import RegionFront, front_from_schedules, measure_option
 
-__all__ = ["Given", "GivenPlan", "PlanLike", "over_budget", "read_given"]
+__all__ = ["PlanLike", "PlanOrSchedule", "UserPlan", "over_budget", "read_user_plan"]
 
 PlanLike = Plan | Schedule | Solution | str | os.PathLike[str]
 
@@ -40,8 +40,8 @@ _REMEDY = "Make the plan again for this model and call, or leave plan= out"
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPlan:
-    """A plan; `name` is told in errors."""
+class UserPlan:
+    """A plan; errors call it by `name`."""
 
     plan: Plan
     name: str
@@ -171,8 +171,8 @@ class GivenPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenSchedule:
-    """A bare schedule in the names of the model's own graph; `name` is told in errors."""
+class UserSchedule:
+    """A bare schedule in the names of the model's own graph; errors call it by `name`."""
 
     schedule: Schedule
     name: str
@@ -201,11 +201,11 @@ class GivenSchedule:
         return _within(self.name, solution, target, budget)
 
 
-Given = GivenPlan | GivenSchedule
+PlanOrSchedule = UserPlan | UserSchedule
 
 
 def over_budget(name: str, peak: int, budget: int) -> BudgetExceeded:
-    """Say that a given plan takes more than the budget here."""
+    """Say that the user's plan takes more than the budget here."""
     return BudgetExceeded(
         f"{name} takes {peak:,} bytes here, over the budget of {budget:,}; raise the budget, or "
         f"leave plan= out and have another plan made",
@@ -214,7 +214,7 @@ def over_budget(name: str, peak: int, budget: int) -> BudgetExceeded:
     )
 
 
-def read_given(given: PlanLike) -> Given:
+def read_user_plan(plan: PlanLike) -> PlanOrSchedule:
     """Take a plan, a schedule, a solution, or a file of one of these.
 
     Raises:
@@ -223,19 +223,19 @@ def read_given(given: PlanLike) -> Given:
         RematError: if it holds something else, or no schedule.
     """
     name = "the plan"
-    item: object = given
-    if isinstance(given, str | os.PathLike):
-        name = os.fspath(given)
+    item: object = plan
+    if isinstance(plan, str | os.PathLike):
+        name = os.fspath(plan)
         data = Path(name).read_bytes()
         item = Plan.decode(data, source=name) if is_plan(data) else decode(data, source=name)
     if isinstance(item, Plan):
-        return GivenPlan(item, name)
+        return UserPlan(item, name)
     if isinstance(item, Solution):
         item = item.schedule
     if isinstance(item, Schedule):
-        return GivenSchedule(item, name)
+        return UserSchedule(item, name)
     raise RematError(
-        f"plan={given!r} has no schedule; give a plan, a Schedule, a Solution with a schedule, or "
+        f"plan={plan!r} has no schedule; give a plan, a Schedule, a Solution with a schedule, or "
         f"the path of a file with one of these"
     )
 

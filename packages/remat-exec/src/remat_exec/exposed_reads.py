@@ -15,13 +15,13 @@ import torch
 
 from remat_graph.torch import Program, read_as_traced
 
-__all__ = ["Exposed", "exposed"]
+__all__ = ["ExposedReads", "exposed_reads"]
 
 _SMALLER = 8  # times, for what comes of a value to be compared in its place
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class ExposedReads:
     """The values that are compared before a backward, and the ops whose results are in their place.
 
     These are ops that read a little of something large, as an embedding does.
@@ -31,7 +31,7 @@ class Exposed:
     ops: frozenset[str]
 
 
-def exposed(program: Program) -> Exposed:
+def exposed_reads(program: Program) -> ExposedReads:
     """Find what is to be compared, if a backward reads it or runs it again."""
     storage = program.storage
     kept, again, readers = set(), set(), dict[str, list[str]]()
@@ -53,7 +53,7 @@ def exposed(program: Program) -> Exposed:
         for value in given & values
         if _makes_little(program, value, readers.get(value, []))
     }
-    return Exposed(frozenset(values - ops.keys()), frozenset().union(*ops.values()))
+    return ExposedReads(frozenset(values - ops.keys()), frozenset().union(*ops.values()))
 
 
 def _uncounted(program: Program) -> set[str]:

@@ -24,10 +24,10 @@ from remat_graph.torch import note, source_of
 __all__ = [
     "APART",
     "EACH_TENSOR",
-    "Found",
+    "DynamoGraph",
     "compiled_call",
-    "found_in",
     "frame_of_call",
+    "graph_in_frame",
     "is_last_compilation",
     "let_through",
     "note_provenance",
@@ -47,7 +47,7 @@ _FRAME_LOCAL = re.compile(r"^[LG]\['[^']*'\]\.?")  # as Dynamo writes `self`
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DynamoGraph:
     """A graph that Dynamo found: all of a frame, or the part before a break.
 
     `name` is that of the frame's function. `break_reason` says why the graph ends before the frame
@@ -63,7 +63,7 @@ class Found:
     caller: str | None = None
 
 
-def found_in(graph: torch.fx.GraphModule, known: set[int]) -> Found:
+def graph_in_frame(graph: torch.fx.GraphModule, known: set[int]) -> DynamoGraph:
     """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
 
     `known` are the frames of the same function that were met before, and is added to. Before torch
@@ -131,11 +131,11 @@ def let_through(error: Exception) -> Exception:
     return raised.with_traceback(error.__traceback__)
 
 
-def read_graph(graph: torch.fx.GraphModule, name: str, first: bool) -> Found:
+def read_graph(graph: torch.fx.GraphModule, name: str, first: bool) -> DynamoGraph:
     """Describe a graph; `first` says that the frame is that of the function itself."""
     reason: Any = graph.compile_subgraph_reason
     broken = _describe(reason) if reason.graph_break else None
-    return Found(graph, name, broken, first and broken is None)
+    return DynamoGraph(graph, name, broken, first and broken is None)
 
 
 def note_provenance(graph: torch.fx.GraphModule, model: torch.nn.Module | None) -> None:

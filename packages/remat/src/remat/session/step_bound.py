@@ -17,12 +17,12 @@ from remat.session.judge import Judge
 from remat.session.recording import StepRecording
 from remat_graph.torch import Mark
 
-__all__ = ["KnownBytes"]
+__all__ = ["StepBound"]
 
 _FIRST_BACKWARD = "differentiated"
 
 
-class KnownBytes:
+class StepBound:
     """Tells of steps that are known to be over the budget, of which there will be no record."""
 
     def __init__(

@@ -9,7 +9,7 @@ from remat.plans.plan import Plan
 from remat.session.recording import Recorded, is_part
 from remat_solvers.step import RegionOption
 
-__all__ = ["KnownPattern", "KnownPatterns"]
+__all__ = ["PlannedPattern", "PlannedPatterns"]
 
 _MOST = 8
 _FOR_GOOD = 3  # steps off plan in a row, after which a known pattern gives way to theirs
@@ -17,7 +17,7 @@ _PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measu
 
 
 @dataclass(eq=False)
-class KnownPattern:
+class PlannedPattern:
     """A pattern of calls that was planned for: the option of each, and what others held at most.
 
     `families` are those of the kinds of its calls: of the same operations, and of any sizes.
@@ -34,7 +34,7 @@ class KnownPattern:
     families: tuple[int, ...]
     fits: bool = True
     awaited: int = _PATIENCE
-    next: KnownPattern | None = None
+    next: PlannedPattern | None = None
     left_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,17 +43,17 @@ class KnownPattern:
 
 
 @dataclass(eq=False)
-class KnownPatterns:
+class PlannedPatterns:
     """What is known, in the order in which it was last seen; and what the step under way follows.
 
     `off_plan` says that the calls of this step are part of no pattern that is known, or that the
     first of them ran by the options of another. `record_next` asks for a recording in any case.
     """
 
-    known: list[KnownPattern] = field(default_factory=list)
+    known: list[PlannedPattern] = field(default_factory=list)
     off_plan: bool = False
     record_next: bool = False
-    _followed: KnownPattern | None = None
+    _followed: PlannedPattern | None = None
     _off_in_a_row: int = 0
     _wanted: bool = True
 
@@ -93,7 +93,7 @@ class KnownPatterns:
         ]
         return max(found, key=lambda option: option.kept_bytes, default=None)
 
-    def end_step(self, pattern: tuple[int, ...]) -> KnownPattern | None:
+    def end_step(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """End a step of these calls; give the pattern by whose plan it ran, if there is one.
 
         The step after it is expected to follow what came after that pattern before.
@@ -116,7 +116,7 @@ class KnownPatterns:
         self.off_plan = False
         return ran_by
 
-    def of(self, pattern: tuple[int, ...]) -> KnownPattern | None:
+    def of(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """Find what is known of exactly these calls."""
         return next((known for known in self.known if known.record.pattern == pattern), None)
 
@@ -126,7 +126,7 @@ class KnownPatterns:
         for known in self.known:
             known.awaited = max(0, known.awaited - 1)
 
-    def add(self, made: KnownPattern) -> None:
+    def add(self, made: PlannedPattern) -> None:
         """Add what was planned last.
 
         What is part of it goes, and what no step ran by that was planned by a provisional record;

@@ -12,10 +12,10 @@ from typing import Any
 from remat_graph import Compute, Graph, Step
 from remat_graph.torch import Call, Program
 
-__all__ = ["for_wanted"]
+__all__ = ["prune_backward"]
 
 
-def for_wanted(
+def prune_backward(
     steps: tuple[Step, ...], graph: Graph, program: Program, unwanted: frozenset[str]
 ) -> tuple[tuple[Step, ...], dict[str, Call]]:
     """Leave out what gradients of inputs other than `unwanted` do not need.
