@@ -185,8 +185,8 @@ def _verdicts(rows: Sequence[Record]) -> tuple[str, str]:
         key=lambda row: -row.get("time_ratio", float("inf")),
     )
     texts = [
-        f"{TITLES[row['model']]} beside {row['against']} with {row['threads']} thread"
-        f"{'s' * (row['threads'] > 1)}, {outcome(row)}"
+        f"{TITLES.get(row['model'], row['model'])} beside {row['against']} with "
+        f"{row['threads']} thread{'s' * (row['threads'] > 1)}, {outcome(row)}"
         + (f" {row['time_ratio']:.2f}" if "time_ratio" in row else "")
         for row in lost
     ]

@@ -40,6 +40,8 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "estimates": (JSON, ("--models", "unet", *JSON)),
     "exact": (JSON, ("--quick", "--models", "unet", "--shares", "0.7")),
     "executor": (JSON, ("--quick", "--models", "unet", *JSON)),
+    "floor": (("--fresh", *JSON),
+              ("--quick", "--models", "32,000 words", "--only", "remat, the *")),
     "gpu": (JSON, ("--device", "cpu", "--quick", "--models", "gpt2", "--budgets", "0.8", *JSON)),
     "growth": (JSON, ("--quick", "--shapes", "gpt-2", "--shares", "0.5", *JSON)),
     "large": ((), ("--quick",)),

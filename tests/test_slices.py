@@ -337,6 +337,37 @@ def test_a_dry_plan_in_slices_is_followed(plain):
     assert peak.peak_bytes <= budget
 
 
+def test_time_in_slices_is_told_beside_that_of_the_whole(plain, tmp_path):
+    model, _, peak_bytes = plain
+    budget = int(0.4 * peak_bytes)
+    sliced = remat.plan(model, (model.ids,), budget=budget, costs="estimate", numerics="rounding")
+    whole = remat.plan(model, (model.ids,), budget=1.0, costs="estimate")
+    once = sum(op.time for op in whole.graph.ops)
+    assert sliced.kinds[0].sliced
+    assert sliced.predicted_overhead == pytest.approx(sliced.time / once - 1)
+    assert sliced.predicted_overhead > 0.05  # the logits are made again
+    sliced.save(tmp_path / "plan.json")
+    assert type(sliced).load(tmp_path / "plan.json").predicted_overhead == sliced.predicted_overhead
+
+
+def test_a_curve_has_what_slices_reach(plain):
+    model, *_ = plain
+    budgets = [0.4, 1.0]
+    whole, sliced = (
+        remat.tradeoff(model, (model.ids,), costs="estimate", budgets=budgets, numerics=numerics)
+        for numerics in (None, "rounding")
+    )
+    assert [point.solution is None for point in whole.points] == [True, False]
+    assert all(point.solution is not None for point in sliced.points)
+    assert sliced.points[1].solution.time == whole.points[1].solution.time
+    assert sliced.points[0].lower_bound <= sliced.points[0].solution.time
+    assert sliced.overhead(sliced.points[0].solution.time) > 0.05
+    spread = remat.tradeoff(model, (model.ids,), costs="estimate", points=3, numerics="rounding")
+    assert spread.points[0].budget_bytes < whole.points[0].budget_bytes
+    with pytest.raises(remat.RematError, match="numerics"):
+        remat.tradeoff(remat.plan(model, (model.ids,), budget=1.0).graph, numerics="rounding")
+
+
 def test_what_a_slice_is_made_of_again_may_not_change_uncounted(plain):
     model, _, peak_bytes = plain
     sliced = remat.rematerialize(

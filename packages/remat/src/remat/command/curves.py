@@ -25,6 +25,7 @@ from remat.command.targets import Target
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
+    NumericsOption,
     SolverOption,
     check_output,
     out,
@@ -54,6 +55,7 @@ def tradeoff(
         typer.Option(help="Instead: bytes with a unit, or a share ('50%'); may be repeated."),
     ] = None,
     solver: SolverOption = "auto",
+    numerics: NumericsOption = None,
     limit_seconds: Annotated[
         float | None,
         typer.Option(min=0, help="Stop after this long, all budgets together; else 15 s each."),
@@ -91,6 +93,7 @@ def tradeoff(
             points=points,
             budgets=budget or None,
             solver=solver,
+            numerics=numerics,
             limit_seconds=limit_seconds,
             progress=report,
             keep_best=True,

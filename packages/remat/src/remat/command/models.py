@@ -22,6 +22,7 @@ from remat.command.options import (
 )
 from remat.command.terminal import (
     JsonOption,
+    NumericsOption,
     SolverOption,
     check_output,
     err,
@@ -75,6 +76,7 @@ def largest_batch(
         float, typer.Option(help="The most extra time, of computing everything once.")
     ] = 0.5,
     solver: SolverOption = "auto",
+    numerics: NumericsOption = None,
     limit_seconds: Annotated[float, typer.Option(min=0, help="For each batch size.")] = 10.0,
     save: Annotated[Path | None, typer.Option(help="Write its plan here, as JSON.")] = None,
     json: JsonOption = False,
@@ -98,7 +100,7 @@ def largest_batch(
                 try:
                     example = target.with_batch(size).build(costs)
                     result: Plan | None = dry_plan(
-                        example, costs, wanted, solver, limit_seconds, report
+                        example, costs, wanted, solver, limit_seconds, report, numerics=numerics
                     )
                 except BudgetTooSmall as error:
                     result, refused[size] = None, error

@@ -14,7 +14,7 @@ import typer
 from remat.budgets.budget import Budget as ParsedBudget
 from remat.budgets.budget import parse_budget
 from remat.command.targets import Device, Example, Precision, Target, read_settings
-from remat.command.terminal import LimitOption, SolverOption, err, waiting
+from remat.command.terminal import LimitOption, NumericsOption, SolverOption, err, waiting
 from remat.errors import BudgetError, RematError
 from remat_graph import Numerics
 
@@ -126,13 +126,7 @@ class PlanOptions(ModelOptions):
         str | None,
         typer.Option(help="What cuts the graph, by name, for a solver that needs it, as h-ilp."),
     ] = None
-    numerics: Annotated[
-        Numerics | None,
-        typer.Option(
-            help="Choose among other ways to make a value, too: of the same bits, rounded "
-            "otherwise, or of less precision."
-        ),
-    ] = None
+    numerics: NumericsOption = None
     limit_seconds: LimitOption = None
 
     def plan(self, model: str, budget: str | None) -> tuple[ReadablePlan, str]:

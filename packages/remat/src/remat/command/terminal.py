@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from remat.errors import RematError
+from remat_graph import Numerics
 
 if TYPE_CHECKING:
     from remat_solvers import Progress
@@ -30,6 +31,7 @@ __all__ = [
     "BudgetOption",
     "JsonOption",
     "LimitOption",
+    "NumericsOption",
     "SolverOption",
     "check_output",
     "err",
@@ -51,6 +53,13 @@ BudgetOption = Annotated[
 ]
 SolverOption = Annotated[
     str, typer.Option(help="A name from `remat solvers`, also as 'checkmate(gap=0.01)'.")
+]
+NumericsOption = Annotated[
+    Numerics | None,
+    typer.Option(
+        help="Choose among other ways to make a value, too: of the same bits, rounded otherwise "
+        "(also in slices), or of less precision."
+    ),
 ]
 LimitOption = Annotated[
     float | None, typer.Option(min=0, help="Stop the search after so many seconds.")

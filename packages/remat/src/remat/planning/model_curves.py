@@ -1,4 +1,4 @@
-"""The graph of a model for a curve of time against peak, and budgets of a step as those of it."""
+"""The graphs of a model for a curve of time against peak, and their budgets."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from remat.budgets.plain import measure_plain
 from remat.errors import RematError
 from remat.planning.planner import SCALAR_BYTES
 from remat.planning.settings import Settings, as_args
+from remat.planning.slices import sliced_programs
 from remat.planning.whole_module import plan_module
 from remat_exec import Loss, with_call
-from remat_graph import Graph
-from remat_graph.torch import Costs
+from remat_graph import Graph, Numerics
+from remat_graph.torch import Capture, Costs
 
-__all__ = ["graph_and_budgets"]
+__all__ = ["graphs_and_budgets"]
 
 _UNBOUNDED = 1 << 62  # more than any machine has
 
 
-def graph_and_budgets(
+def graphs_and_budgets(
     model: torch.nn.Module,
     args: Any,
     kwargs: Mapping[str, Any],
     wanted: Sequence[Budget] | None,
     costs: Costs,
     loss: Loss | None,
-) -> tuple[Graph, list[int | float] | None, int]:
-    """Capture a model; give its graph, its budgets in bytes, and what of each is set aside.
+    numerics: Numerics | None = None,
+) -> tuple[list[Graph], list[int | float] | None, int]:
+    """Capture a model; give its graphs, their budgets in bytes, and what of each is set aside.
+
+    The first graph is the program as it is; the others are what `numerics` allows beside it.
 
     Raises:
         RematError: if the model is no module; as `remat.plan`.
@@ -46,7 +50,7 @@ def graph_and_budgets(
     device = captured.program.device
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     if wanted is None:
-        return plan.graph, None, aside
+        return _graphs(captured, numerics, 1), None, aside
     plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside
     if costs == "measure" and any(budget.fraction is not None for budget in wanted):
         told = None if loss is None else with_call(loss, *call)
@@ -54,4 +58,13 @@ def graph_and_budgets(
         plain = plain if peak is None else peak.peak_bytes
     stored = plain + aside
     sizes: list[int | float] = [max(1, b.resolve(lambda: stored) - aside) for b in wanted]
-    return plan.graph, sizes, aside
+    return _graphs(captured, numerics, int(min(sizes))), sizes, aside
+
+
+def _graphs(captured: Capture, numerics: Numerics | None, target: int) -> list[Graph]:
+    """List the programs that a step may be run as, the finest slices for so many bytes."""
+    if numerics is None:
+        return [captured.graph]
+    offered = captured.with_alternatives(numerics)
+    others = [offered.in_traced_layouts()] if offered.laid_out else []
+    return [each.graph for each in (offered, *others, *sliced_programs(offered, target))]

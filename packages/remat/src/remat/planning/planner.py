@@ -115,6 +115,7 @@ def make_plan(
         captured = captured.with_loss(captured.loss.at_least(seen))
     if released_outputs != captured.released_outputs:
         captured = captured.with_released_outputs(released_outputs)
+    whole_time = captured.graph.time
     schedule: Schedule | None = None
     if user_plan is not None:
         captured, schedule = user_plan.fit(captured, settings.numerics)
@@ -133,7 +134,7 @@ def make_plan(
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     task = _Task(
-        settings, captured, budget, plain, seconds, user_plan, schedule, schedules,
+        settings, captured, budget, plain, whole_time, seconds, user_plan, schedule, schedules,
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
@@ -152,14 +153,16 @@ def make_plan(
 class _Task:
     """What is to be planned for within a budget; `user_plan` and its `schedule` are tried alone.
 
-    `plain` is plain autograd's peak. `schedules` are of other sizes. `is_sure` says that the
-    gradients which the capture expects come. With `share`, other ranks plan for the same.
+    `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
+    slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
+    expects come. With `share`, other ranks plan for the same.
     """
 
     settings: Settings
     offered: Capture
     budget: int
     plain: int | None
+    whole_time: float
     capture_seconds: float
     user_plan: PlanOrSchedule | None
     schedule: Schedule | None
@@ -228,6 +231,7 @@ class _Task:
             sliced=captured.sliced,
             plain_peak_bytes=self.plain,
             capture_seconds=self.capture_seconds,
+            whole_time=self.whole_time if captured.sliced else None,
             source=executable.source,
             origin=Origin.here(captured.program.device),
         )

@@ -11,6 +11,7 @@ from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
+from remat.planning.numerics import read_numerics
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
@@ -90,9 +91,7 @@ class Settings:
                 schedule.
         """
         check_on_infeasible(on_infeasible)
-        if numerics is not None and numerics not in list(Numerics):
-            there_are = ", ".join(repr(each.value) for each in Numerics)
-            raise RematError(f"numerics={numerics!r}; give {there_are}, or None")
+        allowed = read_numerics(numerics)
         if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
             raise RematError(
                 f"optimizer={optimizer!r}; give an optimizer, its class, or a function that makes "
@@ -120,7 +119,7 @@ class Settings:
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_infeasible,
             user_plan,
-            None if numerics is None else Numerics(numerics),
+            allowed,
             partitioner,
         )  # fmt: skip
 

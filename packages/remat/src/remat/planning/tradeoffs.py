@@ -21,9 +21,18 @@ import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
-from remat_graph import Graph, encode, write_atomically
+from remat.planning.numerics import read_numerics
+from remat_graph import Graph, Status, encode, simulate, write_atomically
 from remat_partition import Partitioner
-from remat_solvers import Progress, Solver, Tradeoff, TradeoffPoint, check_tradeoff
+from remat_solvers import (
+    Progress,
+    Solver,
+    Tradeoff,
+    TradeoffPoint,
+    check_tradeoff,
+    smallest_budget,
+    store_all,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +50,7 @@ __all__ = [
 ]
 
 _VERSION = 1
+_SMALLEST_SECONDS = 5.0  # to look for the smallest budget of one program
 
 
 def tradeoff(
@@ -56,6 +66,7 @@ def tradeoff(
     executor: Executor | None = None,
     progress: Callable[[Progress], None] | None = None,
     loss: Loss | None = None,
+    numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
     keep_best: bool = False,
 ) -> Tradeoff:
@@ -64,10 +75,14 @@ def tradeoff(
     Of a model, whose example call is `args` and `kwargs`, or of a graph. `points` budgets are
     spread from the smallest that is found to work to what storing everything takes; `budgets`, as
     those of `plan`, are taken in their place. Fractions are of plain autograd's peak, by estimated
-    costs of the estimated one (for a graph, of the peak of storing everything). `costs`, `loss` and
-    `partitioner` are those of `plan`; the rest is that of `remat_solvers.tradeoff`, also that
-    Ctrl-C keeps what was found with `keep_best`. Arguments are checked before the model is looked
-    at. Nothing of it is changed.
+    costs of the estimated one (for a graph, of the peak of storing everything). `costs`, `loss`,
+    `numerics` and `partitioner` are those of `plan`; the rest is that of `remat_solvers.tradeoff`,
+    also that Ctrl-C keeps what was found with `keep_best`. Arguments are checked before the model
+    is looked at. Nothing of it is changed.
+
+    With `numerics` there may be several programs, such as those with slices. Each has a curve, and
+    an equal share of the limit. A point then has the fastest schedule of any program, and the least
+    of their bounds.
 
     Raises:
         BudgetError: if a budget cannot be read, or is `"auto"`.
@@ -78,35 +93,93 @@ def tradeoff(
         PartitionError: if the partitioner is, or cannot cut the graph.
         LossError: if the loss cannot be run or differentiated.
         RematError: if the model is neither a module nor a graph, `kwargs` no mapping, or a graph is
-            given together with a call, costs or a loss; as `plan` else.
+            given together with what is said of a model; as `plan` else.
     """
     check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     check_method(solver, partitioner)
+    allowed = read_numerics(numerics)
     wanted = read_budgets(budgets)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
 
-    def curve(graph: Graph, sizes: list[int | float] | None) -> Tradeoff:
+    def curve(graph: Graph, sizes: Sequence[int | float] | None, programs: int = 1) -> Tradeoff:
         return remat_solvers.tradeoff(
             graph,
             points=points,
             budgets=sizes,
             solver=solver,
             hierarchy=hierarchy_for(graph, solver, partitioner),
-            limit_seconds=limit_seconds,
+            limit_seconds=None if limit_seconds is None else limit_seconds / programs,
             executor=executor,
             progress=progress,
             keep_best=keep_best,
         )
 
     if isinstance(model, Graph):
-        if args is not None or kwargs or costs != "measure" or loss is not None:
-            raise RematError("a graph has its costs; args, kwargs, costs and loss are for a model")
+        of_a_model = args is not None or kwargs or costs != "measure"
+        if of_a_model or loss is not None or allowed is not None:
+            raise RematError(
+                "a graph has its costs; args, kwargs, costs, loss and numerics are for a model"
+            )
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
-    from remat.planning.model_curves import graph_and_budgets  # noqa: PLC0415 - torch
+    from remat.planning.model_curves import graphs_and_budgets  # noqa: PLC0415 - torch
 
-    graph, sizes, aside = graph_and_budgets(model, args, kwargs or {}, wanted, costs, loss)
-    return _with_aside(curve(graph, sizes), aside)
+    graphs, sizes, aside = graphs_and_budgets(
+        model, args, kwargs or {}, wanted, costs, loss, allowed
+    )
+    if len(graphs) == 1:
+        return _with_aside(curve(graphs[0], sizes), aside)
+    if sizes is None:
+        sizes = _spread_over(graphs, points)
+    curves = [curve(graph, sizes, len(graphs)) for graph in graphs]
+    return _with_aside(_fastest(curves), aside)
+
+
+def _spread_over(graphs: Sequence[Graph], points: int) -> list[int | float]:
+    """Spread budgets from the smallest of any program to storing everything of the first."""
+    peaks = [
+        simulate(graph, smallest_budget(graph, limit_seconds=_SMALLEST_SECONDS).schedule).peak_bytes
+        for graph in graphs
+    ]
+    most, smallest = simulate(graphs[0], store_all(graphs[0])).peak_bytes, min(peaks)
+    room = max(0, most - smallest)
+    return sorted({max(1, smallest + room * i // (points - 1)) for i in range(points)})
+
+
+def _fastest(curves: Sequence[Tradeoff]) -> Tradeoff:
+    """Make one curve of those of several programs at the same budgets."""
+    doubts = [curve.doubt for curve in curves if curve.doubt is not None]
+    return dataclasses.replace(
+        curves[0],
+        points=tuple(
+            _fastest_point(points)
+            for points in zip(*(curve.points for curve in curves), strict=True)
+        ),
+        smallest_bytes=min(curve.smallest_bytes for curve in curves),
+        least_bytes=min(curve.least_bytes for curve in curves),
+        seconds=sum(curve.seconds for curve in curves),
+        doubt=doubts[0] if doubts else None,
+    )
+
+
+def _fastest_point(points: Sequence[TradeoffPoint]) -> TradeoffPoint:
+    """Take the fastest schedule of several programs; none of them takes less than the bound."""
+    bounds = [point.lower_bound for point in points if not point.proved_infeasible]
+    proved = [bound for bound in bounds if bound is not None]
+    bound = min(proved) if proved and len(proved) == len(bounds) else None
+    solutions = [point.solution for point in points if point.solution is not None]
+    best = min(solutions, key=lambda solution: solution.time, default=None)
+    if best is not None and best.lower_bound != bound:
+        best = dataclasses.replace(best, lower_bound=bound, status=Status.FEASIBLE)
+    errors = [point.error for point in points if point.error is not None]
+    return TradeoffPoint(
+        points[0].budget_bytes,
+        best,
+        bound,
+        proved_infeasible=all(point.proved_infeasible for point in points),
+        seconds=sum(point.seconds for point in points),
+        error=errors[0] if errors and best is None else None,
+    )
 
 
 def read_budgets(budgets: Sequence[int | float | str] | None) -> list[Budget] | None:

@@ -95,6 +95,7 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     trials: tuple[Trial, ...]
     capture_seconds: _Seconds
     origin: Origin
+    whole_time: _Seconds | None = None
 
 
 class _OutlineHead(msgspec.Struct):

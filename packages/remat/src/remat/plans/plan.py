@@ -70,7 +70,8 @@ class Plan:
     autograd takes for a step of those seen before. It is `None` if the budget is no fraction, or
     plain autograd did not fit; `plain_basis` says how it is known. Of a plan by estimated costs
     that is not to be run, it is the estimated one. `source` is the generated code of a step of one
-    region; a plan that was read from a file has none.
+    region; a plan that was read from a file has none. `whole_time` is that of computing everything
+    once, and nothing in slices; `None` where nothing is, for then the graphs say it.
     """
 
     calls: tuple[tuple[str, int], ...]
@@ -91,6 +92,7 @@ class Plan:
     solve_seconds: float = 0.0
     trials: tuple[Trial, ...] = ()
     capture_seconds: float = 0.0
+    whole_time: float | None = None
     source: str = ""
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
@@ -315,7 +317,7 @@ class Plan:
 
     @property
     def predicted_overhead(self) -> float:
-        """Time of recomputation as a fraction of computing everything once."""
+        """Time beyond computing everything once and nothing in slices, as a fraction of that."""
         return self._overhead(self.time)
 
     @property
@@ -327,7 +329,9 @@ class Plan:
         return None if self.lower_bound is None else self._overhead(self.lower_bound)
 
     def _overhead(self, time: float) -> float:
-        once = sum(graph.time for graph in self.graphs)
+        once = self.whole_time
+        if once is None:
+            once = sum(graph.time for graph in self.graphs)
         return time / once - 1 if once else 0.0
 
     @property
