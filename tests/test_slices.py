@@ -1,6 +1,7 @@
 """Steps whose largest values are made in slices: right, within the budget, and told of."""
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -12,6 +13,8 @@ import remat
 from remat_exec import Executable, MemoryChanged, measure_peak
 from remat_graph import DocumentError, Numerics, simulate
 from remat_graph.torch import CaptureError, capture
+from remat_graph.torch.cost import costs
+from remat_graph.torch.ways.slice_by_slice import SlicedBody
 from remat_solvers import store_all
 
 WORDS, WIDTH, BATCH, TOKENS = 96, 8, 2, 6
@@ -215,6 +218,28 @@ def test_what_slices_take_is_what_was_predicted(name):
     for op in sliced.sliced_ops:
         predicted = sliced.program.calls[op].workspace_bytes
         assert predicted == pytest.approx(workspace[op], rel=0.35, abs=2048)
+
+
+def test_two_slices_are_measured_for_all(monkeypatch):
+    model, args = built("head")
+    able = capture(model, args, {}, costs="estimate").with_alternatives(Numerics.ROUNDING)
+    program = able.in_slices([(0, 5)]).program  # of 12 rows: 2, 2, 3, 2 and 3
+    ticks = itertools.count()
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: float(next(ticks)))
+    counted = {}
+
+    def run(body, given, bounds, *after):
+        counted[tuple(body.body.outputs)] = bounds
+        return run_whole(body, given, bounds, *after)
+
+    run_whole = SlicedBody.run
+    monkeypatch.setattr(SlicedBody, "run", run)
+    measured = costs.measure_costs(program)
+    assert list(counted.values()) == [[0, 3, 6]] * 2
+    for op, call in program.calls.items():
+        if call.body is not None:
+            assert measured[op].time == 3 + (12 - 6) / 3
+            assert measured[op].workspace_bytes == pytest.approx(call.workspace_bytes, abs=1024)
 
 
 def test_what_the_user_is_handed_is_not_cut():

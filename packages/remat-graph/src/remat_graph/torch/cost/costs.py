@@ -2,10 +2,11 @@
 
 Measured: inputs of the right shape, stride and type are made up, the call is warmed up and the
 least of its times is taken, which other work on the machine disturbs least; workspace is what the
-allocator held at most during the call beyond what the call keeps. Nothing of the model, and no
-generator, is touched. Estimated, without running anything: the roofline max(flops / rate, bytes /
-bandwidth) plus a launch time for a `DeviceSpec`. Both count what a call returns but nothing reads
-as workspace.
+allocator held at most during the call beyond what the call keeps. A call that takes long runs
+twice; of one that runs in slices two are run, and the second stands for those that are not. Nothing
+of the model, and no generator, is touched. Estimated, without running anything: the roofline
+max(flops / rate, bytes / bandwidth) plus a launch time for a `DeviceSpec`. Both count what a call
+returns but nothing reads as workspace.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -38,7 +40,9 @@ aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _REPEATS = 7
-_ENOUGH_SECONDS, _LONG_SECONDS = 0.05, 0.1
+_ENOUGH_SECONDS, _LONG_SECONDS = 0.05, 0.02
+_DRAWN = 1 << 18  # elements of an input that are drawn; the others repeat them
+_SAMPLE = 2  # slices that are run of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,11 @@ def _made_up(facts: TensorFacts) -> torch.Tensor:
     count = max(extent if 0 not in facts.shape else 0, facts.storage_bytes // itemsize)
     base = torch.zeros(count, dtype=facts.dtype, device=facts.device)
     if facts.dtype.is_floating_point or facts.dtype.is_complex:
-        base.real.uniform_(0.25, 1.0) if facts.dtype.is_complex else base.uniform_(0.25, 1.0)
+        drawn = base[:_DRAWN]
+        drawn.real.uniform_(0.25, 1.0) if facts.dtype.is_complex else drawn.uniform_(0.25, 1.0)
+        for start in range(_DRAWN, count, _DRAWN):
+            part = base[start : start + _DRAWN]
+            part.copy_(drawn[: len(part)])
     return base.as_strided(facts.shape, facts.stride, facts.offset)
 
 
@@ -197,33 +205,65 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program.facts, program.constants, call, _made_up)
-    run = operator_of(call.target).runs_as or call.target
-    first = _time_once(device, run, args, kwargs)
-    workspace = 0
+    first, _ = _time_once(device, call, args, kwargs)
+    workspace, times = 0, list[float]()
     if device.type == program.device.type:
         with AllocationRecorder(device) as recorder:
-            kept = run(*args, **kwargs)
+            seconds, kept = _time_once(device, call, args, kwargs)
         workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
         del kept
-    times = [first] if first >= _LONG_SECONDS else []  # of those, warming up is a small part
+        times = [seconds] if seconds >= _LONG_SECONDS else []  # of those, recording is a small part
+    times += [first] if first >= _LONG_SECONDS else []  # and so is warming up
     while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
-        times.append(_time_once(device, run, args, kwargs))
+        times.append(_time_once(device, call, args, kwargs)[0])
     return Cost(min(times), max(0, workspace))
 
 
-def _time_once(device: torch.device, target: Any, args: Any, kwargs: Any) -> float:
-    if device.type != "cuda":
-        start = time.perf_counter()
-        target(*args, **kwargs)
-        return time.perf_counter() - start
-    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):  # whose stream the events are recorded in
-        begin.record()
-        target(*args, **kwargs)
-        end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+def _time_once(
+    device: torch.device, call: Call, args: Any, kwargs: Mapping[str, Any]
+) -> tuple[float, Any]:
+    """Run a call once, or two slices of it; say how long it takes, and give what it makes."""
+    clock = _Clock(device)
+    with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: as it is
+        clock.mark()
+        if call.target is not run_in_slices:
+            made = (operator_of(call.target).runs_as or call.target)(*args, **kwargs)
+            clock.mark()
+            return sum(clock.seconds()), made
+        body, slices, *given = args
+        bounds = body.bounds(slices)
+        longest = max(stop - start for start, stop in pairwise(bounds))
+        if slices > _SAMPLE:
+            bounds = [min(longest * at, body.units) for at in range(_SAMPLE + 1)]
+        made = body.run(given, bounds, clock.mark)
+        clock.mark()
+    seconds = clock.seconds()
+    return sum(seconds) + seconds[-2] * (body.units - bounds[-1]) / longest, made
+
+
+class _Clock:
+    """Notes moments on a device, and says what time is between them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._moments: list[Any] = []
+
+    def mark(self) -> None:
+        """Note a moment."""
+        if self._device.type != "cuda":
+            self._moments.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._moments.append(event)
+
+    def seconds(self) -> list[float]:
+        """Give the seconds from each moment to the next, once the device has come to the last."""
+        pairs = pairwise(self._moments)
+        if self._device.type != "cuda":
+            return [end - begin for begin, end in pairs]
+        self._moments[-1].synchronize()
+        return [float(begin.elapsed_time(end)) / 1e3 for begin, end in pairs]
 
 
 def _device(program: Program, call: Call) -> torch.device:

@@ -6,7 +6,7 @@ Sums of 16 bits are added up in 32: in 16, what many slices add would be lost in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -79,7 +79,12 @@ class SlicedBody:
         )
         return replace(self, body=body, placements=tuple(way for _, way in reversed(kept)))
 
-    def run(self, given: Sequence[torch.Tensor], bounds: Sequence[int]) -> list[torch.Tensor]:
+    def run(
+        self,
+        given: Sequence[torch.Tensor],
+        bounds: Sequence[int],
+        after_slice: Callable[[], None] | None = None,
+    ) -> list[torch.Tensor]:
         """Give the outputs, made in slices of units from each of `bounds` to the next."""
         inputs = dict(zip(self.body.inputs, given, strict=True))
         outputs = _Outputs(self, len(bounds) - 1)
@@ -91,6 +96,8 @@ class SlicedBody:
             for step in self._steps(stop - start):
                 step.run(env, outputs)
             outputs.take(env, start, stop)
+            if after_slice is not None:
+                after_slice()
         return outputs.finished()
 
     def _steps(self, count: int) -> tuple[_Step, ...]:
