@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.example import Example, Size, distance_to
 
-__all__ = ["Mixer", "build"]
+__all__ = ["Mixer", "build", "make"]
 
 # blocks, width, length, batch
 _SIZES = {"tiny": (3, 16, 16, 4), "medium": (6, 256, 128, 32)}
@@ -67,7 +67,12 @@ class Mixer(nn.Module):
 
 def build(size: Size) -> Example:
     """Build with keyword arguments, one of them a tensor."""
-    blocks, width, length, batch = _SIZES[size]
+    return make(_SIZES[size])
+
+
+def make(setting: tuple[int, int, int, int]) -> Example:
+    """Build of these blocks, width, length and batch."""
+    blocks, width, length, batch = setting
     x, goal = (torch.randn(batch, length, width) for _ in range(2))
     distance = distance_to(goal)
     return Example(

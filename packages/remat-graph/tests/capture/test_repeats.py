@@ -12,14 +12,21 @@ from remat_graph.torch import capture
 from remat_graph.torch.capturing import capture as capturing
 from remat_graph.torch.capturing import captures
 from remat_graph.torch.capturing import trace as tracing
+from remat_graph.torch.repeats import blocks
 
 SMALL = {
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 11,
+    "num_hidden_layers": 7,
     "num_attention_heads": 2,
 }
 QUIET = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+
+
+@pytest.fixture(autouse=True)
+def _short_rows(monkeypatch):
+    """Pass over blocks of so short rows, too, which are traced whole sooner."""
+    monkeypatch.setattr(blocks, "FEWEST_PERIODS", 5)
 
 
 def language(name, **config):
@@ -70,7 +77,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    def __init__(self, make=Block, count=12):
+    def __init__(self, make=Block, count=7):
         super().__init__()
         self.blocks = nn.ModuleList(make() for _ in range(count))
         self.head = nn.Linear(4, 1)
@@ -136,7 +143,7 @@ class AllStates(Stack):
 
 def stack_of(make, *, whole_numbers=False):
     stack = Stack(make)
-    for block, scale in zip(stack.blocks, range(12), strict=True):
+    for block, scale in zip(stack.blocks, range(7), strict=True):
         block.scale = scale if whole_numbers else float(scale)
     return stack
 
@@ -150,7 +157,7 @@ def sharing_a_parameter():
 
 def called_twice():
     stack = Stack()
-    stack.blocks = nn.ModuleList([*stack.blocks[:6], *stack.blocks[:6]])
+    stack.blocks = nn.ModuleList([*stack.blocks[:3], *stack.blocks[:3]])
     return stack
 
 
@@ -212,7 +219,7 @@ def test_notes_end_where_the_first_blocks_do_not_repeat():
             return super().forward(x)
 
     capture(stack_of(Telling, whole_numbers=True), (torch.ones(2, 4),), costs="estimate")
-    assert calls.count(0) == calls.count(11) + 1
+    assert calls.count(0) == calls.count(6) + 1
 
 
 def test_kinds_of_blocks_that_alternate_repeat_together(monkeypatch):
@@ -221,7 +228,7 @@ def test_kinds_of_blocks_that_alternate_repeat_together(monkeypatch):
             return x + self.linear(x).tanh()
 
     model = Stack(count=0)
-    model.blocks = nn.ModuleList((Block, Smooth)[index % 2]() for index in range(20))
+    model.blocks = nn.ModuleList((Block, Smooth)[index % 2]() for index in range(14))
     few, whole = both(monkeypatch, model, {}, (torch.ones(2, 4),))
     assert [len(repeat.blocks[0]) for repeat in few._repeats] == [2]
     assert_same(few, whole)
@@ -244,7 +251,7 @@ def test_a_value_that_all_blocks_share_gets_the_gradients_of_all(monkeypatch):
             return super().forward(x) * scale
 
     model = Shared()
-    model.blocks = nn.ModuleList(Scaling() for _ in range(12))
+    model.blocks = nn.ModuleList(Scaling() for _ in range(7))
     few, whole = both(monkeypatch, model, {}, (torch.ones(2, 4),))
     assert len(few._repeats) == 1
     assert_same(few, whole)
@@ -301,6 +308,7 @@ def test_an_irregular_program_is_traced_whole(monkeypatch):
     model, call = Stack(), (torch.ones(2, 4),)
     whole = both(monkeypatch, model, {}, call)[1]
     monkeypatch.undo()
+    monkeypatch.setattr(blocks, "FEWEST_PERIODS", 5)
     unroll = captures.unroll
 
     def refusing(program, repeats):

@@ -11,9 +11,18 @@ from remat_graph import canonical_hash
 from remat_graph.torch import capture_region
 from remat_graph.torch.capturing import capture as capturing
 from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing.trace import FlatRegion
+from remat_graph.torch.repeats import rows
 from remat_graph.torch.repeats.periods import Irregular
+from remat_graph.torch.tracing.structure import distinct
 
 WIDTH = 4
+
+
+@pytest.fixture
+def short_rows(monkeypatch):
+    """Shorten rows of so few periods, too, which are traced whole sooner."""
+    monkeypatch.setattr(rows, "FEWEST_PERIODS", 5)
 
 
 def found_by_dynamo(model, args, kwargs=None):
@@ -62,7 +71,7 @@ def language(name, **config):
 
 
 def gpt2():
-    return language("GPT2", n_embd=16, n_layer=9, n_head=2, n_positions=8)
+    return language("GPT2", n_embd=16, n_layer=6, n_head=2, n_positions=8)
 
 
 class Block(nn.Module):
@@ -168,7 +177,7 @@ class Aside(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.row, self.aside = stack(Block)[0], nn.Linear(WIDTH, 1)
+        self.row, self.aside = stack(Block, count=8)[0], nn.Linear(WIDTH, 1)
 
     def forward(self, x):
         return self.row(x)[1], self.aside(x)
@@ -201,20 +210,21 @@ def tied():
     return model, args
 
 
+@pytest.mark.usefixtures("short_rows")
 @pytest.mark.parametrize(
     "make",
     [
         gpt2,
-        lambda: stack(InTurn, count=20),
-        lambda: stack(ReadsPlace),
-        lambda: stack(InPlace),
+        lambda: stack(InTurn, count=14),
+        lambda: stack(ReadsPlace, count=8),
+        lambda: stack(InPlace, count=8),
     ],
     ids=["gpt2", "in turn", "reads what was before", "in place"],
 )
 def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
     few, whole = few_and_whole(monkeypatch, *found_by_dynamo(*make()))
     assert len(few._repeats) == 1
-    assert len(few._repeats[0].blocks) >= 8
+    assert len(few._repeats[0].blocks) >= 5
     assert_same(few, whole)
 
 
@@ -247,18 +257,15 @@ def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
         "reads ahead",
     ],
 )
-def test_what_does_not_repeat_is_traced_at_once(monkeypatch, make):
-    traced = []
-    trace = capturing.trace_region
-    monkeypatch.setattr(capturing, "trace_region", lambda *a: traced.append(1) or trace(*a))
-    captured = capture_region(*found_by_dynamo(*make()), costs="estimate")
-    assert not captured._repeats
-    assert len(traced) == 1
+def test_what_does_not_repeat_is_traced_at_once(make):
+    graph, inputs = found_by_dynamo(*make())
+    assert not FlatRegion(graph, inputs, distinct(inputs)[0], whole=False).repeats
 
 
+@pytest.mark.usefixtures("short_rows")
 def test_two_rows_of_a_graph_are_both_found(monkeypatch):
     model = nn.Sequential(stack(Block)[0].blocks[0].linear, nn.Tanh())
-    rows = [nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), act()) for _ in range(11)))
+    rows = [nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), act()) for _ in range(7)))
             for act in (nn.Tanh, nn.Sigmoid)]  # fmt: skip
     graph, inputs = found_by_dynamo(nn.Sequential(model, *rows), (torch.randn(3, WIDTH),))
     few, whole = few_and_whole(monkeypatch, graph, inputs)
@@ -266,6 +273,7 @@ def test_two_rows_of_a_graph_are_both_found(monkeypatch):
     assert_same(few, whole)
 
 
+@pytest.mark.usefixtures("short_rows")
 def test_a_backward_that_does_not_pass_the_row(monkeypatch):
     few, whole = few_and_whole(monkeypatch, *found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)))
     assert len(few._repeats) == 1
@@ -274,6 +282,7 @@ def test_a_backward_that_does_not_pass_the_row(monkeypatch):
         assert canonical_hash(one.graph) == canonical_hash(other.graph)
 
 
+@pytest.mark.usefixtures("short_rows")
 def test_a_variant_that_few_periods_do_not_tell_is_traced_whole(monkeypatch):
     few = capture_region(*found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)), costs="estimate")
     unroll = captures.unroll
