@@ -305,12 +305,10 @@ CASES = {
 
 
 ONE_OF_A_KIND = (
-    "global variable", "python's random", "method of a class", "tensor in a list", "counter",
-    "method on the instance", "forward of a submodule", "training of the dropout", "dropout.p",
-    "autocast entered", "hook", "backward hook of the root", "hook of a parameter", "hook removed",
-    "frozen", "all but one frozen", "transposed data", "data of a buffer", "untied",
-    "parametrization", "shape", "stride", "gradient", "no gradient", "float", "tensor or none",
-    "same tensor twice", "same tensor at first", "in place, same tensor",
+    "global variable", "python's random", "method of a class", "tensor in a list",
+    "forward of a submodule", "training of the dropout", "dropout.p", "autocast entered", "hook",
+    "backward hook of the root", "hook of a parameter", "frozen", "transposed data", "untied",
+    "stride", "gradient", "float", "tensor or none", "same tensor twice", "in place, same tensor",
     "in place, halves of a tensor", "view of a parameter",
 )  # fmt: skip
 

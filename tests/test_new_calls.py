@@ -254,24 +254,15 @@ def test_a_counter_that_the_result_depends_on_is_followed():
     "change",
     [
         lambda m: m[0].requires_grad_(False),
-        lambda m: m[4].weight.requires_grad_(False),
-        lambda m: m[3].eval(),
         lambda m: m[1].eval(),
-        lambda m: setattr(m[3], "p", 0.7),
         lambda m: m.__setitem__(5, nn.ReLU()),
-        lambda m: setattr(m[6], "bias", None),
-        lambda m: setattr(m[0], "weight", nn.Parameter(torch.ones(24, 8))),
-        lambda m: m[4].register_forward_hook(lambda *args: 2 * args[2]),
         lambda m: m.double(),
         lambda m: setattr(m[1], "momentum", 0.5),
     ],
-    ids=[
-        "frozen layer", "frozen weight", "dropout off", "batch norm in eval", "dropout.p",
-        "replaced layer", "bias removed", "other parameter", "hook", "double", "momentum",
-    ],
-)  # fmt: skip
+    ids=["frozen layer", "batch norm in eval", "replaced layer", "double", "momentum"],
+)
 def test_a_changed_model_is_planned_anew(change):
-    """The second step runs the changed model."""
+    """The second step runs the changed model; more changes are in `test_changed_calls.py`."""
 
     def at_step_one(model, step):
         if step == 1:

@@ -13,6 +13,7 @@ import pytest
 import scipy.special  # noqa: F401 - adds a filter of warnings when it is imported first
 import torch
 from exec_cases.training import assert_bitwise_equal, train
+from integration_cases.sweeps import swept
 from torch import nn
 from torch._dynamo import symbolic_convert
 from torch._dynamo.variables import builder, misc
@@ -143,9 +144,22 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("way", [lazily, planned, dry])
-@pytest.mark.parametrize("name", ERRORS)
-def test_an_error_of_planning_leaves_the_process_and_the_model_as_they_were(way, name):
+WAYS = {"lazily": lazily, "planned": planned, "dry": dry}
+# Each error once, and each way with an error before, within and after the forward.
+ONE_OF_A_KIND = (
+    ("the budget is too small", "lazily"), ("the forward raises", "lazily"),
+    ("the forward raises", "planned"), ("the forward raises", "dry"),
+    ("the forward is interrupted", "dry"), ("planning is interrupted", "planned"),
+    ("progress raises", "dry"), ("the loss raises", "planned"), ("the loss is no scalar", "lazily"),
+    ("the limit is negative", "planned"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", swept([(name, way) for name in ERRORS for way in WAYS], ONE_OF_A_KIND)
+)
+def test_an_error_of_planning_leaves_the_process_and_the_model_as_they_were(case):
+    name, way = case[0], WAYS[case[1]]
     kind, options, trouble = ERRORS[name]
     if way is dry and trouble is fail:
         kind = remat.CaptureError

@@ -1,5 +1,7 @@
 """What the user gets behaves under autograd as what eager gives."""
 
+import functools
+
 import pytest
 import torch
 from exec_cases.models import HEADS, MLP, Case
@@ -18,14 +20,21 @@ class Views(nn.Module):
         return self.pick(torch.tanh(self.layer(x)), x, self.layer.weight)
 
 
-def run(pick, use, *, input_grad=False):
-    """Run the same forward, use and backward by a plan and by eager; give both sides' results."""
-    found = []
+@functools.cache
+def case_of(pick, input_grad):
+    """Make a case, which is captured once for all uses."""
 
     def args():
         return (torch.randn(4, 6).requires_grad_(input_grad),)
 
-    case = Case("views", lambda: Views(pick), args, lambda y: y.sum())
+    return Case("views", lambda: Views(pick), args, lambda y: y.sum())
+
+
+def run(pick, use, *, input_grad=False):
+    """Run the same forward, use and backward by a plan and by eager; give both sides' results."""
+    found = []
+
+    case = case_of(pick, input_grad)
     for model in (case.remat(), case.model()):
         (x,) = case.args()
         value = use(model(x))
