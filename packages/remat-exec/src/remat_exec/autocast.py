@@ -59,11 +59,11 @@ def run_lowered(
     **kwargs: Any,
 ) -> torch.Tensor:
     """Run a product in one type, and give it in another."""
-    made: torch.Tensor = operator(
+    product: torch.Tensor = operator(
         *(
             item.to(dtype) if isinstance(item, torch.Tensor) and item.dtype in _CAST else item
             for item in args
         ),
         **kwargs,
     )
-    return made.to(wanted)
+    return product.to(wanted)

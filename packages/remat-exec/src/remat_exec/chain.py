@@ -133,15 +133,17 @@ class _Step:
             return saved
         program = self.executable.capture.program
         inputs = (*(i.variable for i in program.inputs), *program.constants)
-        given = dict(zip(inputs, self._bound, strict=True))
-        known = dict(zip(names, saved, strict=True))
-        known.update({name: given[name] for name in low_memory_plan.code.saved if name in given})
+        tensors = dict(zip(inputs, self._bound, strict=True))
+        values = dict(zip(names, saved, strict=True))
+        values.update(
+            {name: tensors[name] for name in low_memory_plan.code.saved if name in tensors}
+        )
         outside = {*inputs, *program.handed}
-        self._droppable = {name: item for name, item in known.items() if name not in outside}
-        self._names = tuple(name for name in known if name in outside)
+        self._droppable = {name: item for name, item in values.items() if name not in outside}
+        self._names = tuple(name for name in values if name in outside)
         if not self.executable.keeps_values_for_other_backwards:
             self._bound = []
-        return [known[name] for name in self._names]
+        return [values[name] for name in self._names]
 
     def drop(self) -> None:
         """Give memory back before the backward, which then is that of the leaner plan."""
@@ -213,9 +215,9 @@ class _Step:
             group = self._upcoming.pop(0)
             to_come.difference_update(group.inputs)
             with self._own_casts():
-                given = next(self._backward) or []
-            self._final.update(zip(group.inputs, given, strict=True))
-            given.clear()
+                gradients = next(self._backward) or []
+            self._final.update(zip(group.inputs, gradients, strict=True))
+            gradients.clear()
         if not self._upcoming and self._backward is not None:
             self._backward = None
             if self.on_end is not None:
@@ -327,5 +329,5 @@ class _GroupFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         step: _Step = ctx.step
-        given = None if ctx.token is None else torch.empty_like(ctx.token)
-        return (None, None, None, given, *step.take(ctx.index))
+        gradient = None if ctx.token is None else torch.empty_like(ctx.token)
+        return (None, None, None, gradient, *step.take(ctx.index))

@@ -48,9 +48,9 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
             f"this backward, over other outputs than planned for, computes from {lacking[0]} "
             f"again, which the forward did not expect; run forward again, it will be planned anew"
         )
-    found = {name: (states[_key(name)], checksum(tensor)) for name, tensor in tensors.items()}
-    before, after = zip(*found.values(), strict=True)
-    for name, same in zip(found, _are_equal(before, after), strict=True):
+    pairs = {name: (states[_key(name)], checksum(tensor)) for name, tensor in tensors.items()}
+    before, after = zip(*pairs.values(), strict=True)
+    for name, same in zip(pairs, _are_equal(before, after), strict=True):
         if not same:
             raise MemoryChanged(
                 f"an input, a parameter, a buffer or an output of the model was written to between "
@@ -132,10 +132,10 @@ def _sum_on_cpu(array: npt.NDArray[Any]) -> int:
     return total % 2**64
 
 
-def _sum_of_bytes(found: npt.NDArray[np.uint8]) -> int:
-    whole = len(found) // 8 * 8
-    rest = int.from_bytes(found[whole:].tobytes(), "little") if whole < len(found) else 0
-    return (_sum_of_words(found[:whole].view(np.int64)) + int(_factors()[-1]) * rest) % 2**64
+def _sum_of_bytes(data: npt.NDArray[np.uint8]) -> int:
+    whole = len(data) // 8 * 8
+    rest = int.from_bytes(data[whole:].tobytes(), "little") if whole < len(data) else 0
+    return (_sum_of_words(data[:whole].view(np.int64)) + int(_factors()[-1]) * rest) % 2**64
 
 
 def _sum_of_words(words: _Words) -> int:

@@ -107,8 +107,8 @@ def generate(
     forward.compared = shared.ops if save_all else shared.ops & _run_again(schedule)
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
-    given = forward.inputs_and_views
-    kept = [name for name in forward.live if name not in given]
+    available = forward.inputs_and_views
+    kept = [name for name in forward.live if name not in available]
 
     forward.make(program.handed)
 

@@ -43,9 +43,9 @@ def draw(
     generator = _generator(device)
     with _one_at_a_time(device):
         before = _read(generator)
-        made = operator(*args, **kwargs)
+        result = operator(*args, **kwargs)
         states[op] = before, hash(_read(generator))
-    return made
+    return result
 
 
 def draw_again(
@@ -69,10 +69,10 @@ def draw_again(
         try:
             for _ in range(_TRIES):
                 _write(generator, state)
-                made = operator(*args, **kwargs)
+                result = operator(*args, **kwargs)
                 if hash(_read(generator)) == after:
-                    return made
-                del made
+                    return result
+                del result
         finally:
             _write(generator, resume)
     raise BackwardError(

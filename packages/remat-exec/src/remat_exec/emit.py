@@ -172,8 +172,8 @@ class Writer:
             return
         call = self.program.views.get(name)
         if call is None and self.program.storage[name] in self.zero:
-            made = self._bind("zeros", _zeros)
-            self.lines.append(f"{name} = {made}({self._bind('facts', self.program.facts[name])})")
+            zeros = self._bind("zeros", _zeros)
+            self.lines.append(f"{name} = {zeros}({self._bind('facts', self.program.facts[name])})")
             self._define(name)
             return
         if call is None:
@@ -193,8 +193,8 @@ class Writer:
         call = self.program.calls.get(op) if self.zero else None
         if call is None or op not in self.program.backward_ops:
             return False
-        made = {self.program.storage[name] for name in call.results if name is not None}
-        return bool(made) and made <= self.zero
+        outputs = {self.program.storage[name] for name in call.results if name is not None}
+        return bool(outputs) and outputs <= self.zero
 
     def _in_place(self, op: str, steps: tuple[Step, ...], position: int) -> bool:
         """Write an op in the buffer of its first input, if it can and that is freed next."""
@@ -233,8 +233,8 @@ class Writer:
         for source in call.reads:
             self._require(source)
         storage = self.program.storage
-        made = {storage[name] for name in call.results if name is not None}
-        stale = [v for value in made for v in self._of_value[value] if v in self.program.views]
+        outputs = {storage[name] for name in call.results if name is not None}
+        stale = [v for value in outputs for v in self._of_value[value] if v in self.program.views]
         through = ""
         if call.random is not None:
             through = self._drawn(op, str(call.random), again)
@@ -253,8 +253,8 @@ class Writer:
         """Write the start of a call that draws random numbers, up to the operator."""
         if op not in self.replayed:
             return f"{self._bind('draw_once', draw_once)}({device!r}, "
-        made = self._bind("draw_again", draw_again) if again else self._bind("draw", draw)
-        return f"{made}(states, {op!r}, {device!r}, "
+        function = self._bind("draw_again", draw_again) if again else self._bind("draw", draw)
+        return f"{function}(states, {op!r}, {device!r}, "
 
     def _is_written(self, call: Call) -> bool:
         """Whether what only the first run makes has gone where it is written."""
@@ -333,17 +333,17 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
         if call is None or op not in program.backward_ops:
             continue
         reads = depending.intersection(storage[name] for name in call.reads if name in storage)
-        made = {storage[name] for name in call.results if name is not None}
+        outputs = {storage[name] for name in call.results if name is not None}
         if reads:
-            depending |= made
+            depending |= outputs
             if reads <= zero:
-                zero |= made
+                zero |= outputs
     return frozenset(zero)
 
 
 def _zeros(facts: TensorFacts) -> torch.Tensor:
-    made = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
-    return made.zero_()
+    tensor = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
+    return tensor.zero_()
 
 
 def _group_gradients(

@@ -82,7 +82,10 @@ class Executable:
 
     def _can_go_on_as(self, low_memory_plan: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
-        return {*low_memory_plan.code.saved} <= {*self.code.saved, *_given(self.capture.program)}
+        return {*low_memory_plan.code.saved} <= {
+            *self.code.saved,
+            *_available_at_start(self.capture.program),
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -186,8 +189,8 @@ class Executable:
             next(backward)
             del _held_by_autograd
             final: list[torch.Tensor] = []
-            for given in backward:
-                final.extend(gradient for gradient in given or () if gradient is not None)
+            for group in backward:
+                final.extend(gradient for gradient in group or () if gradient is not None)
 
     def _gradients_of_handed(
         self, handed: list[torch.Tensor], bound: list[Any], loss: Loss | None
@@ -318,7 +321,7 @@ class Executable:
             unwanted=unwanted,
             autocast=autocast,
         )
-        there = {*self.code.saved, *_given(other.program)}
+        there = {*self.code.saved, *_available_at_start(other.program)}
         lacking = [name for name in code.saved if name not in there]
         if lacking:  # of what the user was handed nothing is kept that the plan does not read
             raise BackwardError(
@@ -337,7 +340,7 @@ class Executable:
             )
 
 
-def _given(program: Program) -> set[str]:
+def _available_at_start(program: Program) -> set[str]:
     """Collect the variables that are there before anything is computed."""
     return {*(item.variable for item in program.inputs), *program.constants}
 

@@ -1,4 +1,4 @@
-"""What a plan reads again of memory that others may write to, and that eager would not have kept.
+"""Reads of memory that others may write to, and that eager would not have kept.
 
 Inputs, parameters, buffers and outputs are not the plan's alone. Of what eager keeps for its own
 backward it sees a change in place, by torch's count, and so does a plan, which saves it the same
@@ -32,7 +32,7 @@ class ExposedReads:
 
 
 def exposed_reads(program: Program) -> ExposedReads:
-    """Find what is to be compared, if a backward reads it or runs it again."""
+    """Find what to compare where a backward reads it or runs it again."""
     storage = program.storage
     kept, again, readers = set(), set(), dict[str, list[str]]()
     for op, call in program.calls.items():
@@ -46,11 +46,11 @@ def exposed_reads(program: Program) -> ExposedReads:
             readers.setdefault(value, []).append(op)
     handed = {storage[name] for name in program.handed}
     inputs = (*(item.variable for item in program.inputs), *program.constants)
-    given = {storage[name] for name in inputs if name in storage}
-    values = ((handed | given) - (kept - again)) | (handed & _uncounted(program))
+    from_outside = {storage[name] for name in inputs if name in storage}
+    values = ((handed | from_outside) - (kept - again)) | (handed & _uncounted(program))
     ops = {
         value: frozenset(readers.get(value, ()))
-        for value in given & values
+        for value in from_outside & values
         if _makes_little(program, value, readers.get(value, []))
     }
     return ExposedReads(frozenset(values - ops.keys()), frozenset().union(*ops.values()))
@@ -68,11 +68,12 @@ def _uncounted(program: Program) -> set[str]:
 
 def _makes_little(program: Program, value: str, readers: list[str]) -> bool:
     """Whether what is computed from a value is far smaller, and the same each time."""
-    made = 0
+    result_bytes = 0
     for op in readers:
         call = program.calls[op]
         apart = op in program.alternatives or op in program.backward_ops
         if apart or call.random is not None or call.replay is not None:
             return False
-        made += sum(program.facts[name].storage_bytes for name in call.results if name is not None)
-    return 0 < _SMALLER * made < program.facts[value].storage_bytes
+        results = (name for name in call.results if name is not None)
+        result_bytes += sum(program.facts[name].storage_bytes for name in results)
+    return 0 < _SMALLER * result_bytes < program.facts[value].storage_bytes

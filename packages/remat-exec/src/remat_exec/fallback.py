@@ -16,23 +16,23 @@ from remat_graph import Compute, Free, Graph, Op, Schedule, Step
 __all__ = ["backward_from"]
 
 
-def backward_from(graph: Graph, planned: Schedule, known: Container[str]) -> Schedule:
+def backward_from(graph: Graph, planned: Schedule, planned_values: Container[str]) -> Schedule:
     """Complete the forward half of a plan, made for another backward, by a backward of `graph`.
 
-    `known` are the values of the graph that was planned; it may lack what that backward never
-    reads, such as the mask of a dropout, and its forward does not keep those.
+    `planned_values` are the values of the graph that was planned; it may lack what that backward
+    never reads, such as the mask of a dropout, and its forward does not keep those.
 
     Raises:
         BackwardError: if something needed is gone and can only be computed once.
     """
     loss = planned.steps.index(Compute("loss"))
-    forward, kept = _forward_of(graph, planned.steps[:loss], known)
+    forward, kept = _forward_of(graph, planned.steps[:loss], planned_values)
     order = _computations(graph, planned.steps[loss:], kept)
     return Schedule((*forward, *_with_frees(graph, kept, order)))
 
 
 def _forward_of(
-    graph: Graph, planned: tuple[Step, ...], known: Container[str]
+    graph: Graph, planned: tuple[Step, ...], planned_values: Container[str]
 ) -> tuple[tuple[Step, ...], dict[str, None]]:
     """Follow the planned forward; `graph` may know fewer of what it packs, and of its values."""
     alive: dict[str, None] = {}
@@ -42,8 +42,8 @@ def _forward_of(
             if step.op not in graph.op_index:
                 continue
             outputs = graph.ops[graph.op_index[step.op]].outputs
-            alive.update(dict.fromkeys(value for value in outputs if value in known))
-            steps += [step, *(Free(value) for value in outputs if value not in known)]
+            alive.update(dict.fromkeys(value for value in outputs if value in planned_values))
+            steps += [step, *(Free(value) for value in outputs if value not in planned_values)]
         elif step.value in alive:
             del alive[step.value]
             steps.append(step)
@@ -68,11 +68,11 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
                 compute(maker.name)
         order.append(name)
         computed.add(name)
-        made.update(op.outputs)
+        outputs.update(op.outputs)
         alive.update(dict.fromkeys(op.outputs))
 
     computed = {op.name for op in graph.ops[: graph.boundary_index] if op.owed}
-    made: set[str] = set()
+    outputs: set[str] = set()
     for step in planned:
         if isinstance(step, Free):
             if _can_come_back(graph, step.value):
@@ -80,7 +80,7 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
         elif step.op in graph.op_index:
             compute(step.op)
     for op in graph.ops[graph.boundary_index :]:
-        by_others = bool(op.outputs) and made.issuperset(op.outputs)
+        by_others = bool(op.outputs) and outputs.issuperset(op.outputs)
         if op.owed and op.name not in computed and not by_others:
             compute(op.name)
     for value in sorted(graph.results - graph.resident):

@@ -54,8 +54,8 @@ def _asks_for_call(loss: Loss) -> bool:
 class _Handed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        made = leaf.new_empty(0)
-        return made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
+        alias = leaf.new_empty(0)
+        return alias.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.size(), leaf.stride())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -69,8 +69,8 @@ def as_handed(leaf: torch.Tensor) -> torch.Tensor:
     """
     if not leaf.requires_grad:
         return leaf
-    given: torch.Tensor = _Handed.apply(leaf)  # type: ignore[no-untyped-call]
-    return given
+    tensor: torch.Tensor = _Handed.apply(leaf)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def loss_gradients(
@@ -100,29 +100,29 @@ def loss_gradients(
         shown = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise LossError(f"loss= must give a tensor of one element, not {shown}")
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
-    known = set(map(id, wanted))
-    others = [leaf for leaf in _leaves(value) if id(leaf) not in known]
-    found: list[torch.Tensor | None] = []
+    own = set(map(id, wanted))
+    others = [leaf for leaf in _leaves(value) if id(leaf) not in own]
+    computed: list[torch.Tensor | None] = []
     if value.requires_grad:
         try:
-            found = list(torch.autograd.grad(value, [*wanted, *others], allow_unused=True))
+            computed = list(torch.autograd.grad(value, [*wanted, *others], allow_unused=True))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise LossError(f"loss= cannot be differentiated: {error}") from error
-    if not any(gradient is not None for gradient in found[: len(wanted)]):
+    if not any(gradient is not None for gradient in computed[: len(wanted)]):
         raise LossError(
             "loss= depends on nothing that the model returned and that requires a gradient; "
             "compute it from its argument, without detach() or no_grad()"
         )
-    gradients = iter(found[: len(wanted)])
-    kept = [*found[len(wanted) :], value.detach()]
+    gradients = iter(computed[: len(wanted)])
+    kept = [*computed[len(wanted) :], value.detach()]
     return [next(gradients) if tensor.requires_grad else None for tensor in tensors], kept
 
 
 def _leaves(value: torch.Tensor) -> list[torch.Tensor]:
     """List the leaves on which a tensor depends, as its graph of autograd has them."""
-    found: dict[int, torch.Tensor] = {}
+    leaves: dict[int, torch.Tensor] = {}
     seen = set()
     waiting = [value.grad_fn]
     while waiting:
@@ -132,9 +132,9 @@ def _leaves(value: torch.Tensor) -> list[torch.Tensor]:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor):
-            found[id(leaf)] = leaf
+            leaves[id(leaf)] = leaf
         waiting += [source for source, _ in node.next_functions]
-    return list(found.values())
+    return list(leaves.values())
 
 
 def measure_loss(
@@ -151,15 +151,15 @@ def measure_loss(
         loss_gradients(loss, returned(), tensors)  # to warm up: what a library allocates once
         with measure_peak(device, collect=False) as peak:
             gradients, _left = loss_gradients(loss, returned(), tensors)
-    made = turned = 0
+    gradient_bytes = turned_bytes = 0
     for tensor, gradient in zip(tensors, gradients, strict=True):
         if gradient is not None:
             size = gradient.untyped_storage().nbytes()
-            made += size
-            turned += size if gradient.stride() != tensor.stride() else 0
-    kept = max(0, peak.kept_bytes - made)
+            gradient_bytes += size
+            turned_bytes += size if gradient.stride() != tensor.stride() else 0
+    kept = max(0, peak.kept_bytes - gradient_bytes)
     # Gradients that come in another layout than their outputs are held while they are copied.
-    workspace = max(0, peak.peak_bytes - made - kept, turned)
+    workspace = max(0, peak.peak_bytes - gradient_bytes - kept, turned_bytes)
     return LossCost(workspace, kept), [gradient is not None for gradient in gradients]
 
 

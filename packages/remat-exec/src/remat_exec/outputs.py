@@ -21,15 +21,15 @@ def make_outputs(
 ) -> list[torch.Tensor]:
     """Make the user's output tensors of what autograd was handed, and of inputs by variable."""
     whole = dict(zip(program.returned, program.handed, strict=True))
-    made = {**inputs, **dict(zip(program.handed, handed, strict=True))}
+    tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
     outputs = []
     for output in program.outputs:
-        tensor = made.get(output.variable)
+        tensor = tensors.get(output.variable)
         if output.kind == "input":
-            tensor = made[output.base]
+            tensor = tensors[output.base]
         if tensor is None:
             base = whole.get(output.base, output.base)
-            tensor = _view(program, output.variable, base, made[base], output.layout)
+            tensor = _view(program, output.variable, base, tensors[base], output.layout)
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()
         outputs.append(tensor)
@@ -69,20 +69,20 @@ def _view(
     if chain is None:
         facts = program.facts[variable]
         return tensor.as_strided(facts.shape, facts.stride, facts.offset)
-    made: dict[str, Any] = {base: tensor}
+    tensors: dict[str, Any] = {base: tensor}
     for call in chain:
         args, kwargs = pytree.tree_map(
-            lambda item: made[item.name] if isinstance(item, Variable) else item,
+            lambda item: tensors[item.name] if isinstance(item, Variable) else item,
             (call.args, dict(call.kwargs)),
             is_leaf=lambda item: isinstance(item, Variable),
         )
         # What was detached from the base and has a gradient got it from being changed in place; the
         # base has it, too.
         run = aten.alias.default if call.target is aten.detach.default else call.target
-        given = run(*args, **kwargs)
-        parts = list(given) if call.sequence else [given]
-        made.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
-    result: torch.Tensor = made[variable]
+        views = run(*args, **kwargs)
+        parts = list(views) if call.sequence else [views]
+        tensors.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
+    result: torch.Tensor = tensors[variable]
     return result
 
 

@@ -20,23 +20,23 @@ aten = torch.ops.aten
 def shortened(program: Program) -> dict[str, Call | str]:
     """Find the views that are what they are made of, or one call of `view` away from it.
 
-    Given is the variable that a view equals, or the call that makes it of one further up; others
-    are not listed. Outputs stay tensors of their own.
+    Each is replaced by the variable that it equals, or by the call that makes it of one further up.
+    Outputs stay tensors of their own.
     """
     outputs = {*program.handed, *program.returned}
-    found: dict[str, Call | str] = {}
+    calls: dict[str, Call | str] = {}
     for name, call in program.views.items():
         above = _above(program, call)
         facts = program.facts[name]
         equal = next((other for other in above if program.facts[other] == facts), None)
         if equal is not None:
             if name not in outputs:
-                found[name] = equal
+                calls[name] = equal
         elif call.target is aten.view.default:
             base = next((b for b in above if _is_view(program.facts[b], facts)), None)
             if base is not None and base != call.reads[0]:
-                found[name] = replace(call, args=(Variable(base), list(facts.shape)))
-    return found
+                calls[name] = replace(call, args=(Variable(base), list(facts.shape)))
+    return calls
 
 
 def _above(program: Program, call: Call | None) -> list[str]:

@@ -243,12 +243,12 @@ def _from_body(body: Any) -> Document:
 
 def _consistent(solution: Solution) -> Solution:
     """Give a solution whose status and bound contradict neither its schedule nor its time."""
-    found = solution.schedule is not None
-    if found != (solution.status in {Status.OPTIMAL, Status.FEASIBLE}):
-        what = "a schedule" if found else "no schedule"
+    has_schedule = solution.schedule is not None
+    if has_schedule != (solution.status in {Status.OPTIMAL, Status.FEASIBLE}):
+        what = "a schedule" if has_schedule else "no schedule"
         raise DocumentError(f"a solution that is {solution.status.value} has {what}")
     bound = solution.lower_bound
-    if found and bound is not None and bound > solution.time * (1 + _TOLERANCE):
+    if has_schedule and bound is not None and bound > solution.time * (1 + _TOLERANCE):
         raise DocumentError(f"a solution takes {solution.time} s, less than its bound, {bound} s")
     return solution
 
@@ -271,8 +271,8 @@ def _graph_body(graph: Graph) -> _Graph:
     )  # fmt: skip
 
 
-def _place(known: Provenance | None) -> tuple[str, str] | None:
-    return None if known is None else (known.module, known.source)
+def _place(provenance: Provenance | None) -> tuple[str, str] | None:
+    return None if provenance is None else (provenance.module, provenance.source)
 
 
 def _read_graph(body: _Graph) -> Graph:

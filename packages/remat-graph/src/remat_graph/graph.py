@@ -129,13 +129,13 @@ class Op:
 
     def _check_overwrites(self) -> None:
         read = [pair[0] for pair in self.overwrites]
-        made = [pair[1] for pair in self.overwrites]
-        if not (set(read) <= set(self.inputs) and set(made) <= set(self.outputs)):
+        written = [pair[1] for pair in self.overwrites]
+        if not (set(read) <= set(self.inputs) and set(written) <= set(self.outputs)):
             raise InvalidGraph(
                 f"op {self.name!r} has overwrites={self.overwrites}; each must be a pair of one of "
                 f"its inputs {self.inputs} and one of its outputs {self.outputs}"
             )
-        if len(set(read)) != len(read) or len(set(made)) != len(made):
+        if len(set(read)) != len(read) or len(set(written)) != len(written):
             raise InvalidGraph(
                 f"op {self.name!r} has overwrites={self.overwrites}; each value may occur once"
             )
@@ -226,11 +226,11 @@ class Graph:
                 if v in self.resident:
                     raise InvalidGraph(f"op {op.name!r} makes {v!r}, which is resident")
                 producer.setdefault(v, []).append(i)
-            for read, made in op.overwrites:
-                sizes = [self._value_by_name[v].size_bytes for v in (read, made)]
+            for read, written in op.overwrites:
+                sizes = [self._value_by_name[v].size_bytes for v in (read, written)]
                 if read in self.resident or sizes[0] != sizes[1]:
                     raise InvalidGraph(
-                        f"op {op.name!r} makes {made!r} of {sizes[1]} bytes in the place of "
+                        f"op {op.name!r} makes {written!r} of {sizes[1]} bytes in the place of "
                         f"{read!r}, which {'is resident' if read in self.resident else 'has'} "
                         f"{sizes[0]} bytes; only a buffer of the same size that can be freed can "
                         f"be overwritten"
@@ -339,15 +339,15 @@ class Graph:
 
     def _with_ops(self, wanted: Callable[[Op], bool]) -> Graph:
         """Keep some ops, those owed among them, of the others those whose inputs are made."""
-        made = set(self.resident)
+        available = set(self.resident)
         ops: list[Op] = []
         for op in self.ops:
-            if wanted(op) and made.issuperset(op.inputs):
+            if wanted(op) and available.issuperset(op.inputs):
                 ops.append(op)
-                made.update(op.outputs)
+                available.update(op.outputs)
         if len(ops) == len(self.ops):
             return self
-        values = tuple(v for v in self.values if v.name in made)
+        values = tuple(v for v in self.values if v.name in available)
         return Graph(values, tuple(ops), self.resident, self.results, self.boundary)
 
     @property
@@ -380,9 +380,9 @@ def _check_bytes(owner: str, field_name: str, count: int) -> None:
 
 
 def _unique(kind: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
-    found: dict[str, T] = {}
+    by_name: dict[str, T] = {}
     for name, item in items:
-        if name in found:
+        if name in by_name:
             raise InvalidGraph(f"two {kind}s are called {name!r}; names must be unique")
-        found[name] = item
-    return found
+        by_name[name] = item
+    return by_name

@@ -49,7 +49,7 @@ def canonical_hash(graph: Graph) -> str:
             tuple(position(v) for v in op.outputs),
             None if op.twin is None else op_index[op.twin],
             tuple(sorted({op_index[earlier] for earlier in op.order_after})),
-            tuple(sorted((position(read), position(made)) for read, made in op.overwrites)),
+            tuple(sorted((position(read), position(written)) for read, written in op.overwrites)),
             None if op.alternative_of is None else op_index[op.alternative_of],
             op.optional,
             op.numerics.value,

@@ -95,15 +95,15 @@ class Hierarchy:
             InvalidGraph: if the hierarchy has no such block.
         """
         name = block if isinstance(block, str) else block.name
-        found = self._block_by_name.get(name)
-        if found is None or (isinstance(block, Block) and block != found):
+        own = self._block_by_name.get(name)
+        if own is None or (isinstance(block, Block) and block != own):
             raise InvalidGraph(
                 f"the hierarchy has no such block {name!r}; its blocks are hierarchy.root.blocks()"
             )
-        if found is self.root:
+        if own is self.root:
             return cut_out(self.graph, range(len(self.graph.ops)))
         indices = []
-        for op in found.op_names():
+        for op in own.op_names():
             indices.append(self.graph.op_index[op])
             indices += self._backward.get(op, ())
         return cut_out(self.graph, sorted(indices))
@@ -117,9 +117,9 @@ class Hierarchy:
         """
         if self._unique is None:
             blocks = _inside_first(self.root)
-            found = find_unique((block, self.subgraph(block)) for block in blocks)
-            object.__setattr__(self, "_unique", found)
-            return found
+            classes = find_unique((block, self.subgraph(block)) for block in blocks)
+            object.__setattr__(self, "_unique", classes)
+            return classes
         return self._unique
 
     def _check_order(self) -> None:

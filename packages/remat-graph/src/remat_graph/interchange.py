@@ -198,7 +198,7 @@ def _from_bipartite(dag: nx.DiGraph[Any]) -> Graph:
                 data["equivalence"],
                 data["replayable"],
                 tuple(data["order_after"]),
-                tuple((read, made) for read, made in data["overwrites"]),
+                tuple((read, written) for read, written in data["overwrites"]),
                 data["alternative_of"],
                 data["optional"],
                 Numerics(data["numerics"]),

@@ -59,8 +59,8 @@ def _backward_sources(graph: Graph) -> list[list[int]]:
 
 def _place_by_sources(place: list[int | None], sources: Sequence[Sequence[int]]) -> None:
     """Move each op to the earliest of where it is and where its sources are."""
-    for i, found in enumerate(place):
-        places = [at for at in (found, *(place[source] for source in sources[i])) if at is not None]
+    for i, own in enumerate(place):
+        places = [at for at in (own, *(place[source] for source in sources[i])) if at is not None]
         place[i] = min(places, default=None)
 
 
@@ -72,15 +72,15 @@ def _place_by_readers(
     Says whether there was any.
     """
     before = place.count(None)
-    nowhere = [found is None for found in place]
+    nowhere = [at is None for at in place]
     if loss_first:
         nowhere[0] = False
     for i in reversed(range(len(place))):
-        found = place[i]
-        if found is None:
+        reader = place[i]
+        if reader is None:
             continue
         for source in sources[i]:
             if nowhere[source]:
-                known = place[source]
-                place[source] = found if known is None else max(known, found)
+                earlier = place[source]
+                place[source] = reader if earlier is None else max(earlier, reader)
     return place.count(None) < before

@@ -205,18 +205,18 @@ def interrupts_deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def offering(group: str, name: str, made: object) -> Plugin | None:
+def offering(group: str, name: str, instance: object) -> Plugin | None:
     """Find the one plugin of a name, if what it names is the class of this object."""
     plugins = find_plugins(group).get(name, ())
     if len(plugins) != 1:
         return None
     try:
-        return plugins[0] if plugins[0].load() is type(made) else None
+        return plugins[0] if plugins[0].load() is type(instance) else None
     except (Exception, SystemExit):  # it is told of where it is asked for by its name
         return None
 
 
-def with_settings(name: str, made: object) -> str | None:
+def with_settings(name: str, instance: object) -> str | None:
     """Name what was made with settings, and those that are not its defaults: `rotor(slots=50)`.
 
     Settings are the arguments of its class, each kept in an attribute of the same name, as a
@@ -224,21 +224,21 @@ def with_settings(name: str, made: object) -> str | None:
     dataclass that can be named like this.
     """
     try:
-        parameters = inspect.signature(type(made)).parameters.values()
+        parameters = inspect.signature(type(instance)).parameters.values()
     except (TypeError, ValueError):
         return None
-    told: list[str] = []
+    settings: list[str] = []
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return None
-        if not hasattr(made, parameter.name):
+        if not hasattr(instance, parameter.name):
             return None
-        setting = _plain(getattr(made, parameter.name))
+        setting = _plain(getattr(instance, parameter.name))
         if setting is None:
             return None
         if setting != _plain(parameter.default):
-            told.append(f"{parameter.name}={setting}")
-    return f"{name}({', '.join(told)})" if told else name
+            settings.append(f"{parameter.name}={setting}")
+    return f"{name}({', '.join(settings)})" if settings else name
 
 
 def read_settings(name: str) -> tuple[str, dict[str, object]]:

@@ -188,25 +188,25 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
                     )
             computed[index] = True
         ever.update(op.outputs)
-        made = 0
-        replaced = 0
+        output_bytes = 0
+        replaced_bytes = 0
         overwritten = set()
         if op.overwrites:
             dying = freed_next(schedule.steps, position)
             for read, new in op.overwrites:
                 if read in dying:
                     overwritten.add(read)
-                    made -= values[new].size_bytes
+                    output_bytes -= values[new].size_bytes
         for v in op.outputs:
             size = values[v].size_bytes
-            made += size
+            output_bytes += size
             if v in alive:
-                replaced += size
+                replaced_bytes += size
             else:
                 alive.add(v)
         times.append(op.time)
-        during.append(memory + made + op.workspace_bytes)
-        memory += made - replaced
+        during.append(memory + output_bytes + op.workspace_bytes)
+        memory += output_bytes - replaced_bytes
         after.append(memory)
     for v in sorted(graph.results):
         if v not in alive and v not in resident:

@@ -76,13 +76,13 @@ def random_training(random: Random, most_depth: int = 4) -> Graph:
     results = set()
     grad = before
     for i in reversed(range(depth)):
-        made = [f"g{i}"] + [f"w{i}"] * (random.random() < 0.4)
-        results |= set(made[1:])
-        values += [Value(v, random.randint(0, 5)) for v in made]
+        outputs = [f"g{i}"] + [f"w{i}"] * (random.random() < 0.4)
+        results |= set(outputs[1:])
+        values += [Value(v, random.randint(0, 5)) for v in outputs]
         read = dict.fromkeys((f"a{i}", grad))
         ops.append(
             Op(
-                f"b{i}", tuple(read), tuple(made), float(random.randint(0, 9)),
+                f"b{i}", tuple(read), tuple(outputs), float(random.randint(0, 9)),
                 random.choice((0, 2)), Stage.BACKWARD, f"f{i}",
             )
         )  # fmt: skip
@@ -97,23 +97,24 @@ def random_dag(random: Random, most_ops: int = 7, most_values: int = 8) -> Graph
     boundary = random.choice((None, *range(1, count)))
     values = [Value("x", 5)]
     ops: list[Op] = []
-    made: list[str] = []
+    computed: list[str] = []
     for i in range(count):
-        room = most_values - len(made) - (count - i - 1)
+        room = most_values - len(computed) - (count - i - 1)
         names = tuple(f"v{i}.{slot}" for slot in range(random.randint(1, max(1, min(2, room)))))
-        known = ["x", *made]
+        available = ["x", *computed]
+        inputs = random.sample(available, random.randint(0, min(3, len(available))))
         backward = boundary is not None and i >= boundary
         ops.append(
             Op(
-                f"op{i}", tuple(random.sample(known, random.randint(0, min(3, len(known))))), names,
+                f"op{i}", tuple(inputs), names,
                 float(random.randint(0, 9)), random.choice((0, 0, 1, 4)),
                 Stage.BACKWARD if backward else Stage.FORWARD, replayable=random.random() < 0.8,
                 order_after=tuple(op.name for op in random.sample(ops, min(len(ops), i % 2))),
             )
         )  # fmt: skip
         values += [Value(name, random.randint(0, 6)) for name in names]
-        made += names
-    results = {v for v in made if random.random() < 0.2} | {made[-1]}
+        computed += names
+    results = {v for v in computed if random.random() < 0.2} | {computed[-1]}
     last = None if boundary is None else f"op{boundary}"
     return Graph(tuple(values), tuple(ops), frozenset({"x"}), frozenset(results), last)
 

@@ -178,21 +178,21 @@ def _wanted(
 
     One without neighbours wants to be with the slot beside it.
     """
-    found: dict[int, float] = {}
+    centres_by_position: dict[int, float] = {}
     for position, i in enumerate(row):
         alike = [n for n in neighbours[i] if slots[n].is_lane == slots[i].is_lane]
         centres = [slots[n].centre for n in alike or neighbours[i]]
         if centres:
-            found[position] = sum(centres) / len(centres)
-    if not found:
+            centres_by_position[position] = sum(centres) / len(centres)
+    if not centres_by_position:
         return [slots[i].centre for i in row]
-    linked = list(found)
+    linked = list(centres_by_position)
 
     def nearest(position: int) -> int:
         after = bisect(linked, position)
         return min(linked[max(0, after - 1) : after + 1], key=lambda k: abs(k - position))
 
-    return [found[nearest(position)] for position in range(len(row))]
+    return [centres_by_position[nearest(position)] for position in range(len(row))]
 
 
 def _spread(slots: list[_Slot], row: Sequence[int], wanted: Iterable[float]) -> None:

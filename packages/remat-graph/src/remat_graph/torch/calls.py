@@ -79,9 +79,9 @@ class Call:
     @property
     def variables(self) -> list[str]:
         """The variables among the arguments, each as often as it stands there."""
-        found: list[str] = []
-        _list_variables((*self.args, *self.kwargs.values()), found)
-        return found
+        names: list[str] = []
+        _list_variables((*self.args, *self.kwargs.values()), names)
+        return names
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -132,16 +132,16 @@ class Body:
     outputs: tuple[str, ...]
 
 
-def _list_variables(items: Iterable[Any], found: list[str]) -> None:
+def _list_variables(items: Iterable[Any], names: list[str]) -> None:
     for item in items:
         if type(item) in _PLAIN:
             continue
         if isinstance(item, Variable):
-            found.append(item.name)
+            names.append(item.name)
         elif isinstance(item, (tuple, list)):
-            _list_variables(item, found)
+            _list_variables(item, names)
         elif isinstance(item, dict):
-            _list_variables(item.values(), found)
+            _list_variables(item.values(), names)
 
 
 def _with_variables(item: Any, names: Iterator[str]) -> Any:

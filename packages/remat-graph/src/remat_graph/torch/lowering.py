@@ -94,8 +94,8 @@ class _Reader:
         elif node.users or node in self._roots():
             names[0] = node.name
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-        known = {storage_key(part) in self.value_of_storage for part in tensors}
-        if known == {True, False}:
+        are_views = {storage_key(part) in self.value_of_storage for part in tensors}
+        if are_views == {True, False}:
             raise CaptureError(
                 f"the operator {node.target} returns a new tensor together with a view of its "
                 f"input, which cannot be planned; please report it"
@@ -111,7 +111,7 @@ class _Reader:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _variable)
         random = tensors[0].device if is_random(node) and tensors else None
         call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
-        if known == {True}:
+        if are_views == {True}:
             for name in names:
                 if name is not None:
                     self.views[name] = call
@@ -120,11 +120,11 @@ class _Reader:
 
     def _trace_back(self, node: Node) -> None:
         """Find where a node comes from: it knows, or it is a copy or a sum of what is made last."""
-        known = noted(node)
+        origin = noted(node)
         for source in sorted(node.all_input_nodes, reverse=True):
-            known = known or noted(source) or self.provenance.get(source.name)
-        if known is not None:
-            self.provenance[node.name] = known
+            origin = origin or noted(source) or self.provenance.get(source.name)
+        if origin is not None:
+            self.provenance[node.name] = origin
 
     def _roots(self) -> set[Node]:
         joint = self.joint
@@ -184,10 +184,10 @@ def equivalence_of(call: Call, facts: Mapping[str, TensorFacts]) -> str:
     """
 
     def describe(name: str) -> Any:
-        known = facts.get(name)
-        if known is None:
+        tensor = facts.get(name)
+        if tensor is None:
             return name
-        return (known.shape, known.stride, str(known.dtype), str(known.device))
+        return (tensor.shape, tensor.stride, str(tensor.dtype), str(tensor.device))
 
     text = repr(_described(call, describe))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -235,9 +235,9 @@ def _output(output: OutputRole) -> Output:
 
 def _has_generator(node: Node) -> bool:
     sources = [source.meta["fake"] for source in node.all_input_nodes]
-    given = [*node.args, *node.kwargs.values(), *sources]
+    operands = [*node.args, *node.kwargs.values(), *sources]
     opaque = [item for item in sources if not isinstance(item, (torch.Tensor, tuple, list))]
-    return bool(opaque) or any(isinstance(item, torch.Generator) for item in given)
+    return bool(opaque) or any(isinstance(item, torch.Generator) for item in operands)
 
 
 def _replay(node: Node, names: list[str | None]) -> Call | None:

@@ -118,8 +118,8 @@ def _over_gradient(operator: Any) -> Function:
     """
 
     def over_gradient(grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made: torch.Tensor = operator.grad_input(grad, *args, **kwargs, grad_input=grad)
-        return made
+        result: torch.Tensor = operator.grad_input(grad, *args, **kwargs, grad_input=grad)
+        return result
 
     over_gradient.__name__ = f"{operator.__name__}_"
     return over_gradient

@@ -157,8 +157,8 @@ class Program:
 
         A gradient that came from outside is not written to: others may hold it.
         """
-        found = {}
-        given = self.resident | {self.storage[name] for name in self.tangents}
+        overwrites = {}
+        from_outside = self.resident | {self.storage[name] for name in self.tangents}
         for op, call in self.calls.items():
             if not operator_of(call.target).may_overwrite or not isinstance(call.args[0], Variable):
                 continue
@@ -168,13 +168,13 @@ class Program:
             others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
             if (
                 result is not None
-                and value not in given
+                and value not in from_outside
                 and value not in {self.storage[name] for name in others}
                 and target not in self.views
                 and self.facts[target] == self.facts[result]
             ):
-                found[op] = (target, result)
-        return found
+                overwrites[op] = (target, result)
+        return overwrites
 
     @property
     def device(self) -> torch.device:
@@ -209,8 +209,8 @@ class Program:
         while root in self.views:
             root = self.views[root].reads[0]
         sizes = [math.prod(self.facts[variable].shape) for variable in (name, root)]
-        given = {i.variable for i in self.inputs} | set(self.constants)
-        if root in given or root in taken or sizes[0] != sizes[1]:
+        from_outside = {i.variable for i in self.inputs} | set(self.constants)
+        if root in from_outside or root in taken or sizes[0] != sizes[1]:
             return name
         taken.add(root)
         return root
@@ -222,14 +222,14 @@ class Program:
         For each differentiable output that is no scalar: one buffer that it keeps and two while it
         runs, one of them for the gradient, all in 32 bits at least.
         """
-        kept = made = 0
+        kept_bytes = output_bytes = 0
         for position in self.tangents.values():
             facts = self.facts[self.returned[position]]
             if facts.shape:
                 count = math.prod(facts.shape)
-                kept += count * max(facts.dtype.itemsize, _LOSS_ITEM_BYTES)
-                made += count * facts.dtype.itemsize
-        return LossCost(2 * kept - made, kept)
+                kept_bytes += count * max(facts.dtype.itemsize, _LOSS_ITEM_BYTES)
+                output_bytes += count * facts.dtype.itemsize
+        return LossCost(2 * kept_bytes - output_bytes, kept_bytes)
 
     def graph(
         self, times: Mapping[str, float], workspaces: Mapping[str, int], loss: LossCost
@@ -324,18 +324,18 @@ class Program:
     def _values_of(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if name == LOSS:
             read = [self.returned[position] for position in self.tangents.values()]
-            made: list[str] = list(self.tangents)
+            written: list[str] = list(self.tangents)
         elif name in self.writes:
-            read, made = [self.writes[name].variable], []
+            read, written = [self.writes[name].variable], []
         else:
             call = self.calls[name]
             read = [v for v in call.reads if v in self.storage]
-            made = [v for v in call.results if v is not None]
+            written = [v for v in call.results if v is not None]
         storage = self.storage
         kept = (KEPT_BY_LOSS,) if name == LOSS else ()
         return (
             tuple(dict.fromkeys(storage[v] for v in read)),
-            (*dict.fromkeys(storage[v] for v in made), *kept),
+            (*dict.fromkeys(storage[v] for v in written), *kept),
         )
 
 

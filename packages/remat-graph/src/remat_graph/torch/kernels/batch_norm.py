@@ -50,8 +50,8 @@ def batch_norm(
             x, weight, bias, mean, var, training, momentum, eps
         )
     mean, var = mean.clone(), var.clone()
-    made = aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
-    return (*made[:3], mean, var)
+    results = aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
+    return (*results[:3], mean, var)
 
 
 def batch_norm_again(
@@ -61,8 +61,8 @@ def batch_norm_again(
     if not (training and _is_cudnns(x, weight, bias, eps)):
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
     mean, var = torch.zeros_like(weight), torch.ones_like(weight)
-    made = aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
-    return made[:3]
+    results = aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
+    return results[:3]
 
 
 def batch_norm_backward(
@@ -75,10 +75,11 @@ def batch_norm_backward(
             grad, x, weight, mean, var, saved_mean, saved_deviation, training, eps, wanted
         )
     same = torch.contiguous_format if x.is_contiguous() else _channels_last(x)
-    made = aten.cudnn_batch_norm_backward.default(
+    gradients = aten.cudnn_batch_norm_backward.default(
         x, grad.contiguous(memory_format=same), weight, weight, weight, saved_mean, saved_deviation,
         eps, x.new_empty(0, dtype=torch.uint8),  # running statistics are not read
     )  # fmt: skip
     return [
-        gradient if is_wanted else None for gradient, is_wanted in zip(made, wanted, strict=True)
+        gradient if is_wanted else None
+        for gradient, is_wanted in zip(gradients, wanted, strict=True)
     ]

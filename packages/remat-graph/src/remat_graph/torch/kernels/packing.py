@@ -89,11 +89,11 @@ def backward_of_kept(
     grad: torch.Tensor, packed: torch.Tensor, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
     """Give the gradient where the packed mask says so, and zero elsewhere, in a given layout."""
-    made = grad.new_empty_strided(shape, stride)
-    for bit, part in enumerate(_eighths(_in_memory_order(made))):
+    unpacked = grad.new_empty_strided(shape, stride)
+    for bit, part in enumerate(_eighths(_in_memory_order(unpacked))):
         part.copy_(packed[: len(part)] & (1 << bit))
-    aten.threshold_backward.grad_input(grad, made, 0, grad_input=made)
-    return made
+    aten.threshold_backward.grad_input(grad, unpacked, 0, grad_input=unpacked)
+    return unpacked
 
 
 def keep_in_place(
@@ -178,14 +178,14 @@ def backward_of_pool(
     pooled, `shape` and `stride` are those of its gradient. All that the operator reads of the input
     is its sizes and layout, so the result stands in for it.
     """
-    made = grad.new_empty_strided(shape, stride)
+    result = grad.new_empty_strided(shape, stride)
     sizes = shape[len(shape) - len(window[0]) :]
-    parts = zip(_parts(packed.view(pooled)), _parts(grad), _parts(made), strict=True)
-    for offsets, given, into in parts:
+    parts = zip(_parts(packed.view(pooled)), _parts(grad), _parts(result), strict=True)
+    for offsets, part, into in parts:
         indices = _unpack_offsets(offsets, sizes, window)
-        operator(given, into, *window, ceil_mode, indices, grad_input=into)
+        operator(part, into, *window, ceil_mode, indices, grad_input=into)
         del indices
-    return made
+    return result
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

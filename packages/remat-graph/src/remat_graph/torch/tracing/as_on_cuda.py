@@ -75,8 +75,8 @@ def _cast_as_on_cuda(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[A
     def cast(item: torch.Tensor) -> torch.Tensor:
         return item.to(dtype) if item.dtype in _CAST else item
 
-    given: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, cast, (args, dict(kwargs)))
-    return given
+    arguments: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, cast, (args, dict(kwargs)))
+    return arguments
 
 
 @contextmanager
