@@ -251,7 +251,7 @@ SETTINGS_OF_THE_BACK_END = (
     "costs of a device", "progress", "the same bits, made another way",
     "infeasible, that runs as it is",
 )  # fmt: skip
-OPTIONS = [form for form, given in FORMS.items() if given.keys() <= backend._DEFAULTS.keys()]
+OPTIONS = [form for form, given in FORMS.items() if given.keys() <= {*backend.OPTIONS}]
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -276,4 +276,4 @@ def test_the_signature_on_the_page_is_that_of_the_function():
 def test_the_options_on_the_page_are_those_of_the_back_end():
     page = ROOT / "packages" / "remat" / "README.md"
     options = re.findall(r"`(\w+)`", told(page, "Options are ", "."))
-    assert set(options) == set(backend._DEFAULTS)
+    assert set(options) == set(backend.OPTIONS)

@@ -12,6 +12,7 @@ compilation before it raises, and names the setting.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -37,25 +38,12 @@ from remat.session.region import is_computed
 from remat.session.session import Session
 from remat.session.threads import Sessions, SharedRegion
 
-__all__ = ["remat_backend"]
+__all__ = ["OPTIONS", "remat_backend"]
 
 logger = logging.getLogger(__name__)
 
-_DEFAULTS = {
-    "budget": "auto",
-    "solver": "auto",
-    "costs": "measure",
-    "limit_seconds": None,
-    "progress": None,
-    "capture": "aot",
-    "executor": "generated",
-    "optimizer": None,
-    "on_infeasible": "raise",
-    "plan": None,
-    "numerics": None,
-    "partitioner": None,
-    "on_plan": None,
-}
+OPTIONS = [name for name in inspect.signature(Settings.read).parameters if name != "loss"]
+OPTIONS.append("on_plan")
 
 
 @dataclass(eq=False)
@@ -111,8 +99,8 @@ class _Step:
     frames: set[int] = field(default_factory=set)
 
 
-_known: list[_Alike] = []
-_told: WeakSet[Any] = WeakSet()
+_compiled: list[_Alike] = []
+_warned: WeakSet[Any] = WeakSet()
 
 
 def remat_backend(
@@ -141,8 +129,8 @@ def remat_backend(
                 "remat.rematerialize, which has none"
             )
         alike = _alike(options)
-        found = graph_in_frame(graph, alike.step().frames)
-        return SharedRegion(found, lambda: alike.step().sessions)
+        dynamo_graph = graph_in_frame(graph, alike.step().frames)
+        return SharedRegion(dynamo_graph, lambda: alike.step().sessions)
     except RematError as error:
         raise let_through(error) from error.__cause__
 
@@ -154,12 +142,12 @@ def _log_plan(plan: object) -> None:
 def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
     before = _times_met(call)
 
-    def ended(returned: Any, given: Any, breaks: list[str]) -> None:
+    def ended(returned: Any, arguments: Any, breaks: list[str]) -> None:
         """Tell once of a `torch.compile` a call of which ran without a plan."""
-        if call in _told or not torch.is_grad_enabled() or _times_met(call) != before:
+        if call in _warned or not torch.is_grad_enabled() or _times_met(call) != before:
             return
-        if is_computed(returned, given):
-            _told.add(call)
+        if is_computed(returned, arguments):
+            _warned.add(call)
             reasons = "; ".join(breaks) or "TORCH_LOGS=graph_breaks says why"
             warnings.warn(
                 f"what was compiled ran as it is, without a plan or a budget: TorchDynamo made no "
@@ -174,15 +162,15 @@ def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
 
 def _times_met(call: object) -> int:
     """Count the calls of regions of a `torch.compile` that had something to train."""
-    steps = (alike.steps[call] for alike in _known if call in alike.steps)
+    steps = (alike.steps[call] for alike in _compiled if call in alike.steps)
     return sum(step.sessions.times_met() for step in steps)
 
 
 def _reset() -> None:
-    for alike in _known:
+    for alike in _compiled:
         for step in alike.steps.values():
             step.sessions.stop_recording()
-    _known.clear()
+    _compiled.clear()
 
 
 remat_backend.reset = _reset  # type: ignore[attr-defined]
@@ -191,19 +179,18 @@ watch_calls(remat_backend, _call_begins)
 
 def _alike(options: Mapping[str, Any] | None) -> _Alike:
     """Find what was compiled with these options."""
-    known = next((alike for alike in _known if alike.options == options), None)
-    if known is None:
-        given = dict(options or {})
-        unknown = sorted(given.keys() - _DEFAULTS.keys())
+    alike = next((alike for alike in _compiled if alike.options == options), None)
+    if alike is None:
+        chosen = dict(options or {})
+        unknown = sorted(chosen.keys() - {*OPTIONS})
         if unknown:
             raise RematError(
                 f"unknown options {', '.join(map(repr, unknown))} of the back end 'remat'; "
-                f"there are {', '.join(_DEFAULTS)}"
+                f"there are {', '.join(OPTIONS)}"
             )
-        taken = {**_DEFAULTS, **given}
-        on_plan = taken.pop("on_plan")
+        on_plan = chosen.pop("on_plan", None)
         if on_plan is not None and not callable(on_plan):
             raise RematError(f"on_plan={on_plan!r} cannot be called; give a function of a plan")
-        known = _Alike(options, Settings.read(**taken, loss=None), on_plan or _log_plan)
-        _known.append(known)
-    return known
+        alike = _Alike(options, Settings.read(**chosen), on_plan or _log_plan)
+        _compiled.append(alike)
+    return alike

@@ -100,9 +100,9 @@ def refuse_unpicklable(loss: Any, optimizer: Any) -> None:
         RematError: if it is a lambda, or a function within another one, or holds one.
     """
     makes = optimizer if isinstance(optimizer, (types.FunctionType, functools.partial)) else None
-    for name, given in (("loss", loss), ("optimizer", makes)):
+    for name, item in (("loss", loss), ("optimizer", makes)):
         try:
-            pickle.dumps(given)
+            pickle.dumps(item)
         except (pickle.PicklingError, AttributeError) as error:
             raise RematError(
                 f"{name}= cannot be pickled with the model ({error}); give a function that is "

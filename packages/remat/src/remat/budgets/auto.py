@@ -68,10 +68,10 @@ class AutoBudget:
         if self._budget is None:
             device = self._device or torch.device("cpu")
             if self._parameters is not None:
-                known = list(self._parameters())
+                parameters = list(self._parameters())
             else:
-                known = [p for seen in self._seen.values() if (p := seen()) is not None]
-            here = [parameter for parameter in known if parameter.device.type == device.type]
+                parameters = [p for seen in self._seen.values() if (p := seen()) is not None]
+            here = [parameter for parameter in parameters if parameter.device.type == device.type]
             pending = pending_state_bytes(here, self._optimizer)
             size = _rounded(int(_SHARE * self._free) - pending)
             logger.info(
@@ -151,15 +151,15 @@ def pending_state_bytes(
         ) from error
 
 
-def is_optimizer(given: object) -> bool:
+def is_optimizer(optimizer: object) -> bool:
     """Whether it is an optimizer that is made already."""
-    return isinstance(given, torch.optim.Optimizer)
+    return isinstance(optimizer, torch.optim.Optimizer)
 
 
 def _on_meta(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    made = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
-    made.grad = torch.empty_like(made)
-    return made
+    on_meta = torch.nn.Parameter(torch.empty_like(parameter, device="meta"))
+    on_meta.grad = torch.empty_like(on_meta)
+    return on_meta
 
 
 def _like(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
@@ -175,8 +175,8 @@ def _like(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
     kind: Any = type(optimizer)
     accepted = inspect.signature(kind).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
-    made: torch.optim.Optimizer = kind(groups, **defaults)
-    return made
+    alike: torch.optim.Optimizer = kind(groups, **defaults)
+    return alike
 
 
 def _state_after_a_step(trial: torch.optim.Optimizer) -> int:

@@ -102,14 +102,14 @@ def measure_outside_loss(
         with torch.no_grad():
             returned = forward()
         tensors, structure = flatten(returned)
-        made: dict[str, torch.Tensor] = {}
+        leaf_by_variable: dict[str, torch.Tensor] = {}
         parts = []
         for tensor, output in zip(tensors, program.outputs, strict=True):
             leaf = tensor.detach()
             if output.requires_grad and output.kind in ("fresh", "view"):
-                leaf = made.setdefault(output.variable, leaf.requires_grad_())
+                leaf = leaf_by_variable.setdefault(output.variable, leaf.requires_grad_())
             parts.append(leaf)
-        leaves = list(made.values())
+        leaves = list(leaf_by_variable.values())
 
         def again() -> Any:
             handed = {id(part): as_handed(part) for part in parts}
@@ -117,7 +117,7 @@ def measure_outside_loss(
 
         cost, reached = measure_loss(loss, again, leaves, device)
     bases = {output.variable: output.base for output in program.outputs}
-    used = {bases[name] for name, got in zip(made, reached, strict=True) if got}
+    used = {bases[name] for name, got in zip(leaf_by_variable, reached, strict=True) if got}
     return cost, frozenset(
         position
         for position, name in enumerate(program.returned)

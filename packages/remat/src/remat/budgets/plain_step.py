@@ -21,16 +21,16 @@ class PlainStep:
 
     peak_bytes: int = 0
     basis: Basis = "measured"
-    _known: tuple[int, int] = (0, 0)
+    _reference: tuple[int, int] = (0, 0)
 
     def know(self, peak_bytes: int, kept_bytes: int, basis: Basis) -> None:
         """Take the peak of a step whose regions keep so many bytes if they store everything."""
         self.peak_bytes, self.basis = peak_bytes, basis
-        self._known = peak_bytes, kept_bytes
+        self._reference = peak_bytes, kept_bytes
 
     def see(self, kept_bytes: int) -> None:
         """Count a step whose regions keep so many bytes if they store everything."""
-        peak, kept = self._known
+        peak, kept = self._reference
         expected = -(-peak * kept_bytes // max(1, kept))
         if expected > self.peak_bytes:
             self.peak_bytes = expected

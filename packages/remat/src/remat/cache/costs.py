@@ -33,9 +33,9 @@ _Costs = list[tuple[_Class, _Seconds, _Size]]
 
 @contextmanager
 def remembered_costs(
-    known: dict[str, Cost], device: torch.device, costs: Costs = "measure"
+    measured: dict[str, Cost], device: torch.device, costs: Costs = "measure"
 ) -> Iterator[None]:
-    """Add what was measured before to `known`; keep what has been added to it in the meantime.
+    """Add what was measured before to `measured`; keep what has been added to it in the meantime.
 
     Costs that are not measured are neither added nor kept.
     """
@@ -47,14 +47,14 @@ def remembered_costs(
     path = store.folder / "costs" / f"{file_name(key)}.json"
     before = _read(store, path, key)
     for equivalence, cost in before.items():
-        known.setdefault(equivalence, cost)
-    count = len(known)
+        measured.setdefault(equivalence, cost)
+    count = len(measured)
     yield
-    if len(known) == count:
+    if len(measured) == count:
         if before:
             store.used(path)
         return
-    merged = {**known, **_read(store, path, key)}  # another process may have written meanwhile
+    merged = {**measured, **_read(store, path, key)}  # another process may have written meanwhile
     rows = [(name, cost.time, cost.workspace_bytes) for name, cost in merged.items()]
     store.write(path, key, rows[-_MOST_CLASSES:])
 

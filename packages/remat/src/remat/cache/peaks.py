@@ -79,11 +79,11 @@ def _remembered(
         **more,
     }
     path = store.folder / "peaks" / f"{file_name(key)}.json"
-    known: _Found | None = store.read(path, key, kind)
-    if known is not None:
+    remembered: _Found | None = store.read(path, key, kind)
+    if remembered is not None:
         store.used(path)
-        return known
-    found = measure()
-    if found is not None:
-        store.write(path, key, found)
-    return found
+        return remembered
+    peak = measure()
+    if peak is not None:
+        store.write(path, key, peak)
+    return peak

@@ -30,11 +30,11 @@ def smallest_known(graph: Graph) -> Schedule | None:
         return None
     here = Outline.of(graph)
     digest = here.hash
-    found = [None if store is None else _read(store, digest, here, graph)]
+    schedules = [None if store is None else _read(store, digest, here, graph)]
     if digest in _kept:
-        found.append(here.nameless.translate(_kept[digest], here))
+        schedules.append(here.nameless.translate(_kept[digest], here))
     return min(
-        (schedule for schedule in found if schedule is not None),
+        (schedule for schedule in schedules if schedule is not None),
         key=lambda schedule: simulate(graph, schedule).peak_bytes,
         default=None,
     )
@@ -59,10 +59,10 @@ def _read(store: Store, digest: str, here: Outline, graph: Graph) -> Schedule | 
     if raw is None:
         return None
     try:
-        found = decode(bytes(raw), source="the schedule")
-        if not isinstance(found, Schedule):
+        document = decode(bytes(raw), source="the schedule")
+        if not isinstance(document, Schedule):
             raise ValueError("it holds no schedule")
-        schedule = here.nameless.translate(found, here)
+        schedule = here.nameless.translate(document, here)
         simulate(graph, schedule)
     except (*DAMAGE, GraphError, KeyError) as error:
         store.refuse(path, error)

@@ -131,19 +131,21 @@ def _read(store: Store, path: Path, data: bytes, graph: Graph) -> Solution | Non
     """Say a solution in the names of a graph, and judge it there."""
     ops, values = [op.name for op in graph.ops], _made(graph)
     try:
-        found = decode(data, source="the solution")
-        if not isinstance(found, Solution) or found.schedule is None:
+        solution = decode(data, source="the solution")
+        if not isinstance(solution, Solution) or solution.schedule is None:
             raise ValueError("it holds no schedule")
         schedule = _renamed(
-            found.schedule, lambda name: ops[_position(name)], lambda name: values[_position(name)]
+            solution.schedule,
+            lambda name: ops[_position(name)],
+            lambda name: values[_position(name)],
         )
         timeline = simulate(graph, schedule)
-        if found.lower_bound is not None and found.lower_bound > timeline.time * (1 + 1e-9):
+        if solution.lower_bound is not None and solution.lower_bound > timeline.time * (1 + 1e-9):
             raise ValueError("its bound is above its time")
     except (*DAMAGE, GraphError, IndexError) as error:
         store.refuse(path, error)
         return None
-    return replace(found, schedule=schedule, time=timeline.time, peak_bytes=timeline.peak_bytes)
+    return replace(solution, schedule=schedule, time=timeline.time, peak_bytes=timeline.peak_bytes)
 
 
 def _made(graph: Graph) -> list[str]:

@@ -115,7 +115,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """List the entries, the one used last first."""
-        return sorted(self._found(), key=lambda entry: -entry.modified)
+        return sorted(self._list_entries(), key=lambda entry: -entry.modified)
 
     def clear(self) -> list[Entry]:
         """Remove all entries, and nothing else that may be in the folder."""
@@ -127,7 +127,7 @@ class Store:
                 folder.rmdir()
         return entries
 
-    def _found(self) -> Iterator[Entry]:
+    def _list_entries(self) -> Iterator[Entry]:
         for pattern in (*(f"{kind}/*.json" for kind in _FLAT), "solutions/*/*.json"):
             for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):

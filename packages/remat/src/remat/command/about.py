@@ -34,12 +34,12 @@ def solvers(json: JsonOption = False) -> None:
     """List the installed solvers, what each is, and the distributions they come from."""
     from remat_solvers import list_solvers
 
-    found = {name: str(info.distribution) for name, info in list_solvers().items()}
+    distributions = {name: str(info.distribution) for name, info in list_solvers().items()}
     if json:
-        print_json(found)
+        print_json(distributions)
         return
     table = Table("solver", "what it is", box=SIMPLE_HEAD, pad_edge=False)
-    for name, distribution in found.items():
+    for name, distribution in distributions.items():
         others = "" if distribution.startswith("remat-solvers") else f" ({distribution})"
         table.add_row(name, Text(_what(name) + others))
     out.print(table)
@@ -120,13 +120,13 @@ def _devices() -> list[str]:
 
     from remat.budgets.free_memory import free_bytes
 
-    found = [
+    devices = [
         f"cpu, {torch.get_num_threads()} threads, {free_bytes(torch.device('cpu')):,} bytes free"
     ]
     for index in range(torch.cuda.device_count()):
         free = free_bytes(torch.device("cuda", index))
-        found.append(f"{torch.cuda.get_device_name(index)}, {free:,} bytes free")
-    return found
+        devices.append(f"{torch.cuda.get_device_name(index)}, {free:,} bytes free")
+    return devices
 
 
 def _broken_solvers() -> dict[str, str]:
@@ -144,17 +144,17 @@ def _broken_solvers() -> dict[str, str]:
 def _missing(versions: dict[str, str | None], broken: dict[str, str]) -> list[str]:
     import torch
 
-    found = [f"solver {name}: {reason}" for name, reason in broken.items()]
+    missing = [f"solver {name}: {reason}" for name, reason in broken.items()]
     if not torch.cuda.is_available():
-        found.append("training on CUDA: torch sees no device")
+        missing.append("training on CUDA: torch sees no device")
     if versions["matplotlib"] is None:
-        found.append("pictures of curves: pip install 'remat[plot]'")
+        missing.append("pictures of curves: pip install 'remat[plot]'")
     if versions["plotly"] is None:
-        found.append("reports: pip install 'remat[report]'")
+        missing.append("reports: pip install 'remat[report]'")
     if versions["transformers"] is None:
-        found.append("planning by a model type: pip install transformers")
+        missing.append("planning by a model type: pip install transformers")
     if versions["gurobipy"] is None:
-        found.append("Gurobi as a back end: pip install gurobipy, and a licence")
+        missing.append("Gurobi as a back end: pip install gurobipy, and a licence")
     if importlib.util.find_spec("psutil") is None and platform.system() != "Linux":
-        found.append("budget='auto': pip install psutil")
-    return found
+        missing.append("budget='auto': pip install psutil")
+    return missing

@@ -85,11 +85,11 @@ def tradeoff(
     if plot is not None:
         check_picture(plot)
     with waiting("making the model", None):
-        given = _graph_or_call(source, options)
+        source_arguments = _graph_or_call(source, options)
     most = most_seconds(solver, limit_seconds, len(budget or ()) or points)
     with waiting("looking for the smallest budget", most) as report:
         curve = find_tradeoff(
-            **given,
+            **source_arguments,
             points=points,
             budgets=budget or None,
             solver=solver,
@@ -184,10 +184,10 @@ def _graph(source: Graph | Target, options: ModelOptions) -> tuple[Graph, int, i
     from remat.planning.planner import SCALAR_BYTES
 
     costs = options.costs
-    made = dry_plan(source.build(costs), costs, _UNBOUNDED, "store-all", None, None)
-    device = "cpu" if made.origin.device == "cpu" else "cuda"
+    plan = dry_plan(source.build(costs), costs, _UNBOUNDED, "store-all", None, None)
+    device = "cpu" if plan.origin.device == "cpu" else "cuda"
     aside = SCALAR_BYTES[device]
-    return made.graph, made.solution.peak_bytes + aside, aside
+    return plan.graph, plan.solution.peak_bytes + aside, aside
 
 
 def _asked(
@@ -251,20 +251,20 @@ def _hold_together(graph: Graph, size: int, answers: dict[str, Solution | RematE
 def _print_answers(
     graph: Graph, size: int, answers: dict[str, Solution | RematError], json: bool
 ) -> None:
-    found = {name: a for name, a in answers.items() if isinstance(a, Solution)}
-    order = sorted(found, key=lambda name: found[name].time)
+    solutions = {name: a for name, a in answers.items() if isinstance(a, Solution)}
+    order = sorted(solutions, key=lambda name: solutions[name].time)
     refusals = {name: a for name, a in answers.items() if isinstance(a, RematError)}
     if json:
-        rows = [{**solution_document(graph, found[name]), "solver": name} for name in order]
+        rows = [{**solution_document(graph, solutions[name]), "solver": name} for name in order]
         rows += [{"error": str(e).split(";")[0], "solver": name} for name, e in refusals.items()]
         print_json({"budget_bytes": size, "answers": rows})
         return
-    if found:
+    if solutions:
         table = Table("solver", box=SIMPLE_HEAD, pad_edge=False)
         for head in ("overhead %", "at least %", "status", "seconds"):
             table.add_column(head, justify="left" if head == "status" else "right")
         for name in order:
-            answer = found[name]
+            answer = solutions[name]
             bound = "-" if answer.lower_bound is None else percent(graph, answer.lower_bound)
             seconds = f"{answer.solve_seconds:.1f}"
             table.add_row(name, percent(graph, answer.time), bound, answer.status.value, seconds)
@@ -294,12 +294,12 @@ def _curve(curve: Tradeoff) -> Table:
         return "-" if time is None else f"{100 * curve.overhead(time):.2f}"
 
     for point in curve.points:
-        found = point.solution
-        gap = None if found is None else found.gap
+        solution = point.solution
+        gap = None if solution is None else solution.gap
         table.add_row(
             f"{point.budget_bytes:,}",
             f"{point.budget_bytes / max(1, curve.store_all_peak_bytes):.3f}",
-            percent(None if found is None else found.time),
+            percent(None if solution is None else solution.time),
             percent(point.lower_bound),
             "-" if gap is None else f"{100 * gap:.2f}",
             point.status.value,

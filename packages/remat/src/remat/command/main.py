@@ -72,7 +72,7 @@ def main() -> None:
             raise
         except (RematError, OSError) as error:
             if not pressed():  # else its reason: compiled modules make an ImportError of Ctrl-C
-                message, code = _told(error)
+                message, code = _message_and_code(error)
                 _tell(_document(error, message))
                 err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
                 raise SystemExit(code) from None
@@ -115,7 +115,7 @@ def _tell(document: dict[str, Any]) -> None:
         print_json(document)
 
 
-def _told(error: RematError | OSError) -> tuple[str, int]:
+def _message_and_code(error: RematError | OSError) -> tuple[str, int]:
     """Say an error in one line, and its exit code."""
     if isinstance(error, OSError):
         has_name = error.filename is not None and error.strerror is not None

@@ -142,19 +142,19 @@ class PlanOptions(ModelOptions):
         check_solver(self.solver, self.partitioner)
         with waiting("making the model", None):
             example = target.build(self.costs)
-        told = f"{example}, {self._costs_told}"
-        err.print(f"planning for {told}", markup=False, highlight=False, soft_wrap=True)
+        subject = f"{example}, {self._costs_in_words}"
+        err.print(f"planning for {subject}", markup=False, highlight=False, soft_wrap=True)
         with waiting(
             "capturing and solving", most_seconds(self.solver, self.limit_seconds)
         ) as report:
-            made = dry_plan(
+            plan = dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report,
                 numerics=self.numerics, partitioner=self.partitioner, keep_best=True,
             )  # fmt: skip
-        return made, told
+        return plan, subject
 
     @property
-    def _costs_told(self) -> str:
+    def _costs_in_words(self) -> str:
         if self.device is not None:
             return f"estimated for {self.device.value}"
         return "measured here" if self.measure else "estimated for this machine"
@@ -165,13 +165,13 @@ def taking(options: type[MakingOptions]) -> Callable[[Callable[..., None]], Call
 
     typer reads the signature of a command: that of what is returned has the fields instead.
     """
-    told = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
     fields = [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=told[field.name],
+            annotation=hints[field.name],
         )
         for field in dataclasses.fields(options)
     ]

@@ -58,9 +58,9 @@ class Example:
     kwargs: dict[str, Any]
 
     def __str__(self) -> str:
-        given = [("", value) for value in self.args]
-        given += [(f"{name}=", value) for name, value in self.kwargs.items()]
-        call = ", ".join(name + _said(value) for name, value in given)
+        arguments = [("", value) for value in self.args]
+        arguments += [(f"{name}=", value) for name, value in self.kwargs.items()]
+        call = ", ".join(name + _said(value) for name, value in arguments)
         return f"{type(self.model).__name__}({call})"
 
 
@@ -108,7 +108,7 @@ class Target:
         with nullcontext() if costs == "measure" else torch.device("meta"):
             try:
                 if colon and file.endswith(".py"):
-                    return _from_file(Path(file), factory, self._given())
+                    return _from_file(Path(file), factory, self._arguments())
                 return _from_transformers(self)
             except (RematError, OSError):
                 raise
@@ -123,7 +123,7 @@ class Target:
                 hint = "; with --measure it is made with its data" if is_dry else ""
                 raise RematError(f"{self.name} could not be made: {reason}{hint}") from error
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         sizes = {"batch": self.batch, "seq": self.seq}
         return {**{k: v for k, v in sizes.items() if v is not None}, **self.settings}
 
@@ -160,7 +160,7 @@ def _line(error: Exception, file: str) -> str:
     return f" ({file}, line {lines[-1]})" if lines else ""
 
 
-def _from_file(path: Path, name: str, given: Mapping[str, Any]) -> Example:
+def _from_file(path: Path, name: str, arguments: Mapping[str, Any]) -> Example:
     path = path.resolve()
     sys.path.insert(0, str(path.parent))  # as Python does for a file that it runs
     spec = importlib.util.spec_from_file_location("remat_target", path)
@@ -172,19 +172,20 @@ def _from_file(path: Path, name: str, given: Mapping[str, Any]) -> Example:
     if not callable(factory):
         raise RematError(f"{str(path)!r} has no function {name!r}")
     try:
-        inspect.signature(factory).bind(**given)
+        inspect.signature(factory).bind(**arguments)
     except TypeError as error:
         raise RematError(
             f"{name}() of {str(path)!r} does not take what is given: {error}"
         ) from None
-    return _read(factory(**given), f"{name}() of {str(path)!r}")
+    return _read(factory(**arguments), f"{name}() of {str(path)!r}")
 
 
-def _read(made: Any, name: str) -> Example:
+def _read(returned: Any, name: str) -> Example:
     import torch
 
-    if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], torch.nn.Module):
-        model, args, *rest = made
+    is_call = isinstance(returned, tuple) and 2 <= len(returned) <= 3
+    if is_call and isinstance(returned[0], torch.nn.Module):
+        model, args, *rest = returned
         kwargs = rest[0] if rest else {}
         if isinstance(kwargs, Mapping):
             as_tuple = tuple(args) if isinstance(args, tuple | list) else (args,)
@@ -209,8 +210,8 @@ def _from_transformers(target: Target) -> Example:
             f"{target.name!r} is neither FILE.py:factory nor a model type of transformers, such as "
             f"gpt2, llama, bert, t5 or vit"
         ) from None
-    known = {*type(config)().to_dict(), *type(config).attribute_map}
-    unknown = sorted(target.settings.keys() - known)
+    settings = {*type(config)().to_dict(), *type(config).attribute_map}
+    unknown = sorted(target.settings.keys() - settings)
     if unknown:
         raise RematError(f"the configuration of {target.name} has no {', '.join(unknown)}")
     for family, mapping, call in (

@@ -148,12 +148,12 @@ def _to_stderr() -> Iterator[None]:
 
 @contextmanager
 def waiting(
-    what: str, limit_seconds: float | None, told: Callable[[float], str] | None = None
+    what: str, limit_seconds: float | None, describe_time: Callable[[float], str] | None = None
 ) -> Iterator[Callable[[Progress], None]]:
     """Show, after two seconds, what is going on; give what takes a solver's progress.
 
     What a model prints meanwhile, or a process that it starts, goes to stderr: on stdout it would
-    stand amid JSON. `told` says the time of the best schedule so far.
+    stand amid JSON. `describe_time` says the time of the best schedule so far in words.
     """
     left = Left(limit_seconds)
     doing = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
@@ -166,8 +166,8 @@ def waiting(
     def report(progress: Progress) -> None:
         left.searching(progress.seconds)
         best = progress.incumbent_time
-        found = "" if best is None or told is None else f"{told(best)}; "
-        bar.update(task, description=f"{what}: {found}{progress.message}".replace("[", "\\["))
+        best_time = "" if best is None or describe_time is None else f"{describe_time(best)}; "
+        bar.update(task, description=f"{what}: {best_time}{progress.message}".replace("[", "\\["))
 
     timer.start()
     try:

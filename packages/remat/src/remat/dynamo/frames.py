@@ -93,8 +93,8 @@ class _Frames:
         self._traced: dict[CodeType, tuple[int, int]] = {}
         self.calls = 0
         self.met = 0
-        self.found = False
-        self._told: set[str] = set()
+        self.has_graph = False
+        self._reported: set[str] = set()
         self.code: CodeType | None = None
         self.name = ""
         self.roots = roots
@@ -114,7 +114,7 @@ class _Frames:
         ):
             before = self.code, self.name
             breaks = counters["graph_break"].copy()
-            self.found = False
+            self.has_graph = False
             self.code, self.name = code, _name_of(frame)
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
@@ -132,7 +132,7 @@ class _Frames:
                 self.codes.add(code)
                 self.guards.add(result.guarded_code.guard_manager)
                 self._warn_of_tracing(code)
-            if not self.found:
+            if not self.has_graph:
                 self._tell(counters["graph_break"] - breaks)
             if result.guarded_code is not None or trace_rules.check(code):
                 return result
@@ -157,8 +157,8 @@ class _Frames:
     def _tell(self, breaks: Iterable[str]) -> None:
         """Say why there is no graph before a break; the frames around that one break there, too."""
         for reason in map(first_lines, breaks):
-            if reason not in self._told:
-                self._told.add(reason)
+            if reason not in self._reported:
+                self._reported.add(reason)
                 self._skipped(reason)
 
     def _warn_of_tracing(self, code: CodeType) -> None:
@@ -191,8 +191,8 @@ def _name_of(frame: Any) -> str:
     """
     held = frame.f_locals
     called = "forward" if frame.f_code is _WITHIN else frame.f_code.co_name
-    given = held.get("args")
-    first = given[:1] if isinstance(given, tuple) else ()
+    args = held.get("args")
+    first = args[:1] if isinstance(args, tuple) else ()
     for owner in (held.get("self"), getattr(held.get("fn"), "__self__", held.get("fn")), *first):
         if isinstance(owner, torch.nn.Module):
             return f"{type(owner).__name__}.{called}"
@@ -245,7 +245,7 @@ def compile_frames(
     whole = None if model is None else weakref.ref(model)
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        frames.found = True
+        frames.has_graph = True
         first = frames.met == 0 and frames.code in frames.roots
         note_provenance(graph, None if whole is None else whole())
         held = _Held(compile_graph(read_graph(graph, frames.name, first), inputs))
@@ -296,12 +296,12 @@ def compile_frames(
 
 
 def _failure(error: Exception) -> str:
-    told = next(iter(str(error).strip().splitlines()), "")
+    first_line = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, TorchRuntimeError):
-        return told
+        return first_line
     if isinstance(error, AssertionError):  # those of Dynamo's own say their kind
-        told = f"AssertionError: {told}"
-    return f"TorchDynamo fails to make a graph of it ({told.rstrip(': ')})"
+        first_line = f"AssertionError: {first_line}"
+    return f"TorchDynamo fails to make a graph of it ({first_line.rstrip(': ')})"
 
 
 def loses_dropout(module: torch.nn.Module) -> bool:

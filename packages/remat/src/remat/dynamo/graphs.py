@@ -63,21 +63,21 @@ class DynamoGraph:
     caller: str | None = None
 
 
-def graph_in_frame(graph: torch.fx.GraphModule, known: set[int]) -> DynamoGraph:
+def graph_in_frame(graph: torch.fx.GraphModule, frames: set[int]) -> DynamoGraph:
     """Describe a graph within a frame that Dynamo is compiling, for whoever asked it to.
 
-    `known` are the frames of the same function that were met before, and is added to. Before torch
-    2.13 guards, which are made after this, look at each tensor from now on, whoever compiles.
+    `frames` are those of the same function that were met before, to which this one is added. Before
+    torch 2.13 guards, which are made after this, look at each tensor from now on, whoever compiles.
     """
     if not APART:
         config.load_config(EACH_TENSOR)
     current = CompileContext.current_compile_id()
     frame = -1 if current is None or current.frame_id is None else current.frame_id
-    known.add(frame)
+    frames.add(frame)
     note_provenance(graph, None)
-    caller = _caller() if len(known) == 1 else None
-    found = read_graph(graph, f"frame {frame}", len(known) == 1 and caller is None)
-    return dataclasses.replace(found, caller=caller)
+    caller = _caller() if len(frames) == 1 else None
+    described = read_graph(graph, f"frame {frame}", len(frames) == 1 and caller is None)
+    return dataclasses.replace(described, caller=caller)
 
 
 def compiled_call() -> object:
@@ -125,8 +125,8 @@ def is_last_compilation() -> bool:
 def let_through(error: Exception) -> Exception:
     """Make an error of a back end one of the same type that Dynamo raises as it is."""
     kind = type(error)
-    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
-    raised: Exception = made.__new__(made, *error.args)
+    error_type: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    raised: Exception = error_type.__new__(error_type, *error.args)
     raised.__dict__.update(vars(error), first_useful_frame=None)
     return raised.with_traceback(error.__traceback__)
 

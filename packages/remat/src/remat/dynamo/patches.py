@@ -34,12 +34,14 @@ _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getCh
 
 
 @contextmanager
-def patched(told: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]) -> Iterator[None]:
+def patched(
+    report_break: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]
+) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
-    `told` is given what is checkpointed and cannot be one graph, and why. `numbers` are those that
-    were seen to change, which Dynamo keeps for all models together: another model of the same
-    class, with other widths, would have them as symbols.
+    `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
+    are those that were seen to change, which Dynamo keeps for all models together: another model of
+    the same class, with other widths, would have them as symbols.
     """
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
@@ -50,7 +52,7 @@ def patched(told: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]
         (
             higher_order_ops.CheckpointHigherOrderVariable,
             "_call_function",
-            lambda original: _tell_of_checkpoint(original, told),
+            lambda original: _tell_of_checkpoint(original, report_break),
         ),
         (logging.getLogger("torch._dynamo.variables.tensor"), "disabled", lambda _: True),
         (logging.getLogger("torch._guards"), "disabled", lambda _: True),  # what it tells is raised
@@ -98,8 +100,10 @@ def _warn_later(original: Any) -> Any:
         if self.value is warnings.warn:  # its category matters, its other arguments do not
             args = [*args[:2], *(item for key, item in kwargs.items() if key == "category")]
             kwargs = {}
-        known = [self.can_reorder_logs(self.value, [a], {}) or _is_known(a) for a in args]
-        if kwargs or not all(known):
+        can_run_later = [
+            self.can_reorder_logs(self.value, [a], {}) or _is_constant_or_guarded(a) for a in args
+        ]
+        if kwargs or not all(can_run_later):
             return original(self, tx, args, kwargs)
         tx.debug_locals.append((self, list(args)))
         return ConstantVariable.create(None)
@@ -107,7 +111,7 @@ def _warn_later(original: Any) -> Any:
     return call_function
 
 
-def _is_known(variable: Any) -> bool:
+def _is_constant_or_guarded(variable: Any) -> bool:
     return bool(variable.is_python_constant()) or variable.source is not None
 
 
@@ -157,12 +161,12 @@ def _leave_out_leaves(original: Any) -> Any:
     """
 
     def check(self: Any, returned: Any, tx: Any) -> None:
-        made = [
+        leaves = [
             variable.as_proxy().node
             for variable in self.leaf_var_creation_order
             if isinstance(variable, TensorVariable) and not variable.source
         ]
-        values = [node.meta["example_value"] for node in made]
+        values = [node.meta["example_value"] for node in leaves]
         if self.autograd_grad_consumed_grad_fns or not all(
             _is_same_without(variable, values) for variable in returned
         ):
@@ -170,7 +174,7 @@ def _leave_out_leaves(original: Any) -> Any:
             return
         calls = [node for node in self.graph.nodes if node.target == "requires_grad_"]
         for node in calls:
-            if node.args[0] in made:  # between two that allow it and forbid it again
+            if node.args[0] in leaves:  # between two that allow it and forbid it again
                 for each in (node.next, node, node.prev):
                     self.graph.erase_node(each)
 
@@ -192,7 +196,7 @@ def _is_same_without(variable: Any, leaves: list[torch.Tensor]) -> bool:
     return any(end is not None and all(end is not leaf for leaf in leaves) for end in ends)
 
 
-def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
+def _tell_of_checkpoint(original: Any, report_break: Callable[[str], None]) -> Any:
     """Say which call of `torch.utils.checkpoint` breaks the graph: all within runs as it is then.
 
     Dynamo runs it without looking into it, and its reason names the line within alone.
@@ -204,7 +208,7 @@ def _tell_of_checkpoint(original: Any, told: Callable[[str], None]) -> Any:
         except Unsupported as error:
             line = tx.frame_summary()
             reason = str(error).strip().splitlines()[0]
-            told(
+            report_break(
                 f"what torch.utils.checkpoint calls at {line.filename}:{line.lineno} "
                 f"({line.line}) runs as it is, its memory is not planned: it cannot be one graph "
                 f"({reason}). Leave the checkpoint out, or take the break out of it"

@@ -19,10 +19,10 @@ class Classes:
     """The classes of a module and its submodules, and what they defined when this was made."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        found = dict.fromkeys(base for part in module.modules() for base in type(part).__mro__)
+        classes = dict.fromkeys(base for part in module.modules() for base in type(part).__mro__)
         self._contents: list[tuple[Any, list[Any]]] = [
             (vars(cls), list(vars(cls).values()))
-            for cls in found
+            for cls in classes
             if not f"{cls.__module__}.".startswith(_OF_OTHERS)
         ]
 

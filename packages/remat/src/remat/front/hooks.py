@@ -28,7 +28,7 @@ class Hooks:
         self._module = module
         self._registered = -1
         self._children: list[Any] = []
-        self._found: list[torch.nn.Module | None] = []
+        self._hooked: list[torch.nn.Module | None] = []
         self._hooks: list[Mapping[int, Any]] = []
         self._is_unique = True
 
@@ -37,7 +37,7 @@ class Hooks:
 
         `None` if a submodule is of the same class as the module: their forwards are one function.
         """
-        if self._registered != RemovableHandle.next_id or self._submodules() != self._found:
+        if self._registered != RemovableHandle.next_id or self._submodules() != self._hooked:
             self._read()
         if not self._is_unique:
             return None
@@ -47,7 +47,7 @@ class Hooks:
         self._registered = RemovableHandle.next_id  # counts the hooks ever registered anywhere
         parts = list(self._module.modules())
         self._children = [part._modules.values() for part in parts]
-        self._found = self._submodules()
+        self._hooked = self._submodules()
         inner = parts[1:]  # hooks of the module itself run around its forward
         self._hooks = [hooks for part in inner for hooks in _tables(vars(part))]
         self._is_unique = type(self._module) not in map(type, inner)

@@ -61,7 +61,7 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool)
     def compiled(function: Callable[..., Any], hooks: Hashable) -> Callable[..., Any]:
         return compile_frames(
             function,
-            lambda found, _: SharedRegion(found, lambda: sessions),
+            lambda graph, _: SharedRegion(graph, lambda: sessions),
             skipped,
             allow_rnn=allow_rnn,
             model=module(),

@@ -41,7 +41,7 @@ def choose_regions(model: torch.nn.Module, regions: Regions | None) -> list[str]
         return []
     entries = [regions] if isinstance(regions, (str, type)) else list(regions)
     names = {name: part for name, part in model.named_modules() if name}
-    found: set[str] = set()
+    selected: set[str] = set()
     for entry in entries:
         if isinstance(entry, str):
             matched = fnmatch.filter(names, entry)
@@ -55,8 +55,8 @@ def choose_regions(model: torch.nn.Module, regions: Regions | None) -> list[str]
                 f"regions: {entry!r} matches no submodule; there are {shown}"
                 f"{', ...' if len(names) > 5 else ''}"
             )
-        found.update(matched)
-    return [name for name in names if name in found and not _within(name, found)]
+        selected.update(matched)
+    return [name for name in names if name in selected and not _within(name, selected)]
 
 
 def _within(name: str, others: set[str]) -> bool:
@@ -66,11 +66,11 @@ def _within(name: str, others: set[str]) -> bool:
 
 def shallow_copy(model: Module) -> Module:
     """Copy a module that shares its parameters, buffers and submodules with the copy."""
-    made = copy.copy(model)
+    twin = copy.copy(model)
     for name, item in model.__dict__.items():
         if isinstance(item, dict):  # parameters, buffers, submodules, hooks: own dict, same entries
-            made.__dict__[name] = copy.copy(item)
-    return made
+            twin.__dict__[name] = copy.copy(item)
+    return twin
 
 
 def copy_within(model: torch.nn.Module, name: str) -> torch.nn.Module:
@@ -87,24 +87,24 @@ def copy_within(model: torch.nn.Module, name: str) -> torch.nn.Module:
         if _COPIED not in inner.__dict__:
             inner = _replace(model, inner)
         owner = inner
-    found = owner._modules[last]
-    if found is None:
+    module = owner._modules[last]
+    if module is None:
         raise RematError(f"there is no submodule {name!r}")
-    return found if _COPIED in found.__dict__ else _replace(model, found)
+    return module if _COPIED in module.__dict__ else _replace(model, module)
 
 
 _COPIED = "_remat_copied"
 
 
 def _replace(model: torch.nn.Module, old: Module) -> Module:
-    made = shallow_copy(old)
-    made.__dict__[_COPIED] = True
+    twin = shallow_copy(old)
+    twin.__dict__[_COPIED] = True
     for part in model.modules():
         if part is model or _COPIED in part.__dict__:
             for name, item in part._modules.items():
                 if item is old:
-                    part._modules[name] = made
-    return made
+                    part._modules[name] = twin
+    return twin
 
 
 def unwrap_units(model: torch.nn.Module) -> None:
@@ -160,9 +160,9 @@ class RegionForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RegionForward:
         module = memo.get(id(self._module)) or copy.deepcopy(self._module, memo)
-        made = RegionForward(module, copy.deepcopy(self._owner, memo))
-        memo[id(self)] = made
-        return made
+        forward = RegionForward(module, copy.deepcopy(self._owner, memo))
+        memo[id(self)] = forward
+        return forward
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self._module, "owner": self._owner}

@@ -176,22 +176,22 @@ def rematerialize(
             f"{settings.region_plan.name} is for a model that is one region; leave out regions= "
             f"or plan="
         )
-    made = shallow_copy(model)
-    chosen = choose_regions(made, regions)
-    unwrap_units(made)
-    forward = RematForward(made, settings, model.__dict__.get("forward"), bool(chosen))
+    wrapped = shallow_copy(model)
+    chosen = choose_regions(wrapped, regions)
+    unwrap_units(wrapped)
+    forward = RematForward(wrapped, settings, model.__dict__.get("forward"), bool(chosen))
     forward.original = model  # what weak references within it refer to
-    made.__dict__["forward"] = made.__dict__[_FORWARD] = forward
-    made.__dict__["plan"] = NotPlanned()
-    made.register_forward_pre_hook(forward.check_owner)
+    wrapped.__dict__["forward"] = wrapped.__dict__[_FORWARD] = forward
+    wrapped.__dict__["plan"] = NotPlanned()
+    wrapped.register_forward_pre_hook(forward.check_owner)
     for name in chosen:
-        refuse_scripted(made.get_submodule(name))
-        block = copy_within(made, name)
+        refuse_scripted(wrapped.get_submodule(name))
+        block = copy_within(wrapped, name)
         block.__dict__["forward"] = RegionForward(block, forward)
     if args is not None or kwargs:
         with torch.enable_grad():
             forward.prepare(as_args(args), dict(kwargs or {}))
-    return made
+    return wrapped
 
 
 _FORWARD = "_remat_forward"
@@ -336,16 +336,16 @@ class RematForward:
                 machines[hooks] = new_machine(
                     self._module, self._settings, one_region=not self._by_regions
                 )
-            made: Machine = machines[hooks]
-        return made
+            machine: Machine = machines[hooks]
+        return machine
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
         module = memo.get(id(self._module))
         if module is None:
             module = copy.deepcopy(self._module, memo)
-        made = RematForward(module, self._settings, self._instance_forward, self._by_regions)
-        memo[id(self)] = made
-        return made
+        forward = RematForward(module, self._settings, self._instance_forward, self._by_regions)
+        memo[id(self)] = forward
+        return forward
 
     def __getstate__(self) -> dict[str, Any]:
         refuse_unpicklable(self._settings.loss, self._settings.optimizer)

@@ -25,18 +25,18 @@ def with_certain_bound(
     `sure` says that the gradients which a capture expects come, `measured_loss` that its loss was
     measured.
     """
-    found = min((_of_forward(each) for each in captures), key=lambda one: one.peak_bytes)
+    peak = min((_of_forward(each) for each in captures), key=lambda one: one.peak_bytes)
     if sure:
         room = max(_room(each, measured_loss=measured_loss) for each in captures)
-        if error.least_bytes - room > found.peak_bytes:
-            found = PeakBound(error.least_bytes - room, None if room else error.least_at)
-    bound = without_state(found.peak_bytes)
+        if error.least_bytes - room > peak.peak_bytes:
+            peak = PeakBound(error.least_bytes - room, None if room else error.least_at)
+    bound = without_state(peak.peak_bytes)
     proved = bound > error.budget_bytes
     return BudgetTooSmall(
         error.budget_bytes,
         error.smallest_bytes,
         bound,
-        found.op,
+        peak.op,
         Status.INFEASIBLE if proved else Status.LIMIT,
         error.results_bytes if sure else 0,
         error.schedule,
@@ -60,8 +60,8 @@ def _of_forward(captured: Capture) -> PeakBound:
     """Bound what the ops before the boundary need, which hand out what is returned."""
     graph: Graph = captured.graph
     ops = graph.ops[: graph.boundary_index]
-    made = {value for op in ops for value in op.outputs}
-    returned = graph.results.union(graph.ops[graph.boundary_index].inputs) & made
-    values = tuple(v for v in graph.values if v.name in made or v.name in graph.resident)
+    outputs = {value for op in ops for value in op.outputs}
+    returned = graph.results.union(graph.ops[graph.boundary_index].inputs) & outputs
+    values = tuple(v for v in graph.values if v.name in outputs or v.name in graph.resident)
     half = replace(graph, values=values, ops=ops, results=returned, boundary=None)
     return peak_bound(Wiring.of(half))

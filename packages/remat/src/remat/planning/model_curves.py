@@ -53,8 +53,8 @@ def graphs_and_budgets(
         return _graphs(captured, numerics, 1), None, aside
     plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside
     if costs == "measure" and any(budget.fraction is not None for budget in wanted):
-        told = None if loss is None else with_call(loss, *call)
-        peak = measure_plain(model, *call, captured, plan.store_all_peak_bytes, device, told)
+        bound_loss = None if loss is None else with_call(loss, *call)
+        peak = measure_plain(model, *call, captured, plan.store_all_peak_bytes, device, bound_loss)
         plain = plain if peak is None else peak.peak_bytes
     stored = plain + aside
     sizes: list[int | float] = [max(1, b.resolve(lambda: stored) - aside) for b in wanted]

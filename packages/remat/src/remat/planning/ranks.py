@@ -41,14 +41,14 @@ _WAIT_SECONDS = 10.0  # for a store that answers in milliseconds, or is gone
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a group was told: how many plans under each key, and whether its store answers."""
+class _GroupState:
+    """How many plans a group has shared under each key, and whether its store answers."""
 
     plans: Counter[str] = field(default_factory=Counter)
     answers: bool = True
 
 
-_told: WeakKeyDictionary[Any, _Told] = WeakKeyDictionary()
+_states: WeakKeyDictionary[Any, _GroupState] = WeakKeyDictionary()
 
 
 def has_other_ranks() -> bool:
@@ -67,8 +67,8 @@ def of_first_rank(
     `asked` is what it was asked for besides, in the same words on all ranks. What was chosen here
     is given back where no other rank was first, or none can be asked.
     """
-    told = _told_here()
-    if told is None or not told.answers:
+    state = _group_state()
+    if state is None or not state.answers:
         return chosen
     try:
         outlines = [Outline.of(graph) for graph in graphs]
@@ -77,23 +77,23 @@ def of_first_rank(
             raise ValueError(f"it takes {len(mine):,} bytes")
         text = json.dumps([asked, *(outline.hash for outline in outlines)])
         key = hashlib.sha256(text.encode()).hexdigest()
-        told.plans[key] += 1
-        found = _first(f"remat/{key}/{told.plans[key]}", mine)
-        theirs = chosen if found == mine.encode() else _read(outlines, found)
+        state.plans[key] += 1
+        first = _first(f"remat/{key}/{state.plans[key]}", mine)
+        theirs = chosen if first == mine.encode() else _read(outlines, first)
         for position, schedule in theirs:
             simulate(graphs[position], schedule)
     except Exception as error:  # whatever it is, this rank has a plan
-        told.answers = not isinstance(error, TimeoutError)
+        state.answers = not isinstance(error, TimeoutError)
         reason = str(error).partition("\n")[0] or type(error).__name__
         logger.warning("this plan is not shared with other ranks: %s", reason)
         return chosen
     return theirs
 
 
-def _told_here() -> _Told | None:
+def _group_state() -> _GroupState | None:
     if not has_other_ranks():
         return None
-    return _told.setdefault(torch.distributed.group.WORLD, _Told())
+    return _states.setdefault(torch.distributed.group.WORLD, _GroupState())
 
 
 def _first(key: str, mine: str) -> bytes:
@@ -106,17 +106,17 @@ def _first(key: str, mine: str) -> bytes:
         TimeoutError: if there is no answer.
         RuntimeError: if it is gone, or cannot compare.
     """
-    found: Future[bytes] = Future()
+    answer: Future[bytes] = Future()
 
     def ask() -> None:
         try:
-            found.set_result(_store().clone().compare_set(key, "", mine))
+            answer.set_result(_store().clone().compare_set(key, "", mine))
         except Exception as error:
-            found.set_exception(error)
+            answer.set_exception(error)
 
     Thread(target=ask, name="remat-store", daemon=True).start()
     try:
-        return found.result(_WAIT_SECONDS)
+        return answer.result(_WAIT_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"their store was silent for {_WAIT_SECONDS:.0f} s") from None
 
@@ -127,11 +127,11 @@ def _store() -> Any:
 
 def _written(outlines: Sequence[Outline], chosen: Sequence[Choice]) -> str:
     """Write schedules as documents, in the names of outlines."""
-    told = []
+    documents = []
     for which, schedule in chosen:
         outline = outlines[which]
-        told.append([which, encode(outline.translate(schedule, outline.nameless)).decode()])
-    return base64.b85encode(zlib.compress(json.dumps(told).encode())).decode()
+        documents.append([which, encode(outline.translate(schedule, outline.nameless)).decode()])
+    return base64.b85encode(zlib.compress(json.dumps(documents).encode())).decode()
 
 
 def _read(outlines: Sequence[Outline], data: bytes) -> list[Choice]:

@@ -34,14 +34,14 @@ class Settings:
     costs: Costs
     limit_seconds: float | None
     progress: Callable[[Progress], None] | None
-    loss: Loss | None = None
-    capture: str = "aot"
-    executor: str = "generated"
-    optimizer: OptimizerLike | None = None
-    on_infeasible: OnInfeasible = "raise"
-    user_plan: PlanOrSchedule | None = None
-    numerics: Numerics | None = None
-    partitioner: str | Partitioner | None = None
+    loss: Loss | None
+    capture: str
+    executor: str
+    optimizer: OptimizerLike | None
+    on_infeasible: OnInfeasible
+    user_plan: PlanOrSchedule | None
+    numerics: Numerics | None
+    partitioner: str | Partitioner | None
     keep_best: bool = False
 
     @property
@@ -59,12 +59,12 @@ class Settings:
     @classmethod
     def read(
         cls,
-        budget: int | float | str,
-        solver: str | Solver,
-        costs: Costs,
-        limit_seconds: float | None,
-        progress: Callable[[Progress], None] | None,
-        loss: Loss | None,
+        budget: int | float | str = "auto",
+        solver: str | Solver = "auto",
+        costs: Costs = "measure",
+        limit_seconds: float | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        loss: Loss | None = None,
         capture: str = "aot",
         executor: str = "generated",
         optimizer: OptimizerLike | None = None,
@@ -78,17 +78,10 @@ class Settings:
         With a plan that has one, the budget `"auto"` is that of the plan.
 
         Raises:
-            DocumentError: if the file of the plan is damaged.
-            OSError: if it cannot be read.
-            BudgetError: if the budget cannot be read.
-            CaptureError: if the costs are not known, or the capture does not exist or load.
-            SolverError: if the solver does not exist or cannot be loaded.
-            PartitionError: if the partitioner does not.
-            ExecutionError: if the executor does not exist or cannot be loaded.
-            RematError: if a loss or an optimizer is given that cannot be called, or a loss that
-                could not be measured; if a partitioner is given, and the solver needs no
-                hierarchy; if `on_infeasible` or `numerics` is not known; if the plan has no
-                schedule.
+            DocumentError, OSError: if the file of the plan is damaged, or cannot be read.
+            BudgetError, CaptureError, SolverError, PartitionError, ExecutionError: if the option
+                of that name cannot be read, does not exist or cannot be loaded.
+            RematError: if another option cannot be what it is, or has no use beside the others.
         """
         check_on_infeasible(on_infeasible)
         allowed = read_numerics(numerics)

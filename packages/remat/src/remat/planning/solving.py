@@ -87,11 +87,11 @@ def solved_in_best_program(
     if len(programs) == 1:
         return captured, solved(captured.graph)
     least = [(least_time(Wiring.of(program.graph)), program) for program in programs]
-    found: list[tuple[Capture, Solution]] = []
+    solutions: list[tuple[Capture, Solution]] = []
     bounds: list[float] = []
     refused: list[BudgetTooSmall] = []
     for seconds, program in sorted(least, key=lambda one: one[0]):
-        if any(solution.time <= seconds * _NO_FASTER for _, solution in found):
+        if any(solution.time <= seconds * _NO_FASTER for _, solution in solutions):
             bounds.append(seconds)
             continue
         try:
@@ -100,11 +100,11 @@ def solved_in_best_program(
             refused.append(error)
             bounds += [seconds] if error.status is not Status.INFEASIBLE else []
         else:
-            found.append((program, solution))
+            solutions.append((program, solution))
             bounds.append(seconds if solution.lower_bound is None else solution.lower_bound)
-    if not found:
+    if not solutions:
         raise functools.reduce(_either, refused)
-    best, solution = min(found, key=lambda one: one[1].time)
+    best, solution = min(solutions, key=lambda one: one[1].time)
     if min(bounds) != solution.lower_bound:
         solution = replace(solution, lower_bound=min(bounds), status=Status.FEASIBLE)
     return best, solution
@@ -140,49 +140,22 @@ def solution_for(
 
     `target` is what the graph may take of the budget. With `keep_best`, Ctrl-C ends with the best
     schedule so far. What may have been cut short is not cached: then only an answer of `"auto"` is,
-    which says what was run to its end.
-
-    Raises:
-        BudgetTooSmall: with the smallest budget whose target is known to be feasible.
-    """
-    known = [cached_solution(graph, target, solver, limit_seconds, partitioner)]
-    if solver == "auto":
-        known.append(shared_solution(graph, target, budget))
-    best = min((found for found in known if found), key=lambda found: found.time, default=None)
-    if best is not None:
-        return best
-    solution = _solved(
-        graph, budget, target, solver, limit_seconds, progress,
-        keep_best=keep_best, partitioner=partitioner,
-    )  # fmt: skip
-    if not keep_best or solution.trials:
-        keep_solution(graph, target, solver, limit_seconds, solution, partitioner)
-    return solution
-
-
-def _solved(
-    graph: Graph,
-    budget: int,
-    target: int,
-    solver: str | Solver,
-    limit_seconds: float | None,
-    progress: Callable[[Progress], None] | None,
-    *,
-    keep_best: bool = False,
-    partitioner: str | Partitioner | None = None,
-) -> Solution:
-    """Solve for a target below the budget; what is raised speaks of the budget.
-
-    `"auto"` begins with the schedule that an earlier refusal spoke of, where it did; a solver that
-    is named answers for itself.
+    which says what was run to its end. `"auto"` begins with the schedule that an earlier refusal
+    spoke of, where it did; a solver that is named answers for itself.
 
     Raises:
         BudgetTooSmall: with the smallest budget whose target is known to be feasible, which is no
             larger than that of an earlier refusal.
     """
-    known = smallest_known(graph)
+    stored = [cached_solution(graph, target, solver, limit_seconds, partitioner)]
+    if solver == "auto":
+        stored.append(shared_solution(graph, target, budget))
+    best = min(filter(None, stored), key=lambda solution: solution.time, default=None)
+    if best is not None:
+        return best
+    smallest = smallest_known(graph)
     try:
-        return solve(
+        solution = solve(
             graph,
             max(1, target),
             solver=solver,
@@ -190,39 +163,54 @@ def _solved(
             limit_seconds=limit_seconds,
             progress=progress,
             keep_best=keep_best,
-            start=known if solver == "auto" else None,
+            start=smallest if solver == "auto" else None,
         )
     except BudgetTooSmall as error:
-        smallest = error.smallest_bytes
-        least = None if known is None else simulate(graph, known).peak_bytes
-        if known is not None and least is not None and least < error.least_bytes:
-            error = _held_against(graph, solver, error, known)
-        if least is not None and least <= smallest:
-            smallest = least
-        elif error.schedule is not None:
-            keep_smallest(graph, error.schedule)
-        raise BudgetTooSmall(
-            budget,
-            smallest + budget - target,
-            error.least_bytes,
-            error.least_at,
-            error.status,
-            error.results_bytes,
-        ) from None
+        raise _about_budget(error, graph, solver, smallest, budget, target) from None
+    if not keep_best or solution.trials:
+        keep_solution(graph, target, solver, limit_seconds, solution, partitioner)
+    return solution
+
+
+def _about_budget(
+    error: BudgetTooSmall,
+    graph: Graph,
+    solver: str | Solver,
+    smallest: Schedule | None,
+    budget: int,
+    target: int,
+) -> BudgetTooSmall:
+    """Say of a budget what was said of its target, with the `smallest` schedule known before."""
+    feasible_bytes = error.smallest_bytes
+    least = None if smallest is None else simulate(graph, smallest).peak_bytes
+    if smallest is not None and least is not None and least < error.least_bytes:
+        error = _held_against(graph, solver, error, smallest)
+    if least is not None and least <= feasible_bytes:
+        feasible_bytes = least
+    elif error.schedule is not None:
+        keep_smallest(graph, error.schedule)
+    return BudgetTooSmall(
+        budget,
+        feasible_bytes + budget - target,
+        error.least_bytes,
+        error.least_at,
+        error.status,
+        error.results_bytes,
+    )
 
 
 def _held_against(
-    graph: Graph, solver: str | Solver, error: BudgetTooSmall, known: Schedule
+    graph: Graph, solver: str | Solver, error: BudgetTooSmall, schedule: Schedule
 ) -> BudgetTooSmall:
     """Take from a refusal what a schedule known from before refutes.
 
     Raises:
         BrokenSolver: if it is the solver's word, and no back end of ours is behind it.
     """
-    wiring, timeline = Wiring.of(graph), simulate(graph, known)
+    wiring, timeline = Wiring.of(graph), simulate(graph, schedule)
     fits = timeline.peak_bytes <= error.budget_bytes
     verdicts = Verdicts(wiring)
-    verdicts.show("an earlier plan", known, timeline.time, timeline.peak_bytes)
+    verdicts.show("an earlier plan", schedule, timeline.time, timeline.peak_bytes)
     verdicts.claim(
         minimal_peak_claim(
             error.least_bytes, resolve_solver(solver) if fits and solver != "auto" else None

@@ -269,9 +269,9 @@ def check_picture(path: str | os.PathLike[str]) -> None:
         raise RematError(
             "a picture of the curve needs matplotlib; pip install 'remat[plot]'"
         ) from None
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if target.suffix[1:].lower() not in known:
-        endings = ", ".join(f".{ending}" for ending in sorted(known))
+    supported = FigureCanvasAgg.get_supported_filetypes()
+    if target.suffix[1:].lower() not in supported:
+        endings = ", ".join(f".{ending}" for ending in sorted(supported))
         raise RematError(f"cannot draw into {str(target)!r}; its ending must be one of {endings}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of {str(target)!r} does not exist")
@@ -294,10 +294,10 @@ def plot_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
         shares = [budget / max(1, curve.store_all_peak_bytes) for budget in times]
         axes.plot(shares, [100 * curve.overhead(time) for time in times.values()], **style)
 
-    found = {p.budget_bytes: p.solution.time for p in curve.points if p.solution is not None}
+    found_times = {p.budget_bytes: p.solution.time for p in curve.points if p.solution is not None}
     proved = {p.budget_bytes: p.lower_bound for p in curve.points if p.lower_bound is not None}
     # A schedule serves every larger budget, a bound holds at every smaller one.
-    line(found, color="C0", marker="o", drawstyle="steps-post", label="found")
+    line(found_times, color="C0", marker="o", drawstyle="steps-post", label="found")
     line(proved, color="0.45", marker="v", drawstyle="steps-pre", label="no schedule is below")
     least = curve.least_bytes / max(1, curve.store_all_peak_bytes)
     axes.axvspan(0, least, color="0.9", linewidth=0, label="nothing fits, proved")

@@ -72,16 +72,9 @@ def plan(
         LossError: if the loss cannot be run or differentiated.
     """
     settings = Settings.read(
-        budget,
-        solver,
-        costs,
-        limit_seconds,
-        progress,
-        loss,
-        optimizer=optimizer,
-        numerics=numerics,
-        partitioner=partitioner,
-    )
+        budget, solver, costs, limit_seconds, progress, loss,
+        optimizer=optimizer, numerics=numerics, partitioner=partitioner,
+    )  # fmt: skip
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
 
@@ -128,6 +121,6 @@ def _captured(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
 ) -> Capture:
     """Capture a whole module; what was measured in other processes is not measured again."""
-    known: dict[str, Cost] = {}
-    with remembered_costs(known, _device(model, args, kwargs), costs):
-        return capture(model, args, kwargs, costs=costs, measured=known)
+    measured: dict[str, Cost] = {}
+    with remembered_costs(measured, _device(model, args, kwargs), costs):
+        return capture(model, args, kwargs, costs=costs, measured=measured)

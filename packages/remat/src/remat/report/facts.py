@@ -77,7 +77,7 @@ _IN_SLICES = re.compile(r"__in_(\d+)_slices$")  # as a capture names such ops
 def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
     """Say what runs by alternatives, what is kept packed, and how exact that is."""
     ops = run_of(graph, schedule)
-    slices = [found[1] for op in ops if (found := _IN_SLICES.search(op.name))]
+    slices = [match[1] for op in ops if (match := _IN_SLICES.search(op.name))]
     if slices:
         numbers = ", ".join(f"{count} in {number}" for number, count in Counter(slices).items())
         yield f"{len(slices)} stretches in slices, {numbers}, {Numerics.ROUNDING.value}"

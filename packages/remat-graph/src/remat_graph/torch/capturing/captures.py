@@ -30,7 +30,7 @@ from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
 from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
-from remat_graph.torch.ways.slicing import cut_alone, in_slices, run_in_slices
+from remat_graph.torch.ways.slicing import cut_alone, in_slices
 
 __all__ = ["Capture", "Costs", "finish"]
 
@@ -180,12 +180,6 @@ class Capture:
         if "found" not in self._cuts:
             self._cuts["found"] = cuts_of(plain.program)
         return self._cuts["found"]
-
-    @property
-    def sliced_ops(self) -> frozenset[str]:
-        """The ops that run in slices."""
-        calls = self.program.calls.items()
-        return frozenset(op for op, call in calls if call.target is run_in_slices)
 
     def bytes_of_slices(self, kind: int, slices: int) -> int:
         """Predict the most that a cut of this kind needs in so many slices: with its border."""
