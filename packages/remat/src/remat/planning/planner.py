@@ -44,7 +44,7 @@ from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
     "SCALAR_BYTES",
-    "Planned",
+    "RunnablePlan",
     "for_missing",
     "make_plan",
 ]
@@ -56,7 +56,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class RunnablePlan:
     """A plan together with what runs it."""
 
     plan: ReadablePlan
@@ -79,7 +79,7 @@ def make_plan(
     plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
     user_plan: PlanOrSchedule | None = None,
-) -> Planned:
+) -> RunnablePlan:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
     Over is also what leaves no room for later steps, which on CUDA may get other blocks. If no plan
@@ -213,7 +213,7 @@ class _Task:
             note_what_slices_reach(refused, offered, self._solve_for(target))
         return refused
 
-    def planned(self, captured: Capture, solution: Solution) -> Planned:
+    def planned(self, captured: Capture, solution: Solution) -> RunnablePlan:
         """Make what runs a schedule, and the plan that says so."""
         schedule = solution.schedule
         if schedule is None:
@@ -235,7 +235,7 @@ class _Task:
             source=executable.source,
             origin=Origin.here(captured.program.device),
         )
-        return Planned(plan, captured, executable)
+        return RunnablePlan(plan, captured, executable)
 
 
 def _rehearsed_until_within(
@@ -244,7 +244,7 @@ def _rehearsed_until_within(
     module: torch.nn.Module,
     tensors: list[torch.Tensor],
     loss: Loss | None,
-) -> Planned:
+) -> RunnablePlan:
     """Run a plan once and measure it; plan again, for a smaller target, while it is over.
 
     Raises:

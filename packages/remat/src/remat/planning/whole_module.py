@@ -13,7 +13,7 @@ import torch
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
-from remat.planning.planner import Planned, make_plan
+from remat.planning.planner import RunnablePlan, make_plan
 from remat.planning.settings import Settings, as_args
 from remat.refusals import refuse_wrapped
 from remat.report.readable_plan import ReadablePlan
@@ -80,7 +80,7 @@ def plan(
 
 def plan_module(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> Planned:
+) -> RunnablePlan:
     """Plan for a whole module without running the plan."""
     refuse_wrapped(model)
     dry = settings.costs != "measure" and settings.loss is None
@@ -93,7 +93,7 @@ def plan_module(
 
 def _plan_module(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> Planned:
+) -> RunnablePlan:
     started = time.perf_counter()
     if settings.loss is not None:
         settings = replace(settings, loss=with_call(settings.loss, args, kwargs))

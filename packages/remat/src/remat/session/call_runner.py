@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from remat.errors import BudgetWarning
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.session.calls import Call, HandedOut, NewGradients
-from remat.session.kinds import RegionPlan
+from remat.session.kinds import CapturedRegion
 from remat.session.recording import gradients_present
 from remat.session.region import Region
 from remat.session.step import StepState, before_backward, within_backward
@@ -36,7 +36,7 @@ class CallRunner:
         self,
         region: Region,
         numbers: Hashable,
-        planned: Planned,
+        planned: RunnablePlan,
         tensors: list[torch.Tensor],
         on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
@@ -61,7 +61,7 @@ class CallRunner:
     def run_shared(
         self,
         region: Region,
-        plan: RegionPlan,
+        plan: CapturedRegion,
         inputs: Sequence[Any],
         tensors: list[torch.Tensor],
         on_backward: Callable[[], None],
@@ -119,7 +119,7 @@ class CallRunner:
     def _run_plain(
         self,
         region: Region,
-        plan: RegionPlan,
+        plan: CapturedRegion,
         inputs: Sequence[Any],
         tensors: list[torch.Tensor],
         on_backward: Callable[[], None],
@@ -147,7 +147,7 @@ class CallRunner:
             self._step.bound.record_from(len(self._step.calls))
             self._step.recording.start(device, collect=collect)
 
-    def _next_option(self, calls: tuple[int, ...], plan: RegionPlan) -> RegionOption:
+    def _next_option(self, calls: tuple[int, ...], plan: CapturedRegion) -> RegionOption:
         """Find the option of the call after these: planned, or that of other sizes, if it fits."""
         planned = self._step.patterns.option_for(calls, plan.kind)
         if planned is not None:
@@ -167,10 +167,10 @@ class CallRunner:
         That code is taken to hold the most that it held at any time of a recorded step.
         """
         room = self._step.planner.room or self._step.planner.budget()
-        held = self._step.patterns.held("backward") if self._step.patterns.known else 0
+        held = self._step.patterns.held("backward") if self._step.patterns.planned else 0
         return room - held - sum(call.kept_bytes for call in self._step.open_calls)
 
-    def _unplanned(self, plan: RegionPlan) -> RegionOption:
+    def _unplanned(self, plan: CapturedRegion) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the open calls."""
         if self._step.planner.is_unknown:
             return plan.lean

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.session.changes import Changes, Watched
 from remat.session.region import Region
 from remat_exec import Runnable
@@ -63,7 +63,7 @@ class Call:
     executable: Runnable
     on_backward: Callable[[], None]
     position: int = 0
-    planned: Planned | None = None
+    planned: RunnablePlan | None = None
     numbers: Hashable = None
     missing: frozenset[int] | None = None
     released_outputs: frozenset[int] = frozenset()

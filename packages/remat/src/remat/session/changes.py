@@ -57,8 +57,8 @@ class Changes:
             if changed is not False:
                 outputs[position] = copied = _copied(outputs[position])
                 if changed is None:
-                    known = copied.detach()  # of the same version, and not what the call made
-                    watched.append((~position, known, _state(known)))
+                    alias = copied.detach()  # of the same version, and not what the call made
+                    watched.append((~position, alias, _state(alias)))
         return watched
 
     def is_new(self, position: int) -> bool:
@@ -84,8 +84,8 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor in its layout, which the plan was made for, with what its elements share."""
     layout = tensor.shape, tensor.stride()
     if torch._debug_has_internal_overlap(tensor) != 1:  # 1: some dimension has a stride of 0
-        made = torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
-        return made.copy_(tensor)
+        copied = torch.empty_strided(*layout, dtype=tensor.dtype, device=tensor.device)
+        return copied.copy_(tensor)
     span = 1 + sum((size - 1) * stride for size, stride in zip(*layout, strict=True))
     return tensor.as_strided((span,), (1,)).clone().as_strided(*layout, 0)
 
@@ -97,9 +97,11 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
     """
     graph, program = capture.graph, capture.program
     read = read_by_backward(graph, store_all(graph))
-    given = {output.base for output in program.outputs if output.kind in ("input", "input_view")}
-    given |= {write.target for write in program.writes.values()}
-    read |= {program.storage[name] for name in given if name in program.storage}
+    handed_or_written = {
+        output.base for output in program.outputs if output.kind in ("input", "input_view")
+    }
+    handed_or_written |= {write.target for write in program.writes.values()}
+    read |= {program.storage[name] for name in handed_or_written if name in program.storage}
     return frozenset(
         int(item.key)
         for item in program.inputs

@@ -68,29 +68,29 @@ class Counters:
         )
         self.sized = tuple(at for at, node in enumerate(placeholders) if _is_sized(node))
 
-    def given(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def with_numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Give the inputs of the graph, with numbers in place of the tensors that held them."""
         if not self.items:
             return inputs
-        made = list(inputs)
+        values = list(inputs)
         for at in self.items:
-            if isinstance(made[at], torch.Tensor):
-                made[at] = made[at].item()
-        return made
+            if isinstance(values[at], torch.Tensor):
+                values[at] = values[at].item()
+        return values
 
     def put_back(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
         """Give the outputs of the graph with the numbers among them."""
         if not self._outputs:
             return outputs
-        known: dict[fx.Node, Any] = {node: inputs[at] for node, at in self._inputs.items()}
+        values: dict[fx.Node, Any] = {node: inputs[at] for node, at in self._inputs.items()}
         for node, function, args, kwargs in self._steps:
-            known[node] = function(
-                *fx.map_arg(args, known.__getitem__), **fx.map_arg(kwargs, known.__getitem__)
+            values[node] = function(
+                *fx.map_arg(args, values.__getitem__), **fx.map_arg(kwargs, values.__getitem__)
             )
-        made = list(outputs)
+        replaced = list(outputs)
         for at, node in self._outputs.items():
-            made[at] = known[node]
-        return type(outputs)(made) if isinstance(outputs, tuple) else made
+            replaced[at] = values[node]
+        return type(outputs)(replaced) if isinstance(outputs, tuple) else replaced
 
 
 def _computes_a_number(node: fx.Node) -> bool:
@@ -110,22 +110,22 @@ def _may_be_number(node: fx.Node) -> bool:
 
 def _items_of(module: fx.GraphModule, node: fx.Node) -> list[tuple[fx.GraphModule, fx.Node]]:
     """Find where the one element of a tensor is taken; nothing, if it is read in another way."""
-    found: list[tuple[fx.GraphModule, fx.Node]] = []
+    items: list[tuple[fx.GraphModule, fx.Node]] = []
     for user in node.users:
         if user.op == "call_method" and user.target == "item":
-            found.append((module, user))
+            items.append((module, user))
             continue
         if user.target not in _BODIES:
             return []
-        body, given = cast("fx.Node", user.args[0]), user.args[_BODIES[user.target] :]
+        body, operands = cast("fx.Node", user.args[0]), user.args[_BODIES[user.target] :]
         inner = cast("fx.GraphModule", getattr(module, str(body.target)))
         for at, placeholder in enumerate(inner.graph.find_nodes(op="placeholder")):
-            if given[at] is node:
+            if operands[at] is node:
                 within = _items_of(inner, placeholder)
                 if placeholder.users and not within:
                     return []
-                found += within
-    return found
+                items += within
+    return items
 
 
 def _is_sized(node: fx.Node) -> bool:

@@ -18,7 +18,7 @@ import torch
 from remat.budgets.blocks import or_with_expandable_segments
 from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
@@ -194,19 +194,19 @@ class Judge:
                 self.on_plan(ran_by.plan)
         planned = self.patterns.of(record.pattern) or ran_by
         try:
-            made = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
+            new_pattern = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_infeasible == "raise":
                 self._error = error
                 return
-            made = self.planner.without_plan(_wanted(record, planned), error, origin)
+            new_pattern = self.planner.without_plan(_wanted(record, planned), error, origin)
         except Exception as error:
             self._error = error
             return
-        if made is not None:
-            self.patterns.add(made)
-            if made.fits:
-                self.on_plan(made.plan)
+        if new_pattern is not None:
+            self.patterns.add(new_pattern)
+            if new_pattern.fits:
+                self.on_plan(new_pattern.plan)
 
     def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
         """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
@@ -227,16 +227,16 @@ class Judge:
     def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
         """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""
         unknown = self.planner.is_unknown or (
-            self.settings.budget.is_auto and not self.patterns.known
+            self.settings.budget.is_auto and not self.patterns.planned
         )
         return None if unknown or self.patterns.runs_plain else self.planner.budget(pattern)
 
-    def tell_known(self, known: int, step: int, pattern: Sequence[int]) -> None:
+    def warn_unrecorded(self, at_least: int, step: int, pattern: Sequence[int]) -> None:
         """Tell of a step that is known to be over the budget though it was not recorded."""
         budget = self.known_budget(pattern)
-        if budget is not None and known > budget:
+        if budget is not None and at_least > budget:
             self._step = step
-            warnings.warn(self._over(known, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
+            warnings.warn(self._over(at_least, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
 
     def _plan_by(
         self, record: Recorded, planned: PlannedPattern | None, origin: Origin, *, by_plan: bool
@@ -269,8 +269,8 @@ class Judge:
                     planner.set_aside += over + over // 4
         wanted = _wanted(record, planned)
         try:
-            made = planner.follow(wanted, user_plan, origin) if user_plan else None
-            made = made or planner.plan(wanted, origin)
+            new_pattern = planner.follow(wanted, user_plan, origin) if user_plan else None
+            new_pattern = new_pattern or planner.plan(wanted, origin)
         except BudgetTooSmall as error:
             if record.provisional and peak > error.budget_bytes:
                 self._over_in_a_row += planned is None
@@ -281,14 +281,14 @@ class Judge:
             elif record.provisional or (again and over <= 0):
                 return None
             raise
-        if peak <= made.plan.budget_bytes:
+        if peak <= new_pattern.plan.budget_bytes:
             self._over_in_a_row = 0
         else:
             aside = f", with {planner.set_aside:,} bytes set aside" if planner.set_aside else ""
             reason = _BY_PLAN if by_plan else _OFF_PLAN
             then = f"the next step is planned anew{aside}"
-            self._tell_over(peak, made.plan.budget_bytes, reason, then)
-        return made
+            self._tell_over(peak, new_pattern.plan.budget_bytes, reason, then)
+        return new_pattern
 
     def _is_doubtful(self, record: Recorded, ran_by: PlannedPattern) -> bool:
         """Whether a step may have been within the budget though its record says more.
@@ -336,7 +336,7 @@ def _wanted(record: Recorded, planned: PlannedPattern | None) -> Recorded:
 
 
 def _loss_seen(
-    planned: Planned, marks: Sequence[Mark], released_outputs: frozenset[int]
+    planned: RunnablePlan, marks: Sequence[Mark], released_outputs: frozenset[int]
 ) -> LossCost:
     """Read off a record what the code between forward and backward took."""
     kept, backward = marks[-3:-1]

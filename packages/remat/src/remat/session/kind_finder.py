@@ -57,9 +57,9 @@ class KindFinder:
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number < len(kinds):
             return number, capture
-        known = self._of_given(name, capture, position)
-        if known is not None:
-            return known
+        of_plan = self._of_user_plan(name, capture, position)
+        if of_plan is not None:
+            return of_plan
         kinds.append(self._solved(name, capture))
         return number, capture
 
@@ -82,7 +82,7 @@ class KindFinder:
         front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
         return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
 
-    def _of_given(
+    def _of_user_plan(
         self, name: str, capture: Capture, position: int | None
     ) -> tuple[int, Capture] | None:
         """Find the kind of a region among those of the user's plan that were not met yet.

@@ -18,10 +18,10 @@ from remat_graph.torch import Capture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 
-__all__ = ["RegionKind", "RegionPlan"]
+__all__ = ["CapturedRegion", "RegionKind"]
 
 
-class RegionPlan:
+class CapturedRegion:
     """A captured region: the number of its kind, and the code of the options that were used.
 
     `changed` is what was seen of `Changes`, for the regions of one place in the code.
@@ -81,9 +81,11 @@ class RegionPlan:
             droppable = self.executable(option).low_memory_plan is not None
             held = self._of.held_inputs(option, droppable=droppable)
             released_outputs = {value: size for value, size in inputs.items() if value not in held}
-        present, given = gradients_present(tensors), sum(inputs.values())
+        present, input_bytes = gradients_present(tensors), sum(inputs.values())
         graph = self._of.front.graph
-        return RecordedCall(self.kind, graph, option, self.lean, present, released_outputs, given)
+        return RecordedCall(
+            self.kind, graph, option, self.lean, present, released_outputs, input_bytes
+        )
 
 
 @dataclass(eq=False)

@@ -44,13 +44,13 @@ class PlannedPattern:
 
 @dataclass(eq=False)
 class PlannedPatterns:
-    """What is known, in the order in which it was last seen; and what the step under way follows.
+    """The patterns, in the order in which it was last seen; and what the step under way follows.
 
-    `off_plan` says that the calls of this step are part of no pattern that is known, or that the
+    `off_plan` says that the calls of this step are part of no pattern here, or that the
     first of them ran by the options of another. `record_next` asks for a recording in any case.
     """
 
-    known: list[PlannedPattern] = field(default_factory=list)
+    planned: list[PlannedPattern] = field(default_factory=list)
     off_plan: bool = False
     record_next: bool = False
     _followed: PlannedPattern | None = None
@@ -60,7 +60,7 @@ class PlannedPatterns:
     @property
     def wanted(self) -> bool:
         """Whether the next step is to be recorded."""
-        awaited = any(known.awaited for known in self.known)
+        awaited = any(each.awaited for each in self.planned)
         return self._wanted or self.record_next or awaited
 
     @property
@@ -70,15 +70,15 @@ class PlannedPatterns:
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""
-        others = [known for known in reversed(self.known) if known is not self._followed]
-        others.sort(key=lambda known: not known.fits)
-        for known in (*([self._followed] if self._followed else []), *others):
-            at = _position(known.record.pattern, so_far, kind)
+        others = [each for each in reversed(self.planned) if each is not self._followed]
+        others.sort(key=lambda each: not each.fits)
+        for each in (*([self._followed] if self._followed else []), *others):
+            at = _position(each.record.pattern, so_far, kind)
             if at is not None:
-                self.off_plan |= known is not self._followed and bool(so_far)
-                self._followed = known
-                return known.options[at]
-        self.off_plan = bool(self.known)
+                self.off_plan |= each is not self._followed and bool(so_far)
+                self._followed = each
+                return each.options[at]
+        self.off_plan = bool(self.planned)
         return None
 
     def option_alike(self, so_far: tuple[int, ...], family: int) -> RegionOption | None:
@@ -86,12 +86,12 @@ class PlannedPatterns:
 
         Of those that are known the one that keeps the most, planned for the largest sizes.
         """
-        found = [
-            known.options[at]
-            for known in self.known
-            if known.fits and (at := _position(known.families, so_far, family)) is not None
+        options = [
+            each.options[at]
+            for each in self.planned
+            if each.fits and (at := _position(each.families, so_far, family)) is not None
         ]
-        return max(found, key=lambda option: option.kept_bytes, default=None)
+        return max(options, key=lambda option: option.kept_bytes, default=None)
 
     def end_step(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """End a step of these calls; give the pattern by whose plan it ran, if there is one.
@@ -103,14 +103,14 @@ class PlannedPatterns:
             self.off_plan = True  # a part of what does not fit may fit
         ran_by = None if self.off_plan else seen
         self._off_in_a_row = self._off_in_a_row + 1 if self.off_plan else 0
-        self._wanted = not self.known or (
-            self.off_plan and (len(self.known) < _MOST or self._off_in_a_row >= _FOR_GOOD)
+        self._wanted = not self.planned or (
+            self.off_plan and (len(self.planned) < _MOST or self._off_in_a_row >= _FOR_GOOD)
         )
         if seen is not None:
-            self.known[-1].next = seen
-            self.known.remove(seen)
-            self.known.append(seen)
-            self._followed = seen.next if seen.next in self.known else seen
+            self.planned[-1].next = seen
+            self.planned.remove(seen)
+            self.planned.append(seen)
+            self._followed = seen.next if seen.next in self.planned else seen
         if ran_by is not None and ran_by.plan.measured_peak_bytes is None:
             ran_by.awaited = _PATIENCE
         self.off_plan = False
@@ -118,36 +118,36 @@ class PlannedPatterns:
 
     def of(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """Find what is known of exactly these calls."""
-        return next((known for known in self.known if known.record.pattern == pattern), None)
+        return next((each for each in self.planned if each.record.pattern == pattern), None)
 
     def recorded(self) -> None:
         """Note that a step was recorded: plans that are not measured were waited for."""
         self.record_next = False
-        for known in self.known:
-            known.awaited = max(0, known.awaited - 1)
+        for each in self.planned:
+            each.awaited = max(0, each.awaited - 1)
 
-    def add(self, made: PlannedPattern) -> None:
+    def add(self, new: PlannedPattern) -> None:
         """Add what was planned last.
 
         What is part of it goes, and what no step ran by that was planned by a provisional record;
         then what was not seen longest.
         """
-        pattern = made.record.pattern
+        pattern = new.record.pattern
         kept = [
-            known
-            for known in self.known
-            if (known.plan.measured_peak_bytes is not None or not known.record.provisional)
+            each
+            for each in self.planned
+            if (each.plan.measured_peak_bytes is not None or not each.record.provisional)
             and (
-                not is_part(known.record.pattern, pattern)
-                or (not made.fits and known.record.pattern != pattern)
+                not is_part(each.record.pattern, pattern)
+                or (not new.fits and each.record.pattern != pattern)
             )
         ]
-        self.known = [*kept[1 - _MOST :], made]
-        self._followed = made
+        self.planned = [*kept[1 - _MOST :], new]
+        self._followed = new
 
     def held(self, half: str) -> int:
         """Give the most that the code between regions held at any time in this half of a step."""
-        return max(known.held[half] for known in self.known)
+        return max(each.held[half] for each in self.planned)
 
 
 def _position(pattern: Sequence[int], so_far: tuple[int, ...], number: int) -> int | None:

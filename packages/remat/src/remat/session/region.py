@@ -14,10 +14,10 @@ from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.errors import BudgetWarning
 from remat.planning.infeasible import NotPlanned
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.plans.plan import Plan
 from remat.session.counters import Counters
-from remat.session.kinds import RegionPlan
+from remat.session.kinds import CapturedRegion
 from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
 from remat_solvers import BudgetTooSmall
@@ -68,13 +68,14 @@ class Region:
     learned, and planned for from then on.
     """
 
-    def __init__(self, found: DynamoGraph, counters: Counters) -> None:
+    def __init__(self, dynamo_graph: DynamoGraph, counters: Counters) -> None:
         self.counters = counters
-        self._found = with_checkpoints_of_eager(found.graph)
-        self.graph, checkpoints = without_checkpoints(found.graph)
-        self.name = f"{found.name}, {sum(n.op != 'placeholder' for n in found.graph.graph.nodes)}"
-        self.whole = found.whole
-        self.caller = found.caller
+        self._eager = with_checkpoints_of_eager(dynamo_graph.graph)
+        self.graph, checkpoints = without_checkpoints(dynamo_graph.graph)
+        nodes = dynamo_graph.graph.graph.nodes
+        self.name = f"{dynamo_graph.name}, {sum(n.op != 'placeholder' for n in nodes)}"
+        self.whole = dynamo_graph.whole
+        self.caller = dynamo_graph.caller
         if checkpoints:
             logger.info(
                 "%s: %d checkpointed calls are planned as any other code; what is computed again "
@@ -82,7 +83,7 @@ class Region:
                 self.name,
                 checkpoints,
             )
-        self.plans: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
+        self.plans: dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None] = {}
         self.captures: dict[tuple[Any, ...], Capture] = {}
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
@@ -92,13 +93,13 @@ class Region:
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
         self.checked: dict[Hashable, Plan] = {}
-        self._before: dict[tuple[Any, ...], Planned | RegionPlan | NotPlanned | None] = {}
+        self._before: dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None] = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
 
     def as_it_is(self, inputs: Sequence[Any]) -> Any:
         """Run it without a plan, as Dynamo found it."""
-        return run_as_it_is(self._found, self.counters, inputs)
+        return run_as_it_is(self._eager, self.counters, inputs)
 
     def plain(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run it as it is, with nothing checkpointed, and give the tensors that it returns."""
@@ -107,10 +108,10 @@ class Region:
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Give what a call is planned for: numbers that the graph reads, and sizes left open."""
-        found = (inputs[position] for position in self.counters.matter)
+        inputs_that_matter = (inputs[position] for position in self.counters.matter)
         sized = (inputs[position] for position in self.counters.sized)
         return (
-            *(item for item in found if not isinstance(item, torch.Tensor)),
+            *(item for item in inputs_that_matter if not isinstance(item, torch.Tensor)),
             *((tuple(tensor.shape), tensor.stride()) for tensor in sized),
         )
 
@@ -161,10 +162,10 @@ class Region:
             stacklevel=2,
         )
 
-    def settle(self, key: tuple[Any, ...], planned: Planned) -> Planned:
+    def settle(self, key: tuple[Any, ...], planned: RunnablePlan) -> RunnablePlan:
         """Choose between a plan for the gradients that came and the one before it."""
         before = self._before.get(key)
-        if before is None or self._in_a_row >= _SURE or not isinstance(before, Planned):
+        if before is None or self._in_a_row >= _SURE or not isinstance(before, RunnablePlan):
             return planned
         expected = planned.capture.missing
         if expected <= before.capture.missing or planned.executable.takes_all:
@@ -178,11 +179,11 @@ def run_as_it_is(graph: torch.fx.GraphModule, counters: Counters, inputs: Sequen
         return counters.put_back(graph(*inputs), inputs)
 
 
-def keep(known: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) -> None:
+def keep(kept: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) -> None:
     """Keep what was made last, for so many numbers."""
-    known[numbers] = item
-    if len(known) > _MOST_NUMBERS:
-        del known[next(iter(known))]
+    kept[numbers] = item
+    if len(kept) > _MOST_NUMBERS:
+        del kept[next(iter(kept))]
 
 
 def _returned_bytes(capture: Capture) -> int:

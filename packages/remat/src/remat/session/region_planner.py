@@ -23,14 +23,14 @@ from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import (
     SCALAR_BYTES,
-    Planned,
+    RunnablePlan,
     for_missing,
     make_plan,
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
 from remat.session.kind_finder import KindFinder
-from remat.session.kinds import RegionKind, RegionPlan
+from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type, get_executor
@@ -76,7 +76,7 @@ class RegionPlanner:
         self._measures = settings.costs == "measure"
         self._capture_region = get_capture(settings.capture)
         self._real_strides = RealStrides() if self._measures else None
-        self._known: list[Planned] = []
+        self._planned: list[RunnablePlan] = []
         self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
 
     @property
@@ -132,7 +132,7 @@ class RegionPlanner:
         """Whether a region was found that cannot be captured."""
         return region.name in self._unplanned
 
-    def refuse_given(self) -> None:
+    def refuse_user_plan(self) -> None:
         """Refuse a plan of one region for a model of several.
 
         Raises:
@@ -148,7 +148,7 @@ class RegionPlanner:
 
     def plan_shared(
         self, region: Region, inputs: Sequence[Any], step: StepState
-    ) -> RegionPlan | None:
+    ) -> CapturedRegion | None:
         """Find the options of a region that shares the budget; `None` if it is to run as it is.
 
         Raises:
@@ -176,11 +176,11 @@ class RegionPlanner:
             return None
         changes = self._changes.setdefault(region.name, {})
         executor = get_executor(self.settings.executor)
-        return RegionPlan(number, capture, self._kinds[number], executor, changes)
+        return CapturedRegion(number, capture, self._kinds[number], executor, changes)
 
     def plan_one(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
-    ) -> Planned | NotPlanned | None:
+    ) -> RunnablePlan | NotPlanned | None:
         """Plan for a region that has the whole budget; `None` if it is to run as it is.
 
         `loss` makes it of what the region returns, to be measured.
@@ -198,7 +198,7 @@ class RegionPlanner:
 
     def _plan_with_loss_seen(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
-    ) -> Planned:
+    ) -> RunnablePlan:
         """Plan with room for what a loss was seen to take, or without if no plan has."""
         seen = region.seen_loss
         if seen is None or numbers in region.left:
@@ -216,7 +216,7 @@ class RegionPlanner:
         inputs: Sequence[Any],
         loss: Loss | None,
         seen_loss: SeenLoss | None,
-    ) -> Planned:
+    ) -> RunnablePlan:
         """Plan for a region that is all of the function.
 
         The graph is captured with estimated costs first: if it is known, or has the ops of one that
@@ -237,19 +237,19 @@ class RegionPlanner:
         seen = None if seen_loss is None else seen_loss.of(captured)
         if seen is not None:
             captured = captured.with_loss(captured.loss.at_least(seen))
-        for known in kin:
+        for other in kin:
             if (
-                known.capture.released_outputs == captured.released_outputs
-                and _is_equal(known.capture.graph, captured.with_loss(known.capture.loss).graph)
-                and (seen is None or known.plan is not region.exceeded)
-                and (seen is None or _has_room(known, known.capture.loss.at_least(seen)))
+                other.capture.released_outputs == captured.released_outputs
+                and _is_equal(other.capture.graph, captured.with_loss(other.capture.loss).graph)
+                and (seen is None or other.plan is not region.exceeded)
+                and (seen is None or _has_room(other, other.capture.loss.at_least(seen)))
             ):
-                same = replace(captured, graph=known.capture.graph, loss=known.capture.loss)
+                same = replace(captured, graph=other.capture.graph, loss=other.capture.loss)
                 executable = get_executor(settings.executor)(
-                    same, known.plan.schedule, budget_bytes=known.plan.budget_bytes
+                    same, other.plan.schedule, budget_bytes=other.plan.budget_bytes
                 )
-                return Planned(known.plan, same, executable)
-        same_sizes = any(_have_same_costs(known.capture.graph, captured.graph) for known in kin)
+                return RunnablePlan(other.plan, same, executable)
+        same_sizes = any(_have_same_costs(other.capture.graph, captured.graph) for other in kin)
         of_other_sizes = self._measures and kin and not same_sizes
         if self._measures and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self.costs)
@@ -258,7 +258,7 @@ class RegionPlanner:
         if settings.budget.is_auto:
             settings = replace(settings, budget=self.auto.fix())
         plain_bytes = self._plain_bytes.setdefault(autocast_type(captured.program.device), {})
-        made = functools.partial(
+        make = functools.partial(
             make_plan,
             region.graph,
             tuple(inputs),
@@ -270,46 +270,46 @@ class RegionPlanner:
             seen=seen,
             plain_bytes=plain_bytes,
             schedules=[
-                known.plan.schedule
-                for known in kin
-                if known.capture.released_outputs == captured.released_outputs
+                other.plan.schedule
+                for other in kin
+                if other.capture.released_outputs == captured.released_outputs
             ],
-            user_plan=None if self._known else settings.region_plan,
+            user_plan=None if self._planned else settings.region_plan,
             started=start,
         )
         try:
-            planned = made(captured)
+            planned = make(captured)
         except BudgetExceeded:
             if not of_other_sizes:
                 raise
-            planned = made(captured.costed("measure", self.costs))  # estimates know no workspace
+            planned = make(captured.costed("measure", self.costs))  # estimates know no workspace
         if (
             region.expected is None
             and settings.region_plan is None
             and self._is_for_too_few(planned)
         ):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
-                planned = made(planned.capture, missing=frozenset(), schedules=[])
+                planned = make(planned.capture, missing=frozenset(), schedules=[])
         plan = planned.plan
         missing = planned.capture.missing
         known_bytes = plain_bytes.get(missing, 0)
         plain_bytes[missing] = max(known_bytes, plan.plain_peak_bytes or 0)
-        self._known.append(planned)
+        self._planned.append(planned)
         return planned
 
-    def _kin(self, captured: Capture) -> list[Planned]:
+    def _kin(self, captured: Capture) -> list[RunnablePlan]:
         """Find the plans of graphs with the ops of this one, for the same gradients."""
         return [
-            known
-            for known in self._known
-            if known.capture.missing == captured.missing
+            other
+            for other in self._planned
+            if other.capture.missing == captured.missing
             and have_same_ops(
-                known.capture.graph,
-                captured.with_released_outputs(known.capture.released_outputs).graph,
+                other.capture.graph,
+                captured.with_released_outputs(other.capture.released_outputs).graph,
             )
         ]
 
-    def _is_for_too_few(self, planned: Planned) -> bool:
+    def _is_for_too_few(self, planned: RunnablePlan) -> bool:
         """Whether a backward over more than what was taken for the loss is likely, or impossible.
 
         That is, where it would not fit: likely if some parameters get no gradient of that, as of a
@@ -330,9 +330,9 @@ def leads_to(caller: str) -> str:
     return f"TorchDynamo made no graph of what leads to {caller}"
 
 
-def _has_room(known: Planned, loss: LossCost) -> bool:
+def _has_room(planned: RunnablePlan, loss: LossCost) -> bool:
     """Whether a plan stays within its budget where a loss takes so much."""
-    capture, plan = known.capture, known.plan
+    capture, plan = planned.capture, planned.plan
     graphs = capture.graph, capture.with_loss(loss).graph
     before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
     unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)

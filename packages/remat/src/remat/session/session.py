@@ -30,11 +30,11 @@ from remat.budgets.auto import AutoBudget
 from remat.dynamo import DynamoGraph
 from remat.errors import BudgetWarning, RematError
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
-from remat.session.kinds import RegionPlan
+from remat.session.kinds import CapturedRegion
 from remat.session.region import Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
 from remat.session.step import StepState
@@ -92,7 +92,7 @@ class Session:
         self.step = StepState(settings, on_plan, planner)
         self._runner = CallRunner(self.step)
 
-    def add(self, found: DynamoGraph, counters: Counters) -> Region:
+    def add(self, dynamo_graph: DynamoGraph, counters: Counters) -> Region:
         """Make a region of a graph that was found.
 
         Raises:
@@ -103,13 +103,13 @@ class Session:
                 "loss= is measured by running the forward again, and this one differs then; leave "
                 "it out, or compute the loss in the model's forward"
             )
-        if found.break_reason is not None:
-            self.breaks.append(found.break_reason)
-        if found.caller is not None:
-            self.breaks.append(leads_to(found.caller))
-        if self._one_region and not found.whole:
+        if dynamo_graph.break_reason is not None:
+            self.breaks.append(dynamo_graph.break_reason)
+        if dynamo_graph.caller is not None:
+            self.breaks.append(leads_to(dynamo_graph.caller))
+        if self._one_region and not dynamo_graph.whole:
             self._share_budget()
-        region = Region(found, counters)
+        region = Region(dynamo_graph, counters)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
@@ -240,7 +240,7 @@ class Session:
     def call(self, region: Region, inputs: Sequence[Any]) -> Any:
         """Run a region as Dynamo does: by its plan, or as it is where nothing needs a gradient."""
         counters = region.counters
-        inputs = tuple(counters.given(inputs))
+        inputs = tuple(counters.with_numbers(inputs))
         if self._answer is not None:
             return counters.put_back(self._answer, inputs)
         self.step.end_record_of_call()
@@ -256,7 +256,7 @@ class Session:
         if numbers not in region.plans:
             keep(region.plans, numbers, self.plan(region, numbers, inputs))
         plan = region.plans[numbers]
-        if isinstance(plan, Planned):
+        if isinstance(plan, RunnablePlan):
             self._use(plan.plan)
         if self._preparing:
             raise Prepared
@@ -271,7 +271,7 @@ class Session:
             self._use(plan)
             return region.as_it_is(inputs)
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        if isinstance(plan, Planned):
+        if isinstance(plan, RunnablePlan):
             outputs = self._runner.run_one(region, numbers, plan, tensors, self._backward_begins)
         else:
             if not self.step.within_forward:
@@ -288,7 +288,7 @@ class Session:
 
     def plan(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
-    ) -> Planned | RegionPlan | NotPlanned | None:
+    ) -> RunnablePlan | CapturedRegion | NotPlanned | None:
         """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
         with process_lock, AllocationRecorder.paused():
             return beside_profilers(
@@ -297,14 +297,14 @@ class Session:
 
     def _plan_undisturbed(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
-    ) -> Planned | RegionPlan | NotPlanned | None:
+    ) -> RunnablePlan | CapturedRegion | NotPlanned | None:
         self._planner.see_call(region, inputs)
         if self._one_region and not region.whole:
             self._share_budget()
         if self._one_region and self._planner.communicates(region, inputs):
             self._one_region = False
         if not self._one_region:
-            self._planner.refuse_given()
+            self._planner.refuse_user_plan()
             return self._planner.plan_shared(region, inputs, self.step)
         return self._planner.plan_one(region, numbers, inputs, self._loss())
 

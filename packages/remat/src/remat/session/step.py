@@ -26,7 +26,7 @@ from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
 from remat.session.calls import Call
 from remat.session.judge import Judge
-from remat.session.kinds import RegionPlan
+from remat.session.kinds import CapturedRegion
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
 from remat.session.step_bound import StepBound
@@ -93,7 +93,7 @@ class StepState:
         self.phase = Phase.OPEN
         self.device: torch.device | None = None
         self.done = self._blocked = 0
-        self.calls: list[tuple[RegionPlan, RegionOption]] = []
+        self.calls: list[tuple[CapturedRegion, RegionOption]] = []
         self.noted: list[RecordedCall] = []
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
         self.is_provisional = self._next_is_provisional = False
@@ -253,7 +253,7 @@ class StepState:
         if wanted and device is not None and torch.is_grad_enabled():
             recording.start(device)
             self.runs_plain = self._judge.awaits_plain and recording.under_way
-            if not (recording.under_way or self.patterns.known):
+            if not (recording.under_way or self.patterns.planned):
                 self._blocked += 1
                 if self._blocked == _MOST_BLOCKED:
                     warnings.warn(_BLOCKED, BudgetWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""What a step takes at least, known without a record: by the options of its calls.
+"""What a step takes at least, by the options of its calls alone, without a record.
 
 What a call keeps between its halves and takes in one of them is its option's to say, and the
 gradients that regions have given are there to see. What eager code holds beside them is not.
@@ -23,7 +23,7 @@ _FIRST_BACKWARD = "differentiated"
 
 
 class StepBound:
-    """Tells of steps that are known to be over the budget, of which there will be no record."""
+    """Warns of steps over the budget that no record will show."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class StepBound:
         self._most = self._told = self._steps = 0
         self._recorded_from = 0
         self._before_record: int | None = 0
-        self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def see(self, open_calls: Iterable[Call], needed: int, own: Call | None = None) -> None:
         """See so many bytes needed beside what open calls keep, in the backward of its `own`."""
@@ -44,12 +44,12 @@ class StepBound:
             return
         kept = [(call.kept_bytes, call.handed) for call in open_calls if call is not own]
         kept.append((needed, own.handed if own is not None else HandedOut(())))
-        given = self._given.values()
-        at_most = sum(size for size, _ in kept) + sum(size for _, size in given)
+        gradients = self._gradients.values()
+        at_most = sum(size for size, _ in kept) + sum(size for _, size in gradients)
         if at_most > max(budget, self._most):
-            known = sum(size - handed.gone_bytes for size, handed in kept)
-            known += sum(size for parameter, size in given if _has(parameter(), size))
-            self._most = max(self._most, known if known > budget else 0)
+            at_least = sum(size - handed.gone_bytes for size, handed in kept)
+            at_least += sum(size for parameter, size in gradients if _has(parameter(), size))
+            self._most = max(self._most, at_least if at_least > budget else 0)
         if own is not None and self._most > self._told:
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._backward_ended)
@@ -80,7 +80,7 @@ class StepBound:
 
     def give(self, gradients: NewGradients) -> None:
         """Note that the backward of a call has given out its gradients."""
-        self._given.update(gradients.of)
+        self._gradients.update(gradients.of)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _backward_ended(self) -> None:
@@ -91,13 +91,13 @@ class StepBound:
         """Tell of the step of these calls, if it is over the budget, and more than was told."""
         if self._most > self._told:
             self._told = self._most
-            self._judge.tell_known(self._most, self._steps + 1, pattern)
+            self._judge.warn_unrecorded(self._most, self._steps + 1, pattern)
 
     def begin_step(self, steps: int) -> None:
         """Begin a step after so many."""
         self._most = self._told = 0
         self._steps = steps
-        self._given = {}
+        self._gradients = {}
         self._before_record = 0
 
 

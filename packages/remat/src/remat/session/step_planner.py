@@ -116,11 +116,11 @@ class StepPlanner:
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
 
-    def serves(self, known: PlannedPattern, record: Recorded) -> bool:
+    def serves(self, planned: PlannedPattern, record: Recorded) -> bool:
         """Whether the plan by a provisional record is as good as one made by a later one."""
         budget = self.budget(record.pattern)
-        before, now = (self._peak(one, known.options) for one in (known.record, record))
-        is_close = abs(budget - known.plan.budget_bytes) < (_TOLERANCE - 1) * budget
+        before, now = (self._peak(one, planned.options) for one in (planned.record, record))
+        is_close = abs(budget - planned.plan.budget_bytes) < (_TOLERANCE - 1) * budget
         return is_close and now > before - WORTH_REFINING * budget
 
     def follow(
@@ -156,13 +156,13 @@ class StepPlanner:
         pattern = [numbers.index(number) for number in record.pattern]
         asked = f"{self.settings.budget} {pattern}"
         mine = list(zip(pattern, (option.schedule for option in options), strict=True))
-        known = {
+        by_schedule = {
             (which, option.schedule): option
             for which, number in enumerate(numbers)
             for option in self.kinds[number].front.options
         }
         theirs = [
-            known.get(choice) or measure_option(graphs[choice[0]], choice[1])
+            by_schedule.get(choice) or measure_option(graphs[choice[0]], choice[1])
             for choice in of_first_rank(asked, graphs, mine)
         ]
         times = [sum(option.time for option in each) for each in (theirs, options)]
@@ -181,7 +181,7 @@ class StepPlanner:
         if record.certain and not record.provisional:
             bound = step_bound(fronts, [1] * len(fronts), record.certain, budget,
                                limit_seconds=CHOICE_SECONDS)  # fmt: skip
-        planned = self._known(record, options, budget, bound, origin)
+        planned = self._pattern_by(record, options, budget, bound, origin)
         if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
             logger.info("planned: %s", str(planned.plan).replace("\n", "; "))
         return planned
@@ -192,11 +192,11 @@ class StepPlanner:
         """Store everything in steps of this pattern, which cannot be within the budget."""
         options = [kind.everything for kind in self._kinds_of(record)]
         budget = self.budget(record.pattern)
-        stored = self._known(record, options, budget, 0.0, origin)
+        stored = self._pattern_by(record, options, budget, 0.0, origin)
         self.on_plan(warn_infeasible(f"a step of {len(options)} calls of regions", error))
         return replace(stored, fits=False, awaited=0)
 
-    def _known(
+    def _pattern_by(
         self,
         record: Recorded,
         options: Sequence[RegionOption],

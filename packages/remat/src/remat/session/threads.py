@@ -34,25 +34,25 @@ __all__ = ["Sessions", "SharedRegion"]
 class SharedRegion:
     """A graph that Dynamo found: a region of whichever session runs it, found by `sessions`."""
 
-    found: DynamoGraph
+    dynamo_graph: DynamoGraph
     sessions: Callable[[], Sessions]
     counters: Counters = field(init=False)
 
     def __post_init__(self) -> None:
-        self.counters = Counters(self.found.graph)
+        self.counters = Counters(self.dynamo_graph.graph)
         if torch.is_grad_enabled():
             with self.sessions().region_of(self):  # what is wrong is said when it is compiled
                 pass
 
     @functools.cached_property
     def _eager(self) -> torch.fx.GraphModule:
-        return with_checkpoints_of_eager(self.found.graph)
+        return with_checkpoints_of_eager(self.dynamo_graph.graph)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the region, as Dynamo calls it; as it is in a thread that only evaluates."""
         sessions = self.sessions()
         if not torch.is_grad_enabled() and not sessions.has_own():
-            return run_as_it_is(self._eager, self.counters, self.counters.given(inputs))
+            return run_as_it_is(self._eager, self.counters, self.counters.with_numbers(inputs))
         with sessions.region_of(self) as (session, region):
             return session.call(region, inputs)
 
@@ -99,7 +99,7 @@ class Sessions:
         with self._hold() as held:
             region = held.regions.get(shared)
             if region is None:
-                region = held.session.add(shared.found, shared.counters)
+                region = held.session.add(shared.dynamo_graph, shared.counters)
                 held.regions[shared] = region
             yield held.session, region
 
