@@ -212,7 +212,7 @@ def offering(group: str, name: str, instance: object) -> Plugin | None:
         return None
     try:
         return plugins[0] if plugins[0].load() is type(instance) else None
-    except (Exception, SystemExit):  # it is told of where it is asked for by its name
+    except (Exception, SystemExit):  # the error comes where it is asked for by its name
         return None
 
 

@@ -63,7 +63,7 @@ class AutoBudget:
         """Give the budget in bytes, the same each time.
 
         Raises:
-            BudgetError: if nothing is left, or it cannot be told what the optimizer allocates.
+            BudgetError: if nothing is left, or what the optimizer allocates cannot be found out.
         """
         if self._budget is None:
             device = self._device or torch.device("cpu")

@@ -162,7 +162,7 @@ def _source(name: str, options: ModelOptions) -> Graph | Target:
 
 
 def _graph_or_call(source: Graph | Target, options: ModelOptions) -> dict[str, Any]:
-    """Give what `remat.tradeoff` is told of a graph, or of a model and its call."""
+    """Give the arguments of `remat.tradeoff` for a graph, or for a model and its call."""
     if isinstance(source, Graph):
         return {"model": source}
     costs = options.costs

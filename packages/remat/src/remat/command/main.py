@@ -57,11 +57,14 @@ def _version(
 
 
 def main() -> None:
-    """Run the command; errors are told on stderr and by the exit code, Ctrl-C by 130 alone.
+    """Run the command; errors go to stderr and into the exit code, Ctrl-C by 130 alone.
 
     With `--json` each is a document on stdout, too.
     """
-    for stream in (sys.stdout, sys.stderr):  # what a terminal has no letter for is told by number
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # what a terminal has no letter for is written by number
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     with noticing_ctrl_c() as pressed:
@@ -126,6 +129,6 @@ def _message_and_code(error: RematError | OSError) -> tuple[str, int]:
 
 
 def _document(error: RematError | OSError, message: str) -> dict[str, Any]:
-    """Give an error for other programs: its class, what is told, and the figures that it has."""
+    """Give an error for other programs: its class, its message, and the figures that it has."""
     figures = {name: value for name, value in vars(error).items() if isinstance(value, int | str)}
     return {"error": type(error).__name__, "message": message.removeprefix("remat: "), **figures}

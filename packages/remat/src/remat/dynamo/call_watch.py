@@ -23,9 +23,10 @@ from remat.dynamo.graphs import frame_of_call
 __all__ = ["watch_calls"]
 
 Began = Callable[[object], Callable[[Any, Any, list[str]], None]]
-"""Is told what stands for a `torch.compile` that is called; what it gives, how that call ended.
+"""Called with what stands for a `torch.compile` when a call of that begins.
 
-That is given the result, the arguments, and why TorchDynamo made no graphs meanwhile.
+What it returns is called when that call ends, with the result, the arguments, and why TorchDynamo
+made no graphs meanwhile.
 """
 
 
@@ -38,7 +39,7 @@ class _Kept(list[Any]):
 
 
 def watch_calls(backend: Any, began: Began) -> None:
-    """Tell of the calls of what `torch.compile` makes with this back end, for good.
+    """Call `began` at each call of what `torch.compile` makes with this back end, for good.
 
     RNNs of a module that is compiled are part of its graphs, whatever Dynamo is set to, unless one
     has dropout between its layers.

@@ -216,7 +216,7 @@ def compile_frames(
     """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
 
     Shapes are taken as they are: a call with others compiles anew, however often. What
-    `compile_graph` raises comes out unchanged. `skipped` is told of functions that run as they are,
+    `compile_graph` raises comes out unchanged. `skipped` is called with what runs as it is,
     and why; those that they call have graphs of their own. Operations of submodules of `model` are
     named after them. `watched` is a module, the only one of its class, whose submodules have hooks,
     or none, where they had them in earlier calls: its forward does not check that again. What

@@ -94,7 +94,7 @@ def rematerialize(
 
     `solver` is a name from `list_solvers()`, or an object with its settings, such as
     `remat_solvers.published.checkmate.Checkmate(back_end="GUROBI")`; `limit_seconds` bounds its
-    time, `progress` is told how far it is. For a solver that needs a hierarchy, `partitioner` is a
+    time, `progress` is called as it goes. For a solver that needs a hierarchy, `partitioner` is a
     name from `list_partitioners()`, or such an object (`"h-partition"` without one). `costs` are
     measured on the device or estimated. `loss`, a function of what the model returns, is measured
     with the plan, so that the budget covers it; it is run a few times for each plan and must change

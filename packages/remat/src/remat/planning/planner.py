@@ -346,7 +346,7 @@ def _plain_peak(
     everything: int,
     loss: Loss | None,
 ) -> int | None:
-    """Measure a plain step, unless it is known; no two losses can be told to be the same."""
+    """Measure a plain step, or take it from the cache, which has none with a loss."""
 
     def measured() -> int | None:
         logger.info("measuring one plain step")

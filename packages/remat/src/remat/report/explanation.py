@@ -83,8 +83,8 @@ class Part:
 class Explanation:
     """The parts of a plan in the order in which they first run, and the moment of its peak.
 
-    Of a step of several regions, `regions` are told by themselves, and have names; `parts` are all
-    of theirs.
+    Of a step of several regions, `regions` has the explanation of each, with a name, and `parts`
+    are all of theirs.
     """
 
     parts: tuple[Part, ...]

@@ -20,7 +20,7 @@ _FRAMES = [{"filename": "?", "line": 0, "name": "measured"}]
 
 
 def measured_events(curve: Curve) -> Iterator[dict[str, Any]]:
-    """Say it as a counter of Chrome's, in a process of its own, by the clock of the run."""
+    """Write it as a counter of Chrome's, in a process of its own, by the clock of the run."""
     if not curve:
         return
     name = {"name": "remat, one measured step"}
@@ -35,7 +35,7 @@ def measured_events(curve: Curve) -> Iterator[dict[str, Any]]:
 def measured_memory(
     curve: Curve, device: int, base: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Say it as the segments and the trace of a device of torch's; addresses begin at `base`."""
+    """Write it as the segments and the trace of a device of torch's; addresses begin at `base`."""
     trace: list[dict[str, Any]] = []
     alive: dict[int, list[int]] = defaultdict(list)
     end, before = base, 0

@@ -44,7 +44,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A graph and its schedule, to be told on a page.
+    """A graph and its schedule, to be shown on a page.
 
     `limit` is what `budget_bytes` is called. `lower_bound` is a time, in seconds, that nothing
     within the budget beats; `curve` is drawn if there is one. `plain` is a schedule that stores

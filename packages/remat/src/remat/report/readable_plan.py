@@ -37,9 +37,9 @@ class ReadablePlan(Plan):
         """Say of each module and source line what is kept, computed again, or made another way.
 
         `by="module"` takes all lines of a module together, `depth` so many components of its path.
-        Of several regions each is told by itself, in `regions`: what a value would take if it was
-        kept is compared there with the most that its region holds. Calls of one region by one
-        option are told once, and regions that share a graph by the modules of the first.
+        Of several regions, `regions` has an explanation of each: it compares what a value would
+        take if it was kept with the most that its region holds. Calls of one region by one option
+        are explained once; regions that share a graph are named by the modules of the first.
 
         Raises:
             RematError: if `by` is something else, or `depth` is negative.
@@ -114,12 +114,12 @@ class ReadablePlan(Plan):
         save_trace(self.graph, self.schedule, path, facts, self.measured_curve)
 
     def __str__(self) -> str:
-        """Say it readably."""
+        """Give its facts in words, a line each."""
         rows = (f"  {name:<20} {text}" for name, text in facts_of(self))
         return "\n".join([title_of(self), *rows])
 
     def _repr_html_(self) -> str:
-        """Say it in a notebook: what `print` says, and what is held over the step."""
+        """Show it in a notebook: what `print` shows, and what is held over the step."""
         drawn = {"this plan": self.schedule, "storing everything": self.store_all_schedule}
         return notebook_page(facts_of(self), self.graph, drawn, self.budget_bytes)
 

@@ -1,7 +1,7 @@
 """Holds recorded steps of several regions against the budget, and plans by them.
 
-A step that was not planned for is planned; one that went over is told of, and planned anew. A
-provisional record is planned by, and told of, but alone it refuses nothing: later steps may take
+A step without a plan is planned; one that went over gets a warning, and is planned anew. A
+provisional record is planned by, with a warning, but alone it refuses nothing: later steps may take
 less, and the first that is recorded says so. After several in a row that are over the budget and
 for which no plan fits, the next step is refused.
 """

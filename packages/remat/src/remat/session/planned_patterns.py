@@ -65,7 +65,7 @@ class PlannedPatterns:
 
     @property
     def runs_plain(self) -> bool:
-        """Whether the step follows a pattern for which there is no plan, which was told."""
+        """Whether the step follows a pattern without a plan, of which a warning was given."""
         return self._followed is not None and not self._followed.fits
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:

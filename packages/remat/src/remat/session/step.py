@@ -64,7 +64,7 @@ _NEXT = {
     },
 }
 
-_MOST_BLOCKED = 2  # steps that are not recorded and have no plan, before that is told
+_MOST_BLOCKED = 2  # steps that are not recorded and have no plan, before a warning says so
 _BLOCKED = (
     "another profiler runs in this thread, beside which no step can be recorded: until one is, "
     "nothing is planned, calls of regions run by the schedules that keep the least, and what runs "

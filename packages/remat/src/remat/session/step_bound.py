@@ -88,7 +88,7 @@ class StepBound:
             self.tell(self._pattern())
 
     def tell(self, pattern: tuple[int, ...]) -> None:
-        """Tell of the step of these calls, if it is over the budget, and more than was told."""
+        """Warn of the step of these calls, if it is over the budget by more than warned before."""
         if self._most > self._told:
             self._told = self._most
             self._judge.warn_unrecorded(self._most, self._steps + 1, pattern)

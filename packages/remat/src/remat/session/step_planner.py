@@ -50,7 +50,7 @@ _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step t
 class StepPlanner:
     """Plans for recorded steps, within the budget less what is set aside.
 
-    `kinds` are those of regions that were met, to which others are added; `breaks` are told with a
+    `kinds` are those of regions that were met, to which others are added; `breaks` are named with a
     plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
     is of. A refusal names the most that any pattern of calls was seen to need.
     """

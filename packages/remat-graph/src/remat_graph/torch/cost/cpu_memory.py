@@ -3,7 +3,7 @@
 Each memory event of torch's profiler is one allocation or release, with its size; their sum is what
 is held. It is torch's older profiler, one for each thread; of the newer there is one for the
 process, and two threads that use it crash. Where several recordings share it, it is stopped and
-started anew each time that one of them begins or ends, and what it saw is told to all. While a plan
+started anew each time that one of them begins or ends, and all get what it saw. While a plan
 is made, all pause.
 
 torch starts no profiler beside another. Recordings that nobody asked for give way: torch's

@@ -1,6 +1,6 @@
 """What CUDA's caching allocator held at most, for several who ask at once.
 
-The allocator has one set of maxima, which whoever asks starts anew: what they were is told to all
+The allocator has one set of maxima, which whoever asks starts anew: all get to know what they were
 who watch the device before that. A tensor gets a block of a multiple of 512 bytes; one of more than
 1 MiB may be up to 1 MiB larger than that, since smaller remainders are not split off (unless torch
 was started with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`). So there are three figures:

@@ -1,4 +1,4 @@
-"""Which blocks of a module do the same, told from what its forward does.
+"""Which blocks of a module do the same, found by what its forward does.
 
 The forward runs once on fake tensors and is noted (`noting`). Blocks are the children of a
 `ModuleList` or `Sequential`. Rows whose blocks differ in their settings are not run at all, and a
@@ -117,7 +117,7 @@ def _kind(block: torch.nn.Module) -> list[Any]:
 def find_repeats(
     module: torch.nn.Module, rows: Mapping[str, str], run: Run, inputs: Inputs
 ) -> tuple[Repeat, ...]:
-    """Find the rows of blocks that repeat among the `candidates`; none if that cannot be told.
+    """Find the rows of blocks that repeat among the `candidates`; none if that cannot be found out.
 
     `run` calls the forward of `module` with fake tensors, by their names in `inputs`, in place of
     its own and of its arguments, within a mode. What it raises, tracing is to raise.
