@@ -129,15 +129,7 @@ class Executable:
         droppable: Callable[[Callable[[], None]], None] | None = None,
         exceeded: Exceeded | None = None,
     ) -> list[torch.Tensor]:
-        """Run the forward; return the user's output tensors, connected to autograd.
-
-        When the backward starts, `started` gets the positions of missing gradients, and those of
-        outputs that nobody holds any more. `finished` is called when the backward has handed out
-        its last gradient. `droppable` gets a function that frees, before the backward, all that
-        `low_memory_plan` does without. A backward may go over the budget because it is over other
-        outputs than planned for, or more outputs are held: `exceeded` gets the error before that
-        backward runs; without `exceeded`, the error is raised.
-        """
+        """Run the forward as `Runnable` says; return the output tensors, connected to autograd."""
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
