@@ -48,9 +48,9 @@ def store(monkeypatch):
 
 
 def as_a_rank(monkeypatch, store):
-    told = ranks._Told()
+    state = ranks._GroupState()
     monkeypatch.setattr(ranks, "_store", store)
-    monkeypatch.setattr(ranks, "_told_here", lambda: told)
+    monkeypatch.setattr(ranks, "_group_state", lambda: state)
 
 
 @pytest.fixture

@@ -38,12 +38,12 @@ _SIZED = (
 def pointwise(c: Reading) -> Iterator[Placement]:
     """Follow each axis of the result."""
     tensors = dict(c.tensors)
-    rank = max((len(known.shape) for known in tensors.values()), default=0)
+    rank = max((len(facts.shape) for facts in tensors.values()), default=0)
     for axis in range(-rank, 0):
         having = {
-            name: axis + len(known.shape)
-            for name, known in tensors.items()
-            if len(known.shape) >= -axis and known.shape[axis] > 1
+            name: axis + len(facts.shape)
+            for name, facts in tensors.items()
+            if len(facts.shape) >= -axis and facts.shape[axis] > 1
         }
         if having:
             yield c.placement(having, [axis + rank] * _count(c, rank))
@@ -51,8 +51,8 @@ def pointwise(c: Reading) -> Iterator[Placement]:
 
 def _count(c: Reading, rank: int) -> int:
     """Count the results, but the buffer of CUDA's `log_sigmoid`, which is empty."""
-    made = [c.made(result) for result in range(len(c.call.results))]
-    return sum(known is None or len(known.shape) == rank for known in made)
+    results = [c.result(result) for result in range(len(c.call.results))]
+    return sum(facts is None or len(facts.shape) == rank for facts in results)
 
 
 def _linear(c: Reading) -> Iterator[Placement]:
@@ -82,10 +82,10 @@ def _quotient(c: Reading) -> Iterator[Placement]:
 def _cast(c: Reading) -> Iterator[Placement]:
     """Cast addends where no bit of them is lost: else the sum is rounded once, they often."""
     yield from pointwise(c)
-    source, made = c.facts("self"), c.made()
-    if source is None or made is None or source.dtype.is_complex != made.dtype.is_complex:
+    source, result = c.facts("self"), c.result()
+    if source is None or result is None or source.dtype.is_complex != result.dtype.is_complex:
         return
-    if torch.promote_types(source.dtype, made.dtype) == made.dtype:
+    if torch.promote_types(source.dtype, result.dtype) == result.dtype:
         yield c.placement({"self": SUMMED}, [SUMMED])
 
 

@@ -29,7 +29,7 @@ def _convolution_backward(c: Reading) -> Iterator[Placement]:
 
 def _each_plane(c: Reading) -> Iterator[Placement]:
     """Follow the axes in front of those of an image, in all tensors."""
-    shapes = {name: known.shape for name, known in c.tensors}
+    shapes = {name: facts.shape for name, facts in c.tensors}
     ranks = set(map(len, shapes.values()))
     dimensions = int(re.search(r"([123])d", c.call.name).group(1))  # type: ignore[union-attr]
     sized = "input_size" in c.call.argument_names

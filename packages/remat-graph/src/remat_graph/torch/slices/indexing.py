@@ -72,7 +72,7 @@ def _gather(c: Reading) -> Iterator[Placement]:
 
 def _scatter(c: Reading) -> Iterator[Placement]:
     """Follow axes along which all tensors have one length."""
-    shapes = {name: known.shape for name, known in c.tensors}
+    shapes = {name: facts.shape for name, facts in c.tensors}
     shape = c.shape("self")
     dim = c.axis("dim", len(shape))
     if {len(each) for each in shapes.values()} == {len(shape)}:
@@ -101,14 +101,14 @@ class _Axes:
 
 def _axes(c: Reading) -> _Axes | None:
     """Read them off a call; `None` if an index is a mask."""
-    given = [axis for axis, index in enumerate(c["indices"]) if isinstance(index, Variable)]
-    known = [c.facts_of(c["indices"][axis]) for axis in given]
-    if not given or any(facts.dtype in (torch.bool, torch.uint8) for facts in known):
+    axes = [axis for axis, index in enumerate(c["indices"]) if isinstance(index, Variable)]
+    indices = [c.facts_of(c["indices"][axis]) for axis in axes]
+    if not axes or any(facts.dtype in (torch.bool, torch.uint8) for facts in indices):
         return None
-    new = max(len(facts.shape) for facts in known)
-    beside = given == list(range(given[0], given[-1] + 1))
-    first = given[0] if beside else 0
-    stay = [axis for axis in range(c.rank("self")) if axis not in given]
+    new = max(len(facts.shape) for facts in indices)
+    beside = axes == list(range(axes[0], axes[-1] + 1))
+    first = axes[0] if beside else 0
+    stay = [axis for axis in range(c.rank("self")) if axis not in axes]
     pairs = ((axis, at if at < first else at + new) for at, axis in enumerate(stay))
     return _Axes(tuple(pairs), first, new)
 
@@ -118,9 +118,9 @@ def _index(c: Reading) -> Iterator[Placement]:
     axes = _axes(c)
     if axes is None:
         return
-    for axis, made in axes.stay:
+    for axis, target in axes.stay:
         if c.shape("self")[axis] > 1:
-            yield c.placement({"self": axis}, [made])
+            yield c.placement({"self": axis}, [target])
     shapes = [
         c.facts_of(index).shape if isinstance(index, Variable) else () for index in c["indices"]
     ]

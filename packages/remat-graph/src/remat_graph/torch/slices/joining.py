@@ -20,12 +20,12 @@ def with_joined(
 ) -> tuple[Placement, ...]:
     """Add to the ways of running a call in slices those that cut several axes as one."""
     by_row = [way for way in ways if way.is_sliced and _is_by_row(call, way, facts)]
-    found, new = dict.fromkeys(ways), by_row
+    known_ways, new = dict.fromkeys(ways), by_row
     while new:
         pairs = [_joined(call, one, other, facts) for one in new for other in by_row]
-        new = [way for way in pairs if way is not None and way not in found]
-        found.update(dict.fromkeys(new))
-    return tuple(found)
+        new = [way for way in pairs if way is not None and way not in known_ways]
+        known_ways.update(dict.fromkeys(new))
+    return tuple(known_ways)
 
 
 def _is_by_row(call: Call, way: Placement, facts: Mapping[str, TensorFacts]) -> bool:

@@ -50,7 +50,7 @@ def _nll_loss_backward(c: Reading) -> Iterator[Placement]:
 
 def _is_plain(c: Reading) -> bool:
     """Whether no tensor is broadcast, but the gradient of what is reduced."""
-    shapes = {known.shape for name, known in c.tensors if name != "grad_output"}
+    shapes = {facts.shape for name, facts in c.tensors if name != "grad_output"}
     return len(shapes) == 1
 
 

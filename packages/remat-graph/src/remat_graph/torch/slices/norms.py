@@ -76,16 +76,16 @@ _BATCH, _HEADS = 0, 1
 
 def _attention(c: Reading) -> Iterator[Placement]:
     """Cut batches and heads. What is dropped is drawn in the order of the whole: it is not cut."""
-    yield from _attending(c, ["query", "key", "value"], made=2)
+    yield from _attending(c, ["query", "key", "value"], count=2)
 
 
 def _attention_backward(c: Reading) -> Iterator[Placement]:
     mask = c.call.target is aten._scaled_dot_product_efficient_attention_backward.default
     if not (mask and c["grad_input_mask"][3]):
-        yield from _attending(c, [n for n in _PER_ROW if n in c.call.argument_names], made=3)
+        yield from _attending(c, [n for n in _PER_ROW if n in c.call.argument_names], count=3)
 
 
-def _attending(c: Reading, sliced: list[str], made: int) -> Iterator[Placement]:
+def _attending(c: Reading, sliced: list[str], count: int) -> Iterator[Placement]:
     """Cut heads on CUDA where there is one batch: kernels take sums to be contiguous, unasked."""
     on_cpu = "for_cpu" in c.call.name
     for axis in (_BATCH, _HEADS) if on_cpu or c.shape("query")[_BATCH] == 1 else (_BATCH,):
@@ -97,7 +97,7 @@ def _attending(c: Reading, sliced: list[str], made: int) -> Iterator[Placement]:
                 places[name] = own if own >= 0 and mask.shape[own] > 1 else WHOLE
         heads = {c.shape(name)[axis] for name in ("query", "key", "value")}
         if not c["dropout_p"] and len(heads) == 1 and heads != {1}:
-            yield c.placement(places, [axis] * made)
+            yield c.placement(places, [axis] * count)
 
 
 RULES = {

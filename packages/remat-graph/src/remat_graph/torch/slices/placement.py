@@ -128,24 +128,24 @@ class Placement:
         """Make the call that runs on `count` of all units."""
         changed = dict(self.replaced)
         for each in self.sizes:
-            given = changed.get(each.argument, call.argument(each.argument))
-            total = _total(given, each)
+            size = changed.get(each.argument, call.argument(each.argument))
+            total = _total(size, each)
             own = total * count // units if total > 0 else -1
             if each.position is None:
                 changed[each.argument] = own
             else:
-                at = each.position % len(given)
-                front = (*given[: at - each.joined], *[1] * each.joined)
-                changed[each.argument] = [*front, own, *given[at + 1 :]]
+                at = each.position % len(size)
+                front = (*size[: at - each.joined], *[1] * each.joined)
+                changed[each.argument] = [*front, own, *size[at + 1 :]]
         return call.with_arguments(changed) if changed else call
 
 
-def _total(given: Any, size: Size) -> int:
+def _total(value: Any, size: Size) -> int:
     """Give the length that a number, or several as one, stands for; -1 if it is left to torch."""
     if size.position is None:
-        return int(given)
-    at = size.position % len(given)
-    numbers = given[at - size.joined : at + 1]
+        return int(value)
+    at = size.position % len(value)
+    numbers = value[at - size.joined : at + 1]
     return -1 if -1 in numbers else math.prod(numbers)
 
 
@@ -164,14 +164,14 @@ class Reading:
     def tensors(self) -> Iterator[tuple[str, TensorFacts]]:
         """The arguments that are tensors, and what is known of them."""
         for name in self.call.argument_names:
-            known = self.facts(name)
-            if known is not None:
-                yield name, known
+            facts = self.facts(name)
+            if facts is not None:
+                yield name, facts
 
     def facts(self, name: str) -> TensorFacts | None:
         """Say what is known of an argument that is a tensor; `None` if it is none."""
-        given = self[name]
-        return self.facts_of(given) if isinstance(given, Variable) else None
+        argument = self[name]
+        return self.facts_of(argument) if isinstance(argument, Variable) else None
 
     def facts_of(self, variable: Variable) -> TensorFacts:
         """Say what is known of a tensor."""
@@ -198,10 +198,10 @@ class Reading:
 
     def axis(self, name: str, rank: int) -> int:
         """Give an argument that counts dimensions, from the front."""
-        given = int(self[name])
-        return given + rank if given < 0 else given
+        axis = int(self[name])
+        return axis + rank if axis < 0 else axis
 
-    def made(self, result: int = 0) -> TensorFacts | None:
+    def result(self, result: int = 0) -> TensorFacts | None:
         """Say what is known of a result, if anything reads it."""
         name = self.call.results[result]
         return None if name is None else self._facts.get(name)
@@ -221,18 +221,18 @@ class Reading:
         """
         inputs: list[Place] = []
         for name in self.call.argument_names:
-            place, given = places.get(name, WHOLE), self[name]
+            place, argument = places.get(name, WHOLE), self[name]
             if isinstance(place, Sequence):
-                pairs = zip(given, place, strict=True)
+                pairs = zip(argument, place, strict=True)
                 inputs += [_place(each) for item, each in pairs if isinstance(item, Variable)]
             else:
-                several = given if isinstance(given, (list, tuple)) else [given]
+                several = argument if isinstance(argument, (list, tuple)) else [argument]
                 inputs += [_place(place) for item in several if isinstance(item, Variable)]
-        made = [_place(place) for place in outputs]
-        made += [WHOLE] * (len(self.call.results) - len(made))
+        places_of_results = [_place(place) for place in outputs]
+        places_of_results += [WHOLE] * (len(self.call.results) - len(places_of_results))
         return Placement(
             tuple(inputs),
-            tuple(made),
+            tuple(places_of_results),
             tuple(sizes),
             tuple((replaced or {}).items()),
             frozenset(by_share),

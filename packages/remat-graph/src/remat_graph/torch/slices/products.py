@@ -43,11 +43,11 @@ def _product_and_sum(c: Reading) -> Iterator[Placement]:
         (rank - 1, {other: rank - 1}),
     ]
     shape = c.shape(added)
-    for made, places in cuts:
-        own = made - rank + len(shape)
+    for target, places in cuts:
+        own = target - rank + len(shape)
         if own >= 0 and shape[own] > 1:
             places[added] = own
-        yield c.placement(places, [made])
+        yield c.placement(places, [target])
 
 
 def _vector(c: Reading) -> Iterator[Placement]:

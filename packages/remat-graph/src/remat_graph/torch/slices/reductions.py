@@ -20,8 +20,8 @@ aten = torch.ops.aten
 def _own_axes(c: Reading) -> set[int]:
     """Find the axes that are reduced: all if none is named."""
     rank = c.rank("self")
-    given = c["dim"] if c.has_axes else None
-    dims = [given] if isinstance(given, int) else given or range(rank)
+    named = c["dim"] if c.has_axes else None
+    dims = [named] if isinstance(named, int) else named or range(rank)
     return {dim % rank for dim in dims} if rank else set()
 
 
@@ -30,8 +30,8 @@ def _reduced(c: Reading) -> Iterator[Placement]:
     own, shape = _own_axes(c), c.shape("self")
     for axis, size in enumerate(shape):
         if axis not in own and size > 1:
-            made = axis if c.keeps_axes else axis - sum(each < axis for each in own)
-            yield c.placement({"self": axis}, [made] * len(c.call.results))
+            target = axis if c.keeps_axes else axis - sum(each < axis for each in own)
+            yield c.placement({"self": axis}, [target] * len(c.call.results))
 
 
 def _sum(c: Reading) -> Iterator[Placement]:

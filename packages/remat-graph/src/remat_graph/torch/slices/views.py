@@ -26,10 +26,10 @@ def _followed(
     """
     name = c.call.argument_names[0]
     shape, count = c.shape(name), len(c.call.results)
-    for source, made in pairs:
+    for source, target in pairs:
         if shape[source] > 1:
-            listed = [] if sizes is None else [Size(sizes, made - len(c[sizes]))]
-            yield c.placement({name: source}, [made] * count, sizes=listed)
+            listed = [] if sizes is None else [Size(sizes, target - len(c[sizes]))]
+            yield c.placement({name: source}, [target] * count, sizes=listed)
     yield c.placement({name: SUMMED}, [SUMMED] * count)
 
 
@@ -39,10 +39,10 @@ def _same(c: Reading) -> Iterator[Placement]:
 
 def _reshaped(c: Reading) -> Iterator[Placement]:
     """Follow the first of the axes that are joined or parted, as one: slices stay in one piece."""
-    made = c.made()
-    if made is None:
+    result = c.result()
+    if result is None:
         return
-    pairs = _first_axes(c.shape("self"), made.shape)
+    pairs = _first_axes(c.shape("self"), result.shape)
     for source, place in sorted(pairs, key=lambda pair: pair[0].joined + pair[1].joined):
         size = Size("size", place.axis, place.joined)
         yield c.placement({"self": source}, [place], sizes=[size])
@@ -57,8 +57,8 @@ def _first_axes(old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[tuple[Sl
     right = [axis for axis, size in enumerate(new) if size > 1]
     while left:
         one, other = [left.pop(0)], [right.pop(0)]
-        while (size := _size(old, one)) != (made := _size(new, other)):
-            one.append(left.pop(0)) if size < made else other.append(right.pop(0))
+        while (size := _size(old, one)) != (new_size := _size(new, other)):
+            one.append(left.pop(0)) if size < new_size else other.append(right.pop(0))
         for last in one:
             for end in other:
                 yield Sliced(last, last - one[0]), Sliced(end, end - other[0])
@@ -70,7 +70,7 @@ def _size(shape: tuple[int, ...], axes: list[int]) -> int:
 
 def _permuted(c: Reading) -> Iterator[Placement]:
     rank = c.rank("self")
-    yield from _followed(c, [(dim % rank, made) for made, dim in enumerate(c["dims"])])
+    yield from _followed(c, [(dim % rank, target) for target, dim in enumerate(c["dims"])])
 
 
 def _turned(c: Reading) -> Iterator[Placement]:
@@ -81,7 +81,7 @@ def _turned(c: Reading) -> Iterator[Placement]:
     else:
         one, other = c.axis("dim0", len(axes)), c.axis("dim1", len(axes))
         axes[one], axes[other] = axes[other], axes[one]
-    yield from _followed(c, [(source, made) for made, source in enumerate(axes)])
+    yield from _followed(c, [(source, target) for target, source in enumerate(axes)])
 
 
 def _unsqueezed(c: Reading) -> Iterator[Placement]:
@@ -92,8 +92,8 @@ def _unsqueezed(c: Reading) -> Iterator[Placement]:
 
 def _squeezed(c: Reading) -> Iterator[Placement]:
     """Follow all axes but those that go if they have one element, as they may in a slice."""
-    shape, given = c.shape("self"), c["dim"]
-    dims = {dim % len(shape) for dim in (given if isinstance(given, (list, tuple)) else [given])}
+    shape, dim = c.shape("self"), c["dim"]
+    dims = {each % len(shape) for each in (dim if isinstance(dim, (list, tuple)) else [dim])}
     gone = {dim for dim in dims if shape[dim] == 1}
     kept = [axis for axis in range(len(shape)) if axis not in gone]
     yield from _followed(c, [(axis, kept.index(axis)) for axis in kept if axis not in dims])
@@ -105,9 +105,9 @@ def _expanded(c: Reading) -> Iterator[Placement]:
     more = len(size) - len(shape)
     there = [axis for axis, length in enumerate(shape) if length > 1]
     yield from _followed(c, [(axis, axis + more) for axis in there], "size")
-    for made, length in enumerate(size):
-        if length > 1 and made - more not in there:
-            yield c.placement({}, [made], sizes=[Size("size", made)])
+    for target, length in enumerate(size):
+        if length > 1 and target - more not in there:
+            yield c.placement({}, [target], sizes=[Size("size", target)])
 
 
 def _repeated(c: Reading) -> Iterator[Placement]:
@@ -116,9 +116,9 @@ def _repeated(c: Reading) -> Iterator[Placement]:
     more = len(repeats) - len(shape)
     once = [axis for axis in range(len(shape)) if repeats[axis + more] == 1]
     yield from _followed(c, [(axis, axis + more) for axis in once])
-    for made, count in enumerate(repeats):
+    for target, count in enumerate(repeats):
         if count > 1:
-            yield c.placement({}, [made], sizes=[Size("repeats", made)])
+            yield c.placement({}, [target], sizes=[Size("repeats", target)])
 
 
 def _selected(c: Reading) -> Iterator[Placement]:
@@ -145,9 +145,9 @@ def _joined(c: Reading) -> Iterator[Placement]:
     stacked = c.call.target is aten.stack.default
     dim = c.axis("dim", rank + stacked)
     for axis in range(rank):
-        made = axis + (stacked and axis >= dim)
-        if made != dim and all(len(shape) == rank for shape in shapes) and shapes[0][axis] > 1:
-            yield c.placement({"tensors": [axis] * len(shapes)}, [made])
+        target = axis + (stacked and axis >= dim)
+        if target != dim and all(len(shape) == rank for shape in shapes) and shapes[0][axis] > 1:
+            yield c.placement({"tensors": [axis] * len(shapes)}, [target])
     yield c.placement({"tensors": [SUMMED] * len(shapes)}, [SUMMED])
 
 

@@ -24,14 +24,14 @@ _WORTH = 1e-3  # of all that the backward reads of the forward
 class Addition:
     """One call to add behind the op `after`: an alternative, or what packs if that is of nothing.
 
-    `made` is known of its result if that is new; `views` are variables that it needs besides.
+    `result` describes its result if that is new; `views` are variables that it needs besides.
     """
 
     name: str
     call: Call
     after: str
     alternative: Alternative
-    made: TensorFacts | None = None
+    result: TensorFacts | None = None
     views: tuple[tuple[str, Call, TensorFacts], ...] = ()
 
 

@@ -72,8 +72,8 @@ def _extended(program: Program, additions: list[Addition]) -> Program:
         for name, call, fact in new.views:
             storage[name] = storage[call.reads[0]]
             views[name], facts[name] = call, fact
-        if new.made is not None:
-            storage[new.name], facts[new.name] = new.name, new.made
+        if new.result is not None:
+            storage[new.name], facts[new.name] = new.name, new.result
         calls[new.name] = new.call
         origin = provenance.get(new.alternative.of or new.after)
         if origin is not None:

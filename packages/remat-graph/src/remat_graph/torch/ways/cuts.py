@@ -95,14 +95,14 @@ class _Finder:
         storage = self.program.storage
         return {storage[name] for name in self.program.calls[op].reads if name in storage}
 
-    def _made(self, op: str) -> set[str]:
+    def _written(self, op: str) -> set[str]:
         storage = self.program.storage
         return {storage[name] for name in self.program.calls[op].results if name is not None}
 
     def kinds(self) -> Iterator[tuple[Cut, ...]]:
         """Find a kind around each large value, unless it is inside one that was found before."""
         needs = {
-            op: sum(self.size[value] for value in self._read(op) | self._made(op))
+            op: sum(self.size[value] for value in self._read(op) | self._written(op))
             for op in self.program.calls
         }
         seen: set[str] = set()
@@ -115,11 +115,11 @@ class _Finder:
                 continue
             seen.add(self.maker[value])
             tries += 1
-            found = self._best(value, seen, self._axes(value))
-            if found is None:
+            best = self._best(value, seen, self._axes(value))
+            if best is None:
                 seen.update(self.maker[other] for other in self._made_alike(value))
                 continue
-            cut, along = found
+            cut, along = best
             cuts = [cut]
             count += 1
             seen |= cut.ops
@@ -135,7 +135,7 @@ class _Finder:
         """Find the largest value that an op touches and the forward makes, first of those."""
         values = [
             value
-            for value in self._read(op) | self._made(op)
+            for value in self._read(op) | self._written(op)
             if self.maker.get(value) in self.again and value not in self.handed
         ]
         return min(values, key=lambda value: (-self.size[value], self.rank[value]), default=None)
@@ -225,13 +225,13 @@ class _Finder:
             for value in self._read(op)
             if self.maker.get(value, op) not in inside
         }
-        given = {
+        written = {
             value
             for op in ops
-            for value in self._made(op)
+            for value in self._written(op)
             if value in self.handed or self.readers.get(value, set()) - own
         }
-        return sum(self.size[value] for value in read | given)
+        return sum(self.size[value] for value in read | written)
 
     def _backward_ops(self, forward: Stretch) -> list[str]:
         """List the ops that differentiate those of a stretch, what lies between, and their sums.
@@ -243,7 +243,9 @@ class _Finder:
         own |= self.stretches.between(own)
         for op in reversed(list(self.program.calls)):
             if op in self.program.backward_ops and op not in self.program.twins:
-                readers = {each for value in self._made(op) for each in self.readers.get(value, ())}
+                readers = {
+                    each for value in self._written(op) for each in self.readers.get(value, ())
+                }
                 if readers and readers <= own:
                     own.add(op)
         return [op for op in self.program.calls if op in own]
@@ -268,17 +270,17 @@ class _Finder:
         """Name the values that are no longer there whole."""
         storage = self.program.storage
         ends = {storage[name] for name in cut.backward.body.body.inputs if name in storage}
-        made = {value for op in cut.ops for value in self._made(op)}
+        inside = {value for op in cut.ops for value in self._written(op)}
         return {
             value
-            for value in made - ends - self.handed
+            for value in inside - ends - self.handed
             if self.readers.get(value, set()) <= cut.ops
             and value not in {storage[name] for name in self.program.gradients.values()}
         }
 
     def _left(self, cut: Cut) -> int:
         """Sum what is still there whole of what both stretches touch."""
-        touched = {value for op in cut.ops for value in self._read(op) | self._made(op)}
+        touched = {value for op in cut.ops for value in self._read(op) | self._written(op)}
         whole = touched - self._inside(cut) - self.program.resident
         return sum(self.size[value] for value in whole)
 

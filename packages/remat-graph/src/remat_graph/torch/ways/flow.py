@@ -21,7 +21,7 @@ class Step:
 
     call: Call | None
     reads: tuple[str, ...]
-    made: tuple[str, ...]
+    results: tuple[str, ...]
 
 
 class Flow:
@@ -59,8 +59,8 @@ class Flow:
             self.before[name] = bit[name] | union(self.before[maker] for maker in makers)
         self.behind: dict[str, int] = {}
         for name in reversed(self.names):
-            made = self.steps[name].made
-            readers = {reader for each in made for reader in self.readers.get(each, ())}
+            results = self.steps[name].results
+            readers = {reader for each in results for reader in self.readers.get(each, ())}
             self.behind[name] = bit[name] | union(self.behind[reader] for reader in readers)
 
     def _add_views(self, program: Program, names: Iterable[str]) -> None:
@@ -69,11 +69,11 @@ class Flow:
             if call is not None and name not in self.maker:
                 step = _step_of(call)
                 self._add_views(program, step.reads)
-                self._add(step.made[0], step)
+                self._add(step.results[0], step)
 
     def _add(self, name: str, step: Step) -> None:
         self.steps[name] = step
-        self.maker.update(dict.fromkeys(step.made, name))
+        self.maker.update(dict.fromkeys(step.results, name))
         for read in step.reads:
             self.readers.setdefault(read, []).append(name)
 
@@ -83,12 +83,12 @@ class Flow:
 
     def named(self, bits: int) -> list[str]:
         """List the steps of a set, in order."""
-        found = []
+        names = []
         while bits:
             lowest = bits & -bits
-            found.append(self.names[lowest.bit_length() - 1])
+            names.append(self.names[lowest.bit_length() - 1])
             bits ^= lowest
-        return found
+        return names
 
 
 def _step_of(call: Call) -> Step:

@@ -177,7 +177,7 @@ class _Writer:
     able: Mapping[str, _Laid]
     _calls: dict[str, Call] = field(default_factory=dict)
     _order: list[str] = field(default_factory=list)
-    _made: set[str] = field(default_factory=set)  # in channels_last, or copied back
+    _variants: set[str] = field(default_factory=set)  # in channels_last, or copied back
     _moved: set[str] = field(default_factory=set)  # whose makers run in channels_last
     _facts: dict[str, TensorFacts] = field(default_factory=dict)
     _views: dict[str, Call] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _Writer:
         """Write it; with `all_conversions` also those that nothing reads, to know their costs."""
         program = self.program
         self._facts, self._views = dict(program.facts), dict(program.views)
-        self._calls, self._order, self._made, self._moved = {}, [], set(), set()
+        self._calls, self._order, self._variants, self._moved = {}, [], set(), set()
         self._backward = set(program.backward_ops)
         self._provenance = dict(program.provenance)
         ends = {*program.returned, *program.gradients.values()}
@@ -229,7 +229,7 @@ class _Writer:
         names = {name: self._view(name) for name in laid.reads}
         for name in laid.makes:
             self._facts[name + _SUFFIX] = _in_channels_last(self.program.facts[name])
-            self._made.add(name + _SUFFIX)
+            self._variants.add(name + _SUFFIX)
             self._moved.add(name)
         names_out = {name: name + _SUFFIX for name in laid.makes}
         replay = None if call.replay is None else _renamed(call.replay, names, names_out)
@@ -265,7 +265,7 @@ class _Writer:
     def _have(self, name: str, before: str) -> None:
         """Convert an image where an op wants it in the layout in which it is not there."""
         value = name.removesuffix(_SUFFIX)
-        if name in self._made or (name == value and value not in self._moved):
+        if name in self._variants or (name == value and value not in self._moved):
             return
         source, layout = value, torch.channels_last
         if name == value:
@@ -276,7 +276,7 @@ class _Writer:
         )
         self._calls[op] = call
         self._order.append(op)
-        self._made.add(name)
+        self._variants.add(name)
         if name != value:
             self._facts[name] = _in_channels_last(self.program.facts[value])
         if before in self._backward:

@@ -40,12 +40,12 @@ class SlicedBody:
     @cached_property
     def places(self) -> dict[str, Place]:
         """Where each variable stands; inputs that are read whole by some are whole."""
-        found: dict[str, Place] = {}
+        places: dict[str, Place] = {}
         for call, placement in zip(self.body.calls, self.placements, strict=True):
-            found.update(zip(call.variables, placement.inputs, strict=True))
-            made = zip(call.results, placement.outputs, strict=True)
-            found.update((name, place) for name, place in made if name is not None)
-        return found
+            places.update(zip(call.variables, placement.inputs, strict=True))
+            results = zip(call.results, placement.outputs, strict=True)
+            places.update((name, place) for name, place in results if name is not None)
+        return places
 
     def bounds(self, slices: int) -> list[int]:
         """Give where each of so many slices begins, in units, and where the last one ends."""
@@ -81,12 +81,12 @@ class SlicedBody:
 
     def run(
         self,
-        given: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
         bounds: Sequence[int],
         after_slice: Callable[[], None] | None = None,
     ) -> list[torch.Tensor]:
         """Give the outputs, made in slices of units from each of `bounds` to the next."""
-        inputs = dict(zip(self.body.inputs, given, strict=True))
+        inputs = dict(zip(self.body.inputs, tensors, strict=True))
         outputs = _Outputs(self, len(bounds) - 1)
         for start, stop in pairwise(bounds):
             env: dict[str, Any] = {
@@ -214,12 +214,12 @@ class _Step:
     def run(self, env: dict[str, Any], outputs: _Outputs) -> None:
         """Run it on the variables of a slice."""
         args = [_filled(item, env) for item in self.args]
-        if self.add is not None and self.results[0] in outputs.made:
-            self.add(outputs.made[self.results[0]], *args)
+        if self.add is not None and self.results[0] in outputs.totals:
+            self.add(outputs.totals[self.results[0]], *args)
         else:
             kwargs = {key: _filled(item, env) for key, item in self.kwargs.items()}
-            made = self.run_call(*args, **kwargs)
-            parts = list(made) if self.sequence else [made]
+            output = self.run_call(*args, **kwargs)
+            parts = list(output) if self.sequence else [output]
             for result in self.by_share:
                 parts[result] = parts[result] * self.share
             for name, part in zip(self.results, parts, strict=True):
@@ -286,7 +286,7 @@ class _Outputs:
     def __init__(self, sliced: SlicedBody, slices: int) -> None:
         self._sliced = sliced
         self._slices = slices
-        self.made: dict[str, torch.Tensor] = {}
+        self.totals: dict[str, torch.Tensor] = {}
         self._divisors: dict[str, torch.Tensor] = {}
 
     def note(self, results: Sequence[str | None], parts: Sequence[Any]) -> None:
@@ -298,10 +298,10 @@ class _Outputs:
             if place.over is not None:
                 divisor = self._divisors.get(name, 0)
                 self._divisors[name] = self._begun(parts[place.over]) + divisor
-            if name in self.made:
-                self.made[name].add_(part)
+            if name in self.totals:
+                self.totals[name].add_(part)
             elif name in self._sliced.body.outputs:
-                self.made[name] = self._begun(part)
+                self.totals[name] = self._begun(part)
 
     def _begun(self, part: torch.Tensor) -> torch.Tensor:
         """Give what the other slices add to."""
@@ -312,25 +312,25 @@ class _Outputs:
         for name in self._sliced.body.outputs:
             place = self._sliced.places[name]
             if isinstance(place, Sliced):
-                whole = self.made.get(name)
+                whole = self.totals.get(name)
                 if whole is None:
                     facts = self._sliced.facts[name]
-                    whole = self.made[name] = torch.empty_strided(
+                    whole = self.totals[name] = torch.empty_strided(
                         facts.shape, facts.stride, dtype=facts.dtype, device=facts.device
                     )
                 _put(whole, env[name], place, self._sliced.units, start, stop)
             elif not isinstance(place, Summed):
-                self.made[name] = env[name]
+                self.totals[name] = env[name]
 
     def finished(self) -> list[torch.Tensor]:
         """Give the outputs once all slices have been taken."""
-        found = []
+        whole = []
         for name in self._sliced.body.outputs:
-            made = self.made.pop(name)
+            total = self.totals.pop(name)
             if name in self._divisors:
-                made = made / self._divisors[name]
-            found.append(made.to(self._sliced.facts[name].dtype))
-        return found
+                total = total / self._divisors[name]
+            whole.append(total.to(self._sliced.facts[name].dtype))
+        return whole
 
 
 def is_view(call: Call) -> bool:

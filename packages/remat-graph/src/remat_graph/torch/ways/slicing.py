@@ -22,17 +22,17 @@ from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 __all__ = ["cut_alone", "in_slices", "read_as_traced", "run_in_slices"]
 
 
-def run_in_slices(body: SlicedBody, slices: int, *given: torch.Tensor) -> list[torch.Tensor]:
+def run_in_slices(body: SlicedBody, slices: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
     """Run a body in so many slices, of as equal sizes as can be."""
-    return body.run(given, body.bounds(slices))
+    return body.run(inputs, body.bounds(slices))
 
 
 def read_as_traced(call: Call) -> tuple[str, ...]:
     """List what a call reads as it was traced, not for calls that run again in it."""
     if call.target is not run_in_slices:
         return call.reads
-    body, _, *given = call.args
-    pairs = zip(given, body.body.inputs, strict=True)
+    body, _, *inputs = call.args
+    pairs = zip(inputs, body.body.inputs, strict=True)
     return tuple(variable.name for variable, name in pairs if name in body.read_as_traced)
 
 
@@ -60,10 +60,10 @@ def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
     needed = _read_by(program, calls)
     for name, (cut, slices) in forwards.items():
         outputs = cut.forward.body.body.outputs
-        given = {output for output in outputs if program.storage[output] in needed}
-        calls[name] = _call(cut.forward.body.giving(given), slices)
-    made = _values_made(program, calls)
-    gone = _values_made(program, {op: program.calls[op] for op in groups}) - made
+        needed_outputs = {output for output in outputs if program.storage[output] in needed}
+        calls[name] = _call(cut.forward.body.giving(needed_outputs), slices)
+    kept = _values_of(program, calls)
+    gone = _values_of(program, {op: program.calls[op] for op in groups}) - kept
     storage = {name: value for name, value in program.storage.items() if value not in gone}
     facts = {name: program.facts[name] for name in storage}
     new = {*forwards, *twins}
@@ -82,7 +82,7 @@ def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
             for op, call in calls.items()
         },
         rounding=(program.rounding - groups.keys()) | new,
-        provenance={groups.get(op, op): known for op, known in program.provenance.items()},
+        provenance={groups.get(op, op): origin for op, origin in program.provenance.items()},
     )
 
 
@@ -122,7 +122,7 @@ def _read_by(program: Program, calls: Mapping[str, Call]) -> set[str]:
     return {program.storage[name] for name in names if name in program.storage}
 
 
-def _values_made(program: Program, calls: Mapping[str, Call]) -> set[str]:
+def _values_of(program: Program, calls: Mapping[str, Call]) -> set[str]:
     return {
         program.storage[name]
         for call in calls.values()

@@ -133,10 +133,12 @@ class Stretches:
 
 
 def _is_made_in_backward(program: Program, variable: str) -> bool:
-    made = {program.storage[name] for name in program.tangents}
+    computed = {program.storage[name] for name in program.tangents}
     for op in program.backward_ops & program.calls.keys():
-        made.update(program.storage[name] for name in program.calls[op].results if name is not None)
-    return program.storage[variable] in made
+        computed.update(
+            program.storage[name] for name in program.calls[op].results if name is not None
+        )
+    return program.storage[variable] in computed
 
 
 class _Growth:
@@ -193,7 +195,7 @@ class _Growth:
     def _is_beside(self, name: str) -> bool:
         """Whether it touches something sliced or summed; what runs again, as its maker alone."""
         step = self.flow.steps[name]
-        touched = step.made if name in self.again else (*step.reads, *step.made)
+        touched = step.results if name in self.again else (*step.reads, *step.results)
         return any(not isinstance(self.places.get(each, _WHOLE), Whole) for each in touched)
 
     def _take(self, name: str) -> str | None:
@@ -267,18 +269,18 @@ class _Growth:
         It must touch something that is sliced or summed; a sum is made inside.
         """
         call = self._call(name)
-        known = {each: places[each] for each in _variables(call) if each in places}
-        touched = {each: place for each, place in known.items() if not isinstance(place, Whole)}
+        fixed = {each: places[each] for each in _variables(call) if each in places}
+        touched = {each: place for each, place in fixed.items() if not isinstance(place, Whole)}
         for way in self._ways[name] if touched else ():
             wanted = _places(call, way)
             if wanted is not None and all(
-                place == known[each]
-                if each in known
+                place == fixed[each]
+                if each in fixed
                 else each not in call.reads or not isinstance(place, Summed)
                 for each, place in wanted.items()
             ):
                 return way
-        standing = ", ".join(f"{each} {place}" for each, place in known.items())
+        standing = ", ".join(f"{each} {place}" for each, place in fixed.items())
         return f"{call.name} has no rule for {standing or 'what is whole'} ({self.units} parts)"
 
     def _needed(self) -> list[str]:
@@ -288,7 +290,7 @@ class _Growth:
         for name in reversed(self.flow.names):
             if name in self.inside:
                 step = self.flow.steps[name]
-                if name in self.own or not read.isdisjoint(step.made):
+                if name in self.own or not read.isdisjoint(step.results):
                     needed.append(name)
                     read.update(step.reads)
         return needed[::-1]
@@ -297,10 +299,10 @@ class _Growth:
         """Give what has grown."""
         names = self._needed()
         steps = [self.flow.steps[name] for name in names]
-        made = {each for step in steps for each in step.made}
-        inputs = dict.fromkeys(read for step in steps for read in step.reads if read not in made)
+        results = {each for step in steps for each in step.results}
+        inputs = dict.fromkeys(read for step in steps for read in step.reads if read not in results)
         body = Body(tuple(inputs), tuple(map(self._call, names)), tuple(self._outputs(names)))
-        touched = {*inputs, *made}
+        touched = {*inputs, *results}
         return Stretch(
             ops=tuple(name for name in names if name in self.program.calls),
             again=self.again.intersection(names),
@@ -309,7 +311,7 @@ class _Growth:
                 body,
                 tuple(self.inside[name] for name in names),
                 self.units,
-                {name: self.program.facts[name] for name in (*body.inputs, *made)},
+                {name: self.program.facts[name] for name in (*body.inputs, *results)},
                 self._again_in(names),
             ),
             ends=self.ends,
@@ -317,13 +319,13 @@ class _Growth:
 
     def _again_in(self, names: Iterable[str]) -> tuple[str, ...]:
         """Name what is made by ops that run again, and by views of what they make."""
-        found: dict[str, None] = {}
+        variables: dict[str, None] = {}
         for name in names:
             step = self.flow.steps[name]
             views = name not in self.program.calls
-            if name in self.again or (views and found.keys() >= set(step.reads)):
-                found.update(dict.fromkeys(step.made))
-        return tuple(found)
+            if name in self.again or (views and variables.keys() >= set(step.reads)):
+                variables.update(dict.fromkeys(step.results))
+        return tuple(variables)
 
     def _outputs(self, names: list[str]) -> Iterator[str]:
         """List what own ops make and something outside reads, itself or a view of it."""
@@ -331,7 +333,7 @@ class _Growth:
         inside = set(names)
         gradients = {storage[name] for name in self.program.gradients.values()}
         for name in names:
-            for each in self.flow.steps[name].made if name in self.own else ():
+            for each in self.flow.steps[name].results if name in self.own else ():
                 readers = self.flow.leaving.get(storage[each], ())
                 if storage[each] in gradients or not inside.issuperset(readers):
                     yield each
@@ -348,5 +350,5 @@ def _variables(call: Call) -> tuple[str, ...]:
 def _places(call: Call, way: Placement) -> dict[str, Place] | None:
     """Say where a placement has each variable; `None` if one is read in two places."""
     pairs = zip((*call.variables, *call.results), (*way.inputs, *way.outputs), strict=True)
-    known = {(name, place) for name, place in pairs if name is not None}
-    return dict(known) if len(known) == len(set(_variables(call))) else None
+    pairs_by_name = {(name, place) for name, place in pairs if name is not None}
+    return dict(pairs_by_name) if len(pairs_by_name) == len(set(_variables(call))) else None
