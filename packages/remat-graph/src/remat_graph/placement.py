@@ -40,9 +40,9 @@ def backward_placement(graph: Graph, order: Iterable[str]) -> dict[str, str]:
     while _place_by_readers(place, sources, loss_first):  # which may place readers of others
         _place_by_sources(place, sources)
     return {
-        op.name: forward[found]
-        for op, found in zip(graph.ops[first:], place, strict=True)
-        if found is not None
+        op.name: forward[at]
+        for op, at in zip(graph.ops[first:], place, strict=True)
+        if at is not None
     }
 
 

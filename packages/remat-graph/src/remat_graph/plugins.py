@@ -84,7 +84,9 @@ class Registry:
         Raises:
             Exception: of the type `duplicate`, if a name is offered more than once.
         """
-        return {name: self._only(name, found) for name, found in find_plugins(self.group).items()}
+        return {
+            name: self._only(name, plugins) for name, plugins in find_plugins(self.group).items()
+        }
 
     def find(self, name: str) -> Plugin:
         """Find the one plugin of a name, without importing it; errors as `load`."""
@@ -161,10 +163,10 @@ def _find_on(group: str, path: tuple[tuple[str, int | None], ...]) -> dict[str, 
 
     `path` is the key under which they are kept: `importlib.metadata` looks at `sys.path` itself.
     """
-    found: dict[str, list[Plugin]] = {}
+    by_name: dict[str, list[Plugin]] = {}
     for point in importlib.metadata.entry_points(group=group):
-        found.setdefault(point.name, []).append(_plugin(point))
-    return {name: tuple(plugins) for name, plugins in sorted(found.items())}
+        by_name.setdefault(point.name, []).append(_plugin(point))
+    return {name: tuple(plugins) for name, plugins in sorted(by_name.items())}
 
 
 def _plugin(point: EntryPoint) -> Plugin:

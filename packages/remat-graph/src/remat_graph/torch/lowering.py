@@ -166,7 +166,7 @@ class _Reader:
             storage=self.storage,
             facts=self.facts,
             returned=returned,
-            tangents={node.name: position[made.name] for node, made in joint.tangents.items()},
+            tangents={node.name: position[output.name] for node, output in joint.tangents.items()},
             outputs=outputs,
             gradients={node.name: gradient.name for node, gradient in joint.gradients.items()},
             backward_ops=frozenset((LOSS, *self.backward)),

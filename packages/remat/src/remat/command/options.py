@@ -178,9 +178,9 @@ def taking(options: type[MakingOptions]) -> Callable[[Callable[..., None]], Call
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def run(**given: Any) -> None:
-            read = options(**{field.name: given.pop(field.name) for field in fields})
-            command(**given, options=read)
+        def run(**values: Any) -> None:
+            read = options(**{field.name: values.pop(field.name) for field in fields})
+            command(**values, options=read)
 
         of_command = inspect.signature(command, eval_str=True)
         own = [

@@ -31,13 +31,13 @@ class Counters:
 
     `matter` are the positions of the inputs that are no tensors and that the rest of it reads,
     `sized` those of tensors of which the graph leaves some size open, `items` those of tensors of
-    which it took no more than the item, which it is to be given now.
+    which it took no more than the item: it gets the item in place of the tensor.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         items = {at: _items_of(graph, node) for at, node in enumerate(placeholders)}
-        self.items = tuple(at for at, found in items.items() if found)
+        self.items = tuple(at for at, nodes in items.items() if nodes)
         for at in self.items:
             placeholders[at].meta["example_value"] = None
             for module, item in items[at]:
