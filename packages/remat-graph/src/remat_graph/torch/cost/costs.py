@@ -227,18 +227,18 @@ def _time_once(
     with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: as it is
         clock.mark()
         if call.target is not run_in_slices:
-            made = (operator_of(call.target).runs_as or call.target)(*args, **kwargs)
+            results = (operator_of(call.target).runs_as or call.target)(*args, **kwargs)
             clock.mark()
-            return sum(clock.seconds()), made
-        body, slices, *given = args
+            return sum(clock.seconds()), results
+        body, slices, *tensors = args
         bounds = body.bounds(slices)
         longest = max(stop - start for start, stop in pairwise(bounds))
         if slices > _SAMPLE:
             bounds = [min(longest * at, body.units) for at in range(_SAMPLE + 1)]
-        made = body.run(given, bounds, clock.mark)
+        results = body.run(tensors, bounds, clock.mark)
         clock.mark()
     seconds = clock.seconds()
-    return sum(seconds) + seconds[-2] * (body.units - bounds[-1]) / longest, made
+    return sum(seconds) + seconds[-2] * (body.units - bounds[-1]) / longest, results
 
 
 class _Clock:
