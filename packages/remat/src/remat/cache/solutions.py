@@ -82,7 +82,7 @@ def cached_solution(
 
 
 def _of_smaller(solution: Solution, size: int, bound: float) -> Solution:
-    """Say of a solution that it was found for a smaller budget, and what is proved here."""
+    """Note on a solution that it was found for a smaller budget, and what is proved here."""
     return replace(
         solution,
         status=Status.OPTIMAL if solution.time <= bound else Status.FEASIBLE,
@@ -128,7 +128,7 @@ def _sizes(folder: Path) -> list[int]:
 
 
 def _read(store: Store, path: Path, data: bytes, graph: Graph) -> Solution | None:
-    """Say a solution in the names of a graph, and judge it there."""
+    """Translate a solution into the names of a graph, and judge it there."""
     ops, values = [op.name for op in graph.ops], _made(graph)
     try:
         solution = decode(data, source="the solution")

@@ -101,7 +101,7 @@ def _what(name: str) -> str:
 
 
 def _version(name: str) -> str | None:
-    """Say the version and licence of a distribution."""
+    """Describe the version and licence of a distribution."""
     try:
         metadata = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:

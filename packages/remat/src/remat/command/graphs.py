@@ -156,7 +156,7 @@ def _plan(data: bytes, path: Path) -> Plan:
 
 
 def percent(graph: Graph, time: float) -> str:
-    """Say by how many percent a time is above that of computing everything once."""
+    """Format the percent by which a time is above that of computing everything once."""
     return f"{100 * (time / graph.time - 1 if graph.time else 0):.2f}"
 
 
@@ -165,7 +165,7 @@ def _overhead(graph: Graph, time: float) -> str:
 
 
 def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
-    """Say a solution in words."""
+    """Describe a solution in words."""
     bound = solution.lower_bound
     return {
         "peak": f"{solution.peak_bytes:,} bytes",
@@ -184,7 +184,7 @@ def solution_rows(graph: Graph, solution: Solution) -> dict[str, Any]:
 
 
 def solution_document(graph: Graph, solution: Solution) -> dict[str, Any]:
-    """Say a solution as JSON; times in seconds, without its schedule."""
+    """Give a solution as JSON; times in seconds, without its schedule."""
     return {
         "status": solution.status.value,
         "solver": solution.solver,

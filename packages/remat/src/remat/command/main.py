@@ -101,7 +101,7 @@ def noticing_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 
 def _tell_of_end(end: SystemExit) -> None:
-    """Say as a document what typer ended for: a wrong command line, or Ctrl-C."""
+    """Write as a document why typer ended: a wrong command line, or Ctrl-C."""
     cause: BaseException | None = end
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt):
@@ -119,7 +119,7 @@ def _tell(document: dict[str, Any]) -> None:
 
 
 def _message_and_code(error: RematError | OSError) -> tuple[str, int]:
-    """Say an error in one line, and its exit code."""
+    """Give an error in one line, and its exit code."""
     if isinstance(error, OSError):
         has_name = error.filename is not None and error.strerror is not None
         return f"remat: {f'{error.filename}: {error.strerror}' if has_name else error}", _WRONG

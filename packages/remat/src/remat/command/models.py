@@ -147,7 +147,7 @@ def _search(fits: Callable[[int], bool]) -> None:
 
 
 def _document(plan: Plan) -> dict[str, Any]:
-    """Say a plan as JSON; sizes in bytes, times in seconds."""
+    """Give a plan as JSON; sizes in bytes, times in seconds."""
     return {
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,

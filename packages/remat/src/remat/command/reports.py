@@ -77,7 +77,7 @@ def explain(
     rows: Annotated[int, typer.Option(min=0, help="Show so many; 0 for all.")] = 30,
     json: JsonOption = False,
 ) -> None:
-    """Say of each part of a model what a plan keeps or makes again, and why."""
+    """Explain what a plan keeps or makes again of each part of a model, and why."""
     plan, _ = _plan_of(model, budget, options)
     step = plan.explain(by=by.value, depth=depth)
     ordered = [

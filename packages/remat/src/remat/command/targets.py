@@ -154,7 +154,7 @@ def read_settings(entries: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _line(error: Exception, file: str) -> str:
-    """Say the last line of a file that an error passed through."""
+    """Give the last line of a file that an error passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(Path(file).resolve())]
     return f" ({file}, line {lines[-1]})" if lines else ""

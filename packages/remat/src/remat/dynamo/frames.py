@@ -162,7 +162,7 @@ class _Frames:
                 self._skipped(reason)
 
     def _warn_of_tracing(self, code: CodeType) -> None:
-        """Say once of code that it is traced anew at each call, with what differs each time."""
+        """Warn once of code that is traced anew at each call, with what differs each time."""
         metrics = get_compilation_metrics()
         reason = metrics[-1].recompile_reason if metrics else None
         if reason is None or "size mismatch at" in reason:

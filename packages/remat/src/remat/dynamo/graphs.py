@@ -139,7 +139,7 @@ def read_graph(graph: torch.fx.GraphModule, name: str, first: bool) -> DynamoGra
 
 
 def note_provenance(graph: torch.fx.GraphModule, model: torch.nn.Module | None) -> None:
-    """Say on the nodes of a graph which module and source line they come from.
+    """Note on the nodes of a graph which module and source line they come from.
 
     A module that is no part of `model` is named from what the frame's function reads.
     """

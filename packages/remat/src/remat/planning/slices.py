@@ -40,7 +40,7 @@ def sliced_programs(captured: Capture, target: int) -> list[Capture]:
 def note_what_slices_reach(
     error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
 ) -> None:
-    """Say beside a refusal what the same step takes with its largest values made in slices."""
+    """Add to a refusal what the same step takes with its largest values made in slices."""
     sliced = _with_finest_slices(offered)
     if sliced is None:
         return

@@ -111,7 +111,7 @@ def solved_in_best_program(
 
 
 def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
-    """Say of two programs, one of which is to be run, that the budget is too small for both."""
+    """Combine the refusals of two programs, either of which might run, into one."""
     smallest = min(one, other, key=lambda error: error.smallest_bytes)
     least = min(one, other, key=lambda error: error.least_bytes)
     proved = one.status is other.status is Status.INFEASIBLE
@@ -180,7 +180,7 @@ def _about_budget(
     budget: int,
     target: int,
 ) -> BudgetTooSmall:
-    """Say of a budget what was said of its target, with the `smallest` schedule known before."""
+    """Turn a refusal of the target into one of the budget; `smallest` is an earlier schedule."""
     feasible_bytes = error.smallest_bytes
     least = None if smallest is None else simulate(graph, smallest).peak_bytes
     if smallest is not None and least is not None and least < error.least_bytes:

@@ -203,7 +203,7 @@ def _of_graph(budget: Budget) -> int | float:
 
 
 def _with_aside(curve: Tradeoff, aside: int) -> Tradeoff:
-    """Say what the budgets of the graph are as budgets of a step."""
+    """Turn budgets of the graph into budgets of a step."""
     return dataclasses.replace(
         curve,
         points=tuple(
@@ -228,7 +228,7 @@ def save_tradeoff(curve: Tradeoff, path: str | os.PathLike[str]) -> None:
 
 
 def tradeoff_document(curve: Tradeoff) -> dict[str, Any]:
-    """Say a curve as the document that `save_tradeoff` writes."""
+    """Give a curve as the document that `save_tradeoff` writes."""
     body = {
         "store_all_peak_bytes": curve.store_all_peak_bytes,
         "store_all_time": curve.store_all_time,

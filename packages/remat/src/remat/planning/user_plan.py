@@ -100,7 +100,7 @@ class UserPlan:
     def _translated(
         self, front: RegionFront, there: Outline, graph: Graph, here: Outline
     ) -> RegionFront:
-        """Say options in the names of another graph, and measure them there, in the same order.
+        """Translate options into the names of another graph, in the same order, and measure them.
 
         What was proved holds where costs are the same.
         """

@@ -171,7 +171,7 @@ def _read(data: bytes, body: type[Body], source: str) -> Body:
 
 
 def write_region(region: PlannedRegion) -> _Region:
-    """Say a region as it is written."""
+    """Give a region as the file has it."""
     front = region.front
     return _Region(
         Outline.of(front.graph).hash,

@@ -33,5 +33,5 @@ class Origin:
         return cls(__version__, str(torch.__version__), name)
 
     def __str__(self) -> str:
-        """Say it readably."""
+        """Describe it in words."""
         return f"remat {self.remat_version}, torch {self.torch_version}, captured on {self.device}"

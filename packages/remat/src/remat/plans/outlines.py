@@ -103,7 +103,7 @@ class Outline:
         )
 
     def translate(self, schedule: Schedule, there: Outline) -> Schedule:
-        """Say a schedule of this graph in the names of another with the same outline."""
+        """Translate a schedule of this graph into the names of another with the same outline."""
         op_there = dict(zip(self.ops, there.ops, strict=True))
         value_there = dict(zip(self.values, there.values, strict=True))
         return Schedule(
@@ -136,7 +136,7 @@ class Outline:
         return repr(re.sub(r"_\d+$", "", self.ops[index][:60]))
 
     def _facts(self, index: int) -> tuple[str, ...]:
-        """Say all that counts of an op."""
+        """Describe all that counts of an op."""
         graph = self.graph
         op, size = graph.ops[index], graph.value_by_name
         total = sum(size[value].size_bytes for value in op.outputs)

@@ -41,7 +41,7 @@ class Moment:
     held_bytes: int
 
     def __str__(self) -> str:
-        """Say it readably."""
+        """Describe it in words."""
         place = ", ".join(filter(None, (self.module, self.source)))
         return f"{self.op} ({self.stage}{'; ' * bool(place)}{place})"
 
@@ -104,7 +104,7 @@ def explain(
     limit: str = "the budget",
     name: str = "",
 ) -> Explanation:
-    """Say of each part of a graph what a schedule does with it.
+    """Explain what a schedule does with each part of a graph.
 
     `by="module"` puts all source lines of a module together; `depth` takes that many components of
     its path and puts what is below together. Operations of which nothing is known are parts of

@@ -22,7 +22,7 @@ _BASES: dict[Basis, str] = {
 
 
 def title_of(plan: Plan) -> str:
-    """Say what it is a plan of."""
+    """Give the heading of a plan."""
     count = len(plan.calls)
     if plan.is_one_region:
         return "remat plan"
@@ -30,7 +30,7 @@ def title_of(plan: Plan) -> str:
 
 
 def facts_of(plan: Plan) -> list[tuple[str, str]]:
-    """Say what is known of a plan."""
+    """List what is known of a plan."""
     measured, bound = plan.measured_peak_bytes, plan.bound_overhead
     count = sum(len(compared(graph, schedule)) for graph, schedule in plan.runs)
     many = f"{count} tensors that eager would not keep, before the backward reads them"

@@ -34,7 +34,7 @@ class ReadablePlan(Plan):
     """
 
     def explain(self, *, by: By = "line", depth: int | None = None) -> Explanation:
-        """Say of each module and source line what is kept, computed again, or made another way.
+        """Explain what each module and source line keeps, computes again, or makes another way.
 
         `by="module"` takes all lines of a module together, `depth` so many components of its path.
         Of several regions, `regions` has an explanation of each: it compares what a value would

@@ -67,7 +67,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 def chrome_trace(
     graph: Graph, schedule: Schedule, facts: dict[str, Any], measured: Curve = ()
 ) -> dict[str, Any]:
-    """Say a schedule as trace events, with times as the graph has them."""
+    """Give a schedule as trace events, with times as the graph has them."""
     events = [*_events(graph, schedule), *measured_events(measured)]
     return {"traceEvents": events, "otherData": facts}
 
@@ -96,7 +96,7 @@ def _events(graph: Graph, schedule: Schedule) -> Iterator[dict[str, Any]]:
 
 
 def memory_snapshot(graph: Graph, schedule: Schedule, measured: Curve = ()) -> dict[str, Any]:
-    """Say a schedule as torch's memory snapshot, of device 0, and a real run as device 1."""
+    """Give a schedule as torch's memory snapshot, of device 0, and a real run as device 1."""
     lives = sorted(lifetimes(graph, schedule), key=lambda life: life.start)
     address, end = {}, _BASE
     for life in lives:
@@ -146,7 +146,7 @@ def memory_snapshot(graph: Graph, schedule: Schedule, measured: Curve = ()) -> d
 
 
 def _frame(op: Op) -> dict[str, Any]:
-    """Say where an operation comes from as a frame of a stack."""
+    """Give the place that an operation comes from as a frame of a stack."""
     place = op.provenance or Provenance()
     file, _, line = place.source.rpartition(":")
     number = int(line) if line.isdigit() else 0

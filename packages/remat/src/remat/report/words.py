@@ -6,17 +6,17 @@ __all__ = ["mib", "mib_or_dash", "ms"]
 
 
 def mib(size: float) -> str:
-    """Say a size in MiB."""
+    """Format a size in MiB."""
     return f"{size / 2**20:,.1f} MiB"
 
 
 def mib_or_dash(size: int | None) -> str:
-    """Say a measured size in MiB, or that there is none."""
+    """Format a measured size in MiB, or say that there is none."""
     return "not measured" if size is None else mib(size)
 
 
 def ms(seconds: float) -> str:
-    """Say a time in milliseconds, or in microseconds if it is less than a hundredth of one."""
+    """Format a time in milliseconds, or in microseconds if it is less than a hundredth of one."""
     if 0 < seconds < 1e-5:
         return f"{1e6 * seconds:,.2g} µs"
     return f"{1000 * seconds:,.2f} ms"

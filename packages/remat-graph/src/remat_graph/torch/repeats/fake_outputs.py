@@ -30,7 +30,7 @@ _DEPENDENT = frozenset(
 
 
 def looks_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Say what an operator and its caller can see of a fake tensor."""
+    """Describe what an operator and its caller can see of a fake tensor."""
     return (
         tensor.shape,
         tensor.stride(),

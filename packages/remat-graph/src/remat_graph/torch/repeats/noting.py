@@ -162,7 +162,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stored: dict[int, int] = {}  # after how many operators a storage was first seen
 
     def know(self, tensor: torch.Tensor, read: Read) -> None:
-        """Say where a tensor comes from, unless it is known."""
+        """Note where a tensor comes from, unless it is known."""
         if id(tensor) in self._known:
             return
         self._known[id(tensor)] = read
@@ -170,7 +170,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stored.setdefault(storage_key(tensor), len(self.notes.operators))
 
     def reads_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Read, ...]:
-        """Say where tensors come from."""
+        """Give the places that tensors come from."""
         return tuple([self._read_of(tensor) for tensor in tensors])
 
     def finish(self, returned: Sequence[torch.Tensor]) -> Notes:

@@ -120,7 +120,7 @@ class Periods:
 
 
 def constants_of(call: Call) -> tuple[Any, ...]:
-    """Say what else the arguments of a call are."""
+    """Describe what else the arguments of a call are."""
     leaves, structure = pytree.tree_flatten((call.args, dict(call.kwargs)), is_leaf=_is_variable)
     # 1, 1.0 and True are equal, and not the same argument
     return structure, *((None if _is_variable(x) else (type(x), repr(x))) for x in leaves)

@@ -83,7 +83,7 @@ class _Row:
 
     @property
     def repeat(self) -> Repeat:
-        """Say what repeats."""
+        """Describe what repeats."""
         return Repeat(tuple(self._blocks()), self.own, {})
 
     def _blocks(self) -> Iterator[tuple[str, ...]]:
@@ -235,7 +235,7 @@ class _Nodes:
         return {key: _looks_of_input(tensor) for key, tensor in items}
 
     def _form(self, first: int, length: int, start: int, own: list[Key]) -> list[tuple[str, Any]]:
-        """Say what the nodes of a period read, each read as seen from there.
+        """Describe what the nodes of a period read, each read as seen from there.
 
         That is an input of its own, what it `made` or the one `before` it in the row; or the
         `same` node, from before the row. What stands further back is `far`: it has no such name.
@@ -296,7 +296,7 @@ def _read_by(node: Node) -> tuple[Node, ...]:
 
 
 def _kind_of(node: Node) -> Hashable:
-    """Say what a node calls, but for which nodes it reads."""
+    """Describe what a node calls, but for which nodes it reads."""
     constants = repr(map_arg((node.args, node.kwargs), lambda _: _NODE))
     looks = [_looks(item) for item in pytree.tree_leaves(node.meta.get("example_value"))]
     alone = node if "nan" in constants else None  # whose sign is not shown
@@ -304,7 +304,7 @@ def _kind_of(node: Node) -> Hashable:
 
 
 def _looks(item: Any) -> tuple[Any, ...]:
-    """Say what tracing can see of a tensor."""
+    """Describe what tracing can see of a tensor."""
     if not isinstance(item, torch.Tensor):
         return (type(item),)
     shown = type(item), tuple(item.shape), item.dtype, item.device, item.layout
@@ -315,7 +315,7 @@ def _looks(item: Any) -> tuple[Any, ...]:
 
 
 def _looks_of_input(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Say what tracing can see of an input; of what is made, torch may refuse to say the last."""
+    """Describe what tracing can see of an input; of other tensors torch may refuse the last."""
     return *_looks(tensor), tensor.is_leaf
 
 

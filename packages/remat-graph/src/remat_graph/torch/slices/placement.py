@@ -169,12 +169,12 @@ class Reading:
                 yield name, facts
 
     def facts(self, name: str) -> TensorFacts | None:
-        """Say what is known of an argument that is a tensor; `None` if it is none."""
+        """Give the facts of an argument that is a tensor; `None` if it is none."""
         argument = self[name]
         return self.facts_of(argument) if isinstance(argument, Variable) else None
 
     def facts_of(self, variable: Variable) -> TensorFacts:
-        """Say what is known of a tensor."""
+        """Give the facts of a tensor."""
         return self._facts[variable.name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class Reading:
         return axis + rank if axis < 0 else axis
 
     def result(self, result: int = 0) -> TensorFacts | None:
-        """Say what is known of a result, if anything reads it."""
+        """Give the facts of a result, if anything reads it."""
         name = self.call.results[result]
         return None if name is None else self._facts.get(name)
 

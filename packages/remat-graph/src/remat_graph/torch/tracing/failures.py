@@ -40,7 +40,7 @@ _KNOWN = {
 
 
 def depends_on_data(error: Exception) -> str:
-    """Say that a graph would not be static."""
+    """Report that a graph would not be static."""
     return (
         f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
         f"One static graph is captured here: replace the branch by torch.where, or pass the number "
@@ -50,7 +50,7 @@ def depends_on_data(error: Exception) -> str:
 
 
 def not_traced(error: Exception) -> CaptureError:
-    """Say that a forward raised an error, or that torch did while tracing it."""
+    """Report that a forward raised an error, or that torch did while tracing it."""
     for words, (what, instead) in _KNOWN.items():
         if words in str(error):
             return CaptureError(f"{what.format(line=_user_line(error))}; {instead}")
@@ -63,7 +63,7 @@ def not_traced(error: Exception) -> CaptureError:
 
 
 def not_planned(node: Node, error: Exception) -> CaptureError:
-    """Say that what was traced does not run on tensors without data."""
+    """Report that what was traced does not run on tensors without data."""
     return CaptureError(
         f"{node.target}{noted_line(node)} cannot be planned: {type(error).__name__}: {error}; "
         f"{_APART}"
@@ -71,7 +71,7 @@ def not_planned(node: Node, error: Exception) -> CaptureError:
 
 
 def has_effects(graph: Graph) -> CaptureError:
-    """Say that an operator does something besides what it returns."""
+    """Report that an operator does something besides what it returns."""
     effect = next(
         node for node in graph.nodes if node.target is torch.ops.higher_order.with_effects
     )

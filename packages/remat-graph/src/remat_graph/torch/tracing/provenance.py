@@ -32,7 +32,7 @@ _CALL = torch.nn.Module._call_impl.__code__
 
 
 def note(node: Node, provenance: Provenance) -> None:
-    """Say on a node where it comes from; it is passed on to what is traced of it."""
+    """Note on a node where it comes from; it is passed on to what is traced of it."""
     node.meta["custom"] = {
         **node.meta.get("custom", {}),
         _KEY: (provenance.module, provenance.source),
@@ -52,7 +52,7 @@ def noted_now() -> tuple[str, str]:
 
 
 def source_of(frames: Iterable[tuple[str, int]]) -> str:
-    """Say the first file and line that are not torch's own as `file:line`."""
+    """Give the first file and line that are not torch's own as `file:line`."""
     for file, line in frames:
         if not file.startswith(_TORCH):
             return f"{_as_imported(file)}:{line}"

@@ -243,7 +243,7 @@ class _Growth:
         return call
 
     def _refuses(self, name: str) -> str | None:
-        """Say why a step can be in no such stretch, if so."""
+        """Give the reason why a step can be in no such stretch, if there is one."""
         call = self.flow.steps[name].call
         if call is None:
             return "it is outside the program" if name == LOSS else "it writes to an input"
@@ -348,7 +348,7 @@ def _variables(call: Call) -> tuple[str, ...]:
 
 
 def _places(call: Call, way: Placement) -> dict[str, Place] | None:
-    """Say where a placement has each variable; `None` if one is read in two places."""
+    """Give the place of each variable in a placement; `None` if one is read in two places."""
     pairs = zip((*call.variables, *call.results), (*way.inputs, *way.outputs), strict=True)
     pairs_by_name = {(name, place) for name, place in pairs if name is not None}
     return dict(pairs_by_name) if len(pairs_by_name) == len(set(_variables(call))) else None
