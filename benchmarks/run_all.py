@@ -54,6 +54,7 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
                                    "--only", "checkpoint*", "--rounds", "1")),
     "planning": (JSON, ("--quick", "--fractions", "0.5", "--limit-seconds", "1", *JSON)),
     "regions": ((), ("--quick", "--models", "inplace")),
+    "slices": (JSON, ("--quick", "--models", "gpt2")),
     "solvers": (
         ("--again", *JSON),
         ("--models", "fno-1d", "--solvers", "refine", "h-ilp", "--budgets", "0.5", "--limit", "2",
