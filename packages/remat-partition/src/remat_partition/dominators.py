@@ -51,7 +51,7 @@ def dominated_groups(quotient: Quotient, bound: int, *, leaving: bool = False) -
         if max(len(quotient.before[node]), len(quotient.after[node])) > _HUB * bound
     }
     walk = _Walk(ways, [quotient.members[node] for node in number], hubs, bound)
-    found = []
+    groups = []
     for x in number:
         way = walk.to_dominator(x)
         if way is None:
@@ -59,8 +59,8 @@ def dominated_groups(quotient: Quotient, bound: int, *, leaving: bool = False) -
         between, head = way
         for group in (between, [*between, x], [*between, head], [*between, head, x]):
             if len(group) > 1 and walk.allows(group):
-                found.append([number[node] for node in group])
-    return found
+                groups.append([number[node] for node in group])
+    return groups
 
 
 class _Walk:

@@ -55,14 +55,14 @@ class BrokenPartitioner(PartitionError):
 class UnknownOption(PartitionError):
     """A partitioner was given an option that it does not have.
 
-    `known` are the options that it has; None for a partitioner that is handed over already made.
+    `options` are the options that it has; None for a partitioner that is handed over already made.
     """
 
-    def __init__(self, partitioner: str, option: str, known: Sequence[str] | None) -> None:
-        if known is None:
+    def __init__(self, partitioner: str, option: str, options: Sequence[str] | None) -> None:
+        if options is None:
             rule = "it is made already: give the option to its class"
         else:
-            rule = f"its options are: {', '.join(known) or 'none'}"
+            rule = f"its options are: {', '.join(options) or 'none'}"
         super().__init__(f"partitioner {partitioner!r} takes no option {option!r}; {rule}")
         self.partitioner = partitioner
         self.option = option

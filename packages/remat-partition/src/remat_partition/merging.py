@@ -73,7 +73,7 @@ class _Merging:
         reads: list[list[int]] = [[] for _ in range(count)]
         makes: list[list[int]] = [[] for _ in range(count)]
         for i, flow in enumerate(quotient.flows):
-            makes[flow.maker].append(i)
+            makes[flow.producer].append(i)
             for reader in flow.readers:
                 reads[reader].append(i)
         self.reads = list(map(tuple, reads))

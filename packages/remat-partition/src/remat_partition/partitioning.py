@@ -47,13 +47,15 @@ def partition(
     chosen = resolve_partitioner(partitioner, options)
     name, origin = chosen.name, chosen.origin
     try:
-        found: object = chosen.partitioner.partition(graph)
+        hierarchy: object = chosen.partitioner.partition(graph)
     except PartitionError:
         raise
     except (Exception, SystemExit) as error:
         raise BrokenPartitioner(name, origin, f"{type(error).__name__}: {error}") from error
-    if not isinstance(found, Hierarchy):
-        raise BrokenPartitioner(name, origin, f"it returned a {type(found).__name__}, no Hierarchy")
-    if found.graph != graph:
+    if not isinstance(hierarchy, Hierarchy):
+        raise BrokenPartitioner(
+            name, origin, f"it returned a {type(hierarchy).__name__}, no Hierarchy"
+        )
+    if hierarchy.graph != graph:
         raise BrokenPartitioner(name, origin, "it returned a hierarchy of another graph")
-    return found
+    return hierarchy

@@ -20,12 +20,12 @@ __all__ = ["Flow", "Quotient"]
 
 
 class Flow(NamedTuple):
-    """The values with the same maker and the same readers, the maker excepted.
+    """The values with one producer and the same readers, the producer excepted.
 
     `kept` says that they are read outside the quotient, whatever the cut: results of the graph.
     """
 
-    maker: int
+    producer: int
     readers: tuple[int, ...]
     kept: bool
 
@@ -108,10 +108,10 @@ class Quotient:
             before.append(tuple(sorted(sources)))
         flows: dict[Flow, int] = {}
         for flow, size in self.flows.items():
-            maker = place[flow.maker]
+            producer = place[flow.producer]
             readers = {place[reader] for reader in flow.readers}
-            readers.discard(maker)
-            _add(flows, size, maker, readers, flow.kept)
+            readers.discard(producer)
+            _add(flows, size, producer, readers, flow.kept)
         return Quotient(
             tuple(before),
             _reversed(before),
@@ -136,11 +136,11 @@ class Quotient:
                 own[node] = i
         flows: list[dict[Flow, int]] = [{} for _ in groups]
         for flow, size in self.flows.items():
-            group_of = place[flow.maker]
+            group_of = place[flow.producer]
             if group_of >= 0:
                 readers = [own[r] for r in flow.readers if place[r] == group_of]
                 kept = flow.kept or len(readers) < len(flow.readers)
-                _add(flows[group_of], size, own[flow.maker], readers, kept)
+                _add(flows[group_of], size, own[flow.producer], readers, kept)
         parts = []
         for i, group in enumerate(groups):
             before = [tuple(own[s] for s in self.before[n] if place[s] == i) for n in group]
@@ -172,9 +172,9 @@ def _reversed(before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _add(
-    flows: dict[Flow, int], size: int, maker: int, readers: Collection[int], kept: bool
+    flows: dict[Flow, int], size: int, producer: int, readers: Collection[int], kept: bool
 ) -> None:
     """Count bytes that are made in one node, if they are read elsewhere."""
     if size and (readers or kept):
-        flow = Flow(maker, tuple(sorted(readers)), kept)
+        flow = Flow(producer, tuple(sorted(readers)), kept)
         flows[flow] = flows.get(flow, 0) + size

@@ -82,10 +82,10 @@ def resolve_partitioner(
         except ValueError as error:
             raise PartitionError(f"partitioner={error}") from None
         plugin = find(name)
-        made = make_with(plugin, {**settings, **(options or {})})
-        identity = with_settings(plugin.name, made)
+        built = make_with(plugin, {**settings, **(options or {})})
+        identity = with_settings(plugin.name, built)
         return Chosen(
-            made,
+            built,
             (identity if settings else None) or plugin.name,
             plugin.origin,
             identity and f"{identity} of {plugin}",
@@ -95,16 +95,16 @@ def resolve_partitioner(
             f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
             f"object with a `name`, a string, and `partition`"
         )
-    told = with_settings(partitioner.name, partitioner)
+    full_name = with_settings(partitioner.name, partitioner)
     if options:
         raise UnknownOption(partitioner.name, min(options), None)
     kind = type(partitioner)
     offered = offering(GROUP, partitioner.name, partitioner)
     return Chosen(
         partitioner,
-        told or partitioner.name,
+        full_name or partitioner.name,
         f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
-        None if told is None or offered is None else f"{told} of {offered}",
+        None if full_name is None or offered is None else f"{full_name} of {offered}",
     )
 
 
@@ -128,7 +128,7 @@ def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
 @functools.cache
 def make(plugin: Plugin) -> Partitioner:
     """Import a plugin and make its partitioner with defaults, once; errors as `get_partitioner`."""
-    return _made(plugin, _load(plugin), {})
+    return _build(plugin, _load(plugin), {})
 
 
 def make_with(plugin: Plugin, options: Mapping[str, object]) -> Partitioner:
@@ -142,11 +142,11 @@ def make_with(plugin: Plugin, options: Mapping[str, object]) -> Partitioner:
     if not options:
         return make(plugin)
     kind = _load(plugin)
-    known = _options_of(kind)
+    names = _options_of(kind)
     for option in options:
-        if known is not None and option not in known:
-            raise UnknownOption(plugin.name, option, known)
-    return _made(plugin, kind, options)
+        if names is not None and option not in names:
+            raise UnknownOption(plugin.name, option, names)
+    return _build(plugin, kind, options)
 
 
 def _load(plugin: Plugin) -> object:
@@ -172,15 +172,17 @@ def _options_of(kind: object) -> list[str] | None:
     return [parameter.name for parameter in parameters if parameter.kind in by_name]
 
 
-def _made(plugin: Plugin, kind: object, options: Mapping[str, object]) -> Partitioner:
+def _build(plugin: Plugin, kind: object, options: Mapping[str, object]) -> Partitioner:
     try:
-        made = kind(**options)  # type: ignore[operator]
+        partitioner = kind(**options)  # type: ignore[operator]
     except PartitionError:
         raise
     except (Exception, SystemExit) as error:
         cause = f"it cannot be made ({type(error).__name__}: {error})"
         raise BrokenPartitioner(plugin.name, plugin.origin, cause) from error
-    if not is_partitioner(made):
-        cause = f"a {type(made).__name__} is no Partitioner, which has a `name` and `partition`"
+    if not is_partitioner(partitioner):
+        cause = (
+            f"a {type(partitioner).__name__} is no Partitioner, which has a `name` and `partition`"
+        )
         raise BrokenPartitioner(plugin.name, plugin.origin, cause)
-    return made
+    return partitioner

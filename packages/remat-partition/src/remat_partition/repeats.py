@@ -76,7 +76,7 @@ class _Cutting:
         self.bound = bound
         self.alpha = alpha
         self.first_token = first_token
-        self.known: dict[Hashable, tuple[int, list[Member]]] = {}
+        self.blocks: dict[Hashable, tuple[int, list[Member]]] = {}
 
     def cut(self, quotient: Quotient, tokens: list[int], most: int) -> list[Member]:
         """Cut a quotient into at most `most` members, with its nodes for ops."""
@@ -146,14 +146,14 @@ class _Cutting:
         if len(part) == 1:
             return tokens[0], []
         key = (tuple(tokens), part.before, frozenset(part.flows.items()))
-        if key not in self.known:
-            token = self.first_token + len(self.known)
+        if key not in self.blocks:
+            token = self.first_token + len(self.blocks)
             most = self.bound
             if len(part) > most:
                 # Cut down to the bound alone, it would be full of pairs.
                 most = min(most, math.ceil(len(part) / most))
-            self.known[key] = (token, self.cut(part, tokens, most))
-        return self.known[key]
+            self.blocks[key] = (token, self.cut(part, tokens, most))
+        return self.blocks[key]
 
 
 def _put(tree: Sequence[Member], members: Sequence[Member]) -> list[Member]:
@@ -166,7 +166,7 @@ def _crossing(quotient: Quotient) -> list[int]:
     steps = [0] * (len(quotient) + 1)
     for flow, size in quotient.flows.items():
         if flow.readers:
-            steps[flow.maker + 1] += size
+            steps[flow.producer + 1] += size
             steps[flow.readers[-1] + 1] -= size
     return list(accumulate(steps))
 

@@ -1,7 +1,7 @@
 """Stretches of a sequence that repeat with a period: where the same code runs again and again.
 
 A run is a stretch in which every element equals the one a period before it, at least two periods
-long. Which periods to look at is told by how far apart equal windows are: windows of 1, 2, 4, ...
+long. Which periods to look at follows from how far apart equal windows are: windows of 1, 2, 4, ...
 elements get ranks by doubling (as suffix arrays are made), and the distances from each window to
 the next equal one are counted. The periods counted most often are then checked on the whole
 sequence. O(n log² n) for the ranks and O(n) for each period.
@@ -42,11 +42,11 @@ class Run:
 def find_runs(tokens: Sequence[int]) -> list[Run]:
     """Find runs that do not overlap: those that repeat most first, then by period and start."""
     sequence = np.asarray(tokens, dtype=np.int64)
-    found = [run for period in _periods(sequence) for run in _runs_of(sequence, period)]
-    found.sort(key=lambda run: (-run.repeated, run.period, run.start))
+    runs = [run for period in _periods(sequence) for run in _runs_of(sequence, period)]
+    runs.sort(key=lambda run: (-run.repeated, run.period, run.start))
     taken = np.zeros(len(sequence), dtype=bool)
     chosen = []
-    for run in found:
+    for run in runs:
         stretch = taken[run.start : run.start + run.length]
         if not stretch.any():
             stretch[:] = True

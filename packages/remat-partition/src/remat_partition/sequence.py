@@ -13,7 +13,7 @@ the order of random numbers, which every dropout would hang together by, and tho
 gradient (C.1.3), such as a mask that every layer reads. An op makes none if all that it reads is
 resident or made by such ops, and it has no twin, or reads nothing resident: gradients are those of
 resident values, and captured twins are now and then the op before the right one. In a graph without
-twins there is no telling, and all count. What is left out still keeps its order: an op that makes
+twins none are known, and all count. What is left out still keeps its order: an op that makes
 no gradient is in the block of the first that reads it, and blocks are merged where a soft
 dependency runs against their order.
 
@@ -71,15 +71,15 @@ def _passing(graph: Graph) -> _Before:
 def _without_gradient(graph: Graph) -> set[int]:
     """Find the forward ops that make no gradient; none where no op has a twin."""
     twins = {op.twin for op in graph.ops if op.twin is not None}
-    found: set[int] = set()
+    without: set[int] = set()
     if not twins:
-        return found
+        return without
     for node, op in enumerate(graph.ops[: graph.boundary_index]):
-        made = [v for v in op.inputs if v in graph.producer]
-        starts = op.name in twins and (len(made) < len(op.inputs) or not graph.resident)
-        if not starts and all(graph.producer[v] in found for v in made):
-            found.add(node)
-    return found
+        inputs = [v for v in op.inputs if v in graph.producer]
+        starts = op.name in twins and (len(inputs) < len(op.inputs) or not graph.resident)
+        if not starts and all(graph.producer[v] in without for v in inputs):
+            without.add(node)
+    return without
 
 
 def _longest_chain(before: _Before) -> list[int]:

@@ -41,7 +41,7 @@ class PartitionerCheck:
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Tell all, the faults first."""
+        """Write all, the faults first."""
         return "\n".join(
             [
                 f"partitioner {self.partitioner!r}: {len(self.faults)} faults; of {self.graphs} "
@@ -65,19 +65,19 @@ def check_partitioner(
             that is no hierarchy of the graph, another one the second time, or nothing cut at all.
         PartitionError: if there is no such partitioner.
     """
-    made = resolve_partitioner(
+    checked = resolve_partitioner(
         partitioner() if isinstance(partitioner, type) else partitioner
     ).partitioner
-    check = PartitionerCheck(made.name)
+    check = PartitionerCheck(checked.name)
     chain = unit_chain(_LARGE_STEPS)
     for label, graph in (("a long chain", chain), *_drawn(graphs, seed)):
         check.graphs += 1
-        first = _cut(made, graph, label, check)
+        first = _cut(checked, graph, label, check)
         if first is None:
             continue
         if graph is chain:
             check.largest_block = max(map(len, _members(first.root)))
-        again = _cut(made, copy.deepcopy(graph), label, check)
+        again = _cut(checked, copy.deepcopy(graph), label, check)
         if again is not None and again.root != first.root:
             check.faults.append(f"{label}: it is cut in another way the second time")
     if check.refused == check.graphs:

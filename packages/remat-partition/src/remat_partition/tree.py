@@ -1,4 +1,4 @@
-"""From nested node numbers to a `Hierarchy`, with names that tell where a block stands."""
+"""From nested node numbers to a `Hierarchy`, with names that say where a block stands."""
 
 from __future__ import annotations
 
