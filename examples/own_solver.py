@@ -30,13 +30,13 @@ class EvictAndSearch:
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         wiring, budget = Wiring.of(problem.graph), problem.budget_bytes
-        found = Incumbent(self.name, wiring, budget, limit, report)
+        incumbent = Incumbent(self.name, wiring, budget, limit, report)
         now = evict(wiring, np.arange(wiring.op_count), budget)
-        if found.offer(now) and not found.closed():
+        if incumbent.offer(now) and not incumbent.closed():
             until = limit.started + limit.elapsed + limit.left(5.0)
             more = {"seed": 0, "deadline": until, "patience": self.patience}
-            found.offer(local_search(wiring, now, budget, **more))
-        return found.solution()
+            incumbent.offer(local_search(wiring, now, budget, **more))
+        return incumbent.solution()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from solver_cases.alternatives import (
     with_kinds,
 )
 from solver_cases.answers import peak_of
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Compute, Numerics, Stage, Status, simulate
 from remat_solvers import (
@@ -40,7 +41,7 @@ from remat_solvers.search.selection import arrange, first_choices
 from remat_solvers.search.swap_alternatives import swap_alternatives
 from remat_solvers.search.unfolding import unfold
 from remat_solvers.step import region_front
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -281,13 +282,13 @@ def test_what_is_found_at_a_glance_is_told_first_and_nothing_slower_after_it():
     assert times[-1] == found.time
 
 
-def test_what_is_found_with_the_makers_of_a_schedule_is_told_at_once():
+def test_what_is_found_with_the_implementations_of_a_schedule_is_told_at_once():
     graph, told = convolutions(), []
     budget = int(0.8 * simulate(graph, store_all(graph)).peak_bytes)
 
     def report(progress):
         told.append(progress)
-        if progress.message == "with the makers of a schedule":
+        if progress.message == "with the implementations of a schedule":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -109,7 +109,7 @@ def test_chen_sqrt_on_a_unit_chain():
 
 def test_greedy_segments_come_to_their_size():
     stages = stages_of(gpt2(layers=2))
-    made = stages.wiring.made_list
+    made = stages.wiring.output_bytes
     boundary = stages.wiring.graph.boundary_index
     candidates = range(0, boundary, 3)
     choices = greedy_choices(stages, candidates)

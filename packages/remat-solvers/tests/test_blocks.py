@@ -29,7 +29,12 @@ from remat_solvers.published.hierarchical.blocks.compose import (
     selections,
 )
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
-from remat_solvers.published.hierarchical.blocks.options import Option, choose, read_option, shares
+from remat_solvers.published.hierarchical.blocks.options import (
+    BlockOption,
+    choose,
+    read_option,
+    shares,
+)
 from remat_solvers.published.hierarchical.blocks.runs import again, measure_run
 from remat_solvers.published.hierarchical.blocks.targets import targets_of
 from remat_solvers.search.evict import evict
@@ -138,7 +143,7 @@ def test_a_run_holds_what_a_recount_finds_whatever_is_freed_or_there(case, data)
     assert run.reads == set(outside) - given_values
     assert run.makes == leaving
     assert run.time == pytest.approx(sum(wiring.time_list[op] for op in ops))
-    assert len(run.moments) <= min(len(ops), len(run.reads) + len(run.makes) + 1)
+    assert len(run.peaks) <= min(len(ops), len(run.reads) + len(run.makes) + 1)
     held = recount(wiring, ops, leaving | saved, given_values)
     assert run.peak_bytes == max(0, *held)
     freed = data.draw(st.sets(st.sampled_from(sorted(run.reads)))) if run.reads else set()
@@ -153,7 +158,7 @@ def test_a_run_holds_what_a_recount_finds_whatever_is_freed_or_there(case, data)
         - less(v for v in there if i >= _last_made(wiring, ops, v))
         for i, extra in enumerate(held)
     ]
-    told = [m.extra_bytes - less(m.freed & freed) - less(m.made & there) for m in run.moments]
+    told = [m.extra_bytes - less(m.freed & freed) - less(m.outputs & there) for m in run.peaks]
     assert max([0, *told]) == max([0, *seen])
 
 
@@ -236,7 +241,7 @@ def test_storing_everything_is_an_option_that_keeps_what_the_halves_share(hierar
 
 options = st.lists(
     st.builds(
-        Option,
+        BlockOption,
         forward=st.tuples(st.integers(0, 3)),
         backward=st.just(()),
         time=st.integers(0, 5).map(float),
@@ -274,9 +279,9 @@ def test_chosen_options_are_unbeaten_and_far_apart(given_options, most):
 
 
 def test_the_middle_is_chosen_third_and_equal_figures_once():
-    row = [Option((i,), (), float(i), 0, 10 - i) for i in range(11)]
+    row = [BlockOption((i,), (), float(i), 0, 10 - i) for i in range(11)]
     assert [option.saved_bytes for option in choose(row, 3)] == [10, 5, 0]
-    assert choose([row[0], Option((9,), (), 0.0, 0, 10)], 5) == (row[0],)
+    assert choose([row[0], BlockOption((9,), (), 0.0, 0, 10)], 5) == (row[0],)
     assert shares([10, 30, 1], 40) == [10, 29, 2]
 
 

@@ -1,12 +1,12 @@
 from hypothesis import HealthCheck, given, settings
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value
 from remat_solvers.bounds.bottleneck import bottleneck
 from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from solver_cases.answers import check_staged, peak_of
 from solver_cases.bounding import direct_program
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 from solver_cases.staged_brute_force import fastest_staged
 from solver_cases.synthetic import gpt2
 
@@ -22,7 +23,7 @@ from remat_solvers.published.checkmate import Checkmate, CheckmateRounding, Form
 from remat_solvers.published.checkmate.bound import bounding_program
 from remat_solvers.published.checkmate.formulation import count_columns, formulate
 from remat_solvers.published.checkmate.stages import Stages
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(), graphs(most_ops=10, most_values=9), trainings())

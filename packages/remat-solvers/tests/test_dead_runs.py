@@ -8,7 +8,7 @@ from solver_cases.random_graphs import graphs
 from remat_solvers.core.dead_runs import drop_dead_runs, without_dead_runs
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.search.repair import made_again
+from remat_solvers.search.repair import recomputations
 
 
 @settings(deadline=None)
@@ -20,7 +20,7 @@ def test_both_ways_leave_the_same(graph, random):
         able = [p for p in range(op) if wiring.replayable_list[p]]
         sequence += [*random.sample(able, random.randint(0, min(3, len(able)))), op]
     now = trace(wiring, np.array(sequence, dtype=np.int64))
-    again = made_again(wiring, now).tolist()
+    again = recomputations(wiring, now).tolist()
     gone = random.sample(again, random.randint(0, len(again)))
     left = drop_dead_runs(wiring, now, gone)
     expected = without_dead_runs(wiring, np.delete(now.sequence, gone))

@@ -16,6 +16,7 @@ from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import branching, fatal, levels_of, nested, quick
 from solver_cases.random_hierarchies import store_all_peak as level_peak
+from solver_cases.smallest_budgets import smallest
 from solver_cases.staged_brute_force import fastest_staged
 
 from remat_graph import Block, Graph, Hierarchy, Op, Stage, Status, Value, simulate
@@ -38,7 +39,7 @@ from remat_solvers.published.hierarchical.hilp.formulation import formulate
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
 from remat_solvers.published.hierarchical.hilp.search import search
 from remat_solvers.search.evict import evict
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 cases = st.one_of(graphs(7, 8), trainings(), branching(3))
@@ -647,7 +648,7 @@ def test_the_program_starts_from_what_a_given_schedule_does_in_its_blocks(monkey
             gap=0.0,
             corrected=True,
             back_end="HIGHS",
-            begun=begun,
+            starts=begun,
         )
         times.append(sequence_time(wiring, found.sequence))
     assert times[1] < sequence_time(wiring, start.sequence) < times[0]

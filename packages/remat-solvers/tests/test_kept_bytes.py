@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from solver_cases.answers import peak_of
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import branching, nested
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Status
 from remat_graph.testing import in_blocks, unit_chain
@@ -16,7 +17,7 @@ from remat_solvers import Limit, Problem
 from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.hilp import HILP
-from remat_solvers.testing.brute_force import overwritten, smallest
+from remat_solvers.testing.brute_force import overwritten
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 halved = st.one_of(graphs(6, 7), trainings(3), branching(2)).filter(lambda g: g.boundary)

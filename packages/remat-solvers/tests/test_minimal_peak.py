@@ -5,6 +5,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Graph, Op, Value, simulate
@@ -17,7 +18,6 @@ from remat_solvers.minimal_peak.programs import lower
 from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.search.evict import evict
 from remat_solvers.search.replay import give_up, replay
-from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -101,9 +101,9 @@ def test_programs_find_what_is_legal_and_prove_no_more_than_the_truth(graph):
     wiring = Wiring.of(graph)
     start = store_all_trace(wiring)
     lowest = lower(wiring, start, peak_bound(wiring).peak_bytes, time.perf_counter() + 2)
-    check(graph, wiring, lowest.found)
+    check(graph, wiring, lowest.schedule)
     assert lowest.least_bytes <= smallest(graph)
-    assert lowest.found.peak_bytes <= start.peak_bytes
+    assert lowest.schedule.peak_bytes <= start.peak_bytes
 
 
 def what_steps_miss() -> Graph:
@@ -161,8 +161,8 @@ def test_ops_may_take_no_time():
 def test_what_programs_prove_is_kept_where_no_schedule_is_lower():
     wiring = Wiring.of(what_steps_miss())
     best = lower(wiring, store_all_trace(wiring), 1, time.perf_counter() + 5)
-    again = lower(wiring, best.found, 1, time.perf_counter() + 5)
-    assert again.found.peak_bytes == best.found.peak_bytes == again.least_bytes
+    again = lower(wiring, best.schedule, 1, time.perf_counter() + 5)
+    assert again.schedule.peak_bytes == best.schedule.peak_bytes == again.least_bytes
 
 
 def test_many_heavy_results_come_to_the_bound():

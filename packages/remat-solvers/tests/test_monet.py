@@ -8,6 +8,7 @@ from solver_cases.alternatives import packable, trainings_with_alternatives
 from solver_cases.answers import peak_of
 from solver_cases.monet_brute_force import fastest_of_monet
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Graph, Op, Stage, Status, Value, simulate
@@ -22,7 +23,7 @@ from remat_solvers.published.monet.columns import count_columns
 from remat_solvers.published.monet.formulation import TOTAL, formulate
 from remat_solvers.published.monet.layout import Layout
 from remat_solvers.published.monet.point import embed, read_point, settle
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 

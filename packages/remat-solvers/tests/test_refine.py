@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Status, Value, simulate
@@ -29,7 +30,7 @@ from remat_solvers.refine.refinements import Refinement, fullest, nearly_full, t
 from remat_solvers.refine.relaxation import COST_OF_ONCE, relax
 from remat_solvers.refine.state import State
 from remat_solvers.search.repair import repaired
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from solver_cases.minimal_peaks import minimal_peaks
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Graph, Op, Status, Value
 from remat_solvers import BudgetTooSmall, solve
@@ -14,7 +15,6 @@ from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.bounds.regression import regress
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.search.descent import minimal_peak_trace
-from remat_solvers.testing.brute_force import smallest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

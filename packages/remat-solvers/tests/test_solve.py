@@ -7,6 +7,7 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from solver_cases.random_graphs import graphs
+from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
 
 from remat_graph import (
@@ -26,7 +27,7 @@ from remat_graph import (
 from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, InvalidProblem, smallest_budget, solve, store_all
 from remat_solvers.core.wiring import MOST_BYTES, total_bytes
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 GRAPH = gpt2(layers=1)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from solver_cases.answers import peak_of
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Compute, Graph, Op, Schedule, Status, Value, simulate
 from remat_solvers import Limit, Problem, get_solver, smallest_budget, solve, store_all
@@ -19,14 +20,13 @@ from remat_solvers.core.wiring import Wiring, expand, in_order
 from remat_solvers.published.checkmate import CheckmateRounding
 from remat_solvers.search.prune import prune
 from remat_solvers.search.starts import starts
-from remat_solvers.testing.brute_force import smallest
 
 NAMES = ["checkmate", "checkmate-rounding", "rk-checkmate", "h-ilp"]
 HIERARCHY = feed_forward_in_blocks(6, 2)
 GRAPH = HIERARCHY.graph
 BUDGET = 10
 STARTS = "remat_solvers.search.starts"
-SOLVERS = ("checkmate.solver", "checkmate.rounding", "hierarchical.hilp.solver")
+MODULES = ("checkmate.bound", "hierarchical.hilp.solver")
 EVERYTHING = store_all(GRAPH)
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
@@ -47,15 +47,15 @@ def alone(monkeypatch):
         if schedule is not None:
             yield trace(wiring, in_order(wiring, schedule))
 
-    for solver in SOLVERS:
-        monkeypatch.setattr(f"remat_solvers.published.{solver}.starts", only_given)
+    for module in MODULES:
+        monkeypatch.setattr(f"remat_solvers.published.{module}.starts", only_given)
 
 
 @pytest.fixture
 def unbounded(monkeypatch):
     """Bound nothing before the program."""
-    for solver in SOLVERS:
-        monkeypatch.setattr(f"remat_solvers.published.{solver}.bound_all", lambda *_, **__: None)
+    bound = "remat_solvers.published.checkmate.bound._bound_all"
+    monkeypatch.setattr(bound, lambda *_, **__: None)
 
 
 def interrupt(_progress):

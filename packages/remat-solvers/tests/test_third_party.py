@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from solver_cases import third_party
 from solver_cases.answers import peak_of
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Status, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import Limit, Problem, cite, list_solvers, solve
 from remat_solvers.testing import check_solver
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 SOURCE = Path(third_party.__file__).read_text()
 PUBLIC = {"remat_graph", "remat_solvers", "remat_solvers.toolkit"}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_cases.random_graphs import graphs, trainings
+from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Graph, Op, Schedule, Solution, Status, Value, simulate
 from remat_graph.testing import unit_chain
@@ -34,7 +35,7 @@ from remat_solvers.queries import curve
 from remat_solvers.queries import tradeoff as tradeoff_module
 from remat_solvers.registry import Chosen
 from remat_solvers.search.evict import evict
-from remat_solvers.testing.brute_force import fastest, smallest
+from remat_solvers.testing.brute_force import fastest
 
 # By name: `remat_solvers.solve` is the function.
 ORIGIN = "nowhere 0.0"

@@ -33,18 +33,18 @@ class DropCheapest:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Drop more and more until it fits."""
         wiring = Wiring.of(problem.graph)
-        found = Incumbent(self.name, wiring, problem.budget_bytes, limit, report)
+        incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report)
         price = wiring.time[wiring.producer] / np.maximum(wiring.size, 1)
         ranked = np.argsort(price, kind="stable")
         ranked = ranked[wiring.replayable[wiring.producer[ranked]]]
         for count in np.linspace(0, len(ranked), self.tries, dtype=int):
             sequence = dropping(wiring, set(ranked[:count].tolist()), problem.graph.boundary_index)
             now = prune(wiring, trace(wiring, sequence), problem.budget_bytes)
-            fits = found.offer(now)
-            found.say(f"without {count} values: {now.peak_bytes} bytes")
+            fits = incumbent.offer(now)
+            incumbent.say(f"without {count} values: {now.peak_bytes} bytes")
             if fits or limit.left(30.0) == 0:
                 break
-        return found.solution()
+        return incumbent.solution()
 
 
 def dropping(wiring: Wiring, dropped: set[int], boundary: int) -> np.ndarray:
@@ -54,14 +54,14 @@ def dropping(wiring: Wiring, dropped: set[int], boundary: int) -> np.ndarray:
     for op in range(wiring.op_count):
         if op == boundary:
             alive -= dropped
-        missing, found = [op], {op}
+        missing, needed = [op], {op}
         while missing:
-            makers = [
+            producers = [
                 wiring.producer_list[v] for v in wiring.inputs[missing.pop()] if v not in alive
             ]
-            missing += set(makers) - found
-            found.update(makers)
-        for each in sorted(found):
+            missing += set(producers) - needed
+            needed.update(producers)
+        for each in sorted(needed):
             sequence.append(each)
             alive.update(wiring.outputs[each])
     return np.array(sequence)

@@ -26,10 +26,10 @@ class SolverError(RematError, ValueError):
 
     def __reduce__(self) -> tuple[Callable[..., SolverError], tuple[Any, ...], dict[str, Any]]:
         """Make it again of its message: what it was made of is in its attributes."""
-        return _made_again, (type(self), self.args), self.__dict__
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
-def _made_again(kind: type[SolverError], args: tuple[Any, ...]) -> SolverError:
+def _rebuild(kind: type[SolverError], args: tuple[Any, ...]) -> SolverError:
     error = kind.__new__(kind)
     error.args = args
     return error
@@ -45,23 +45,9 @@ class InvalidProblem(SolverError):
 class UnknownSolver(SolverError):
     """No installed distribution offers a solver of this name."""
 
-    def __init__(self, name: str, installed: Sequence[str], close: Sequence[str]) -> None:
-        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        super().__init__(
-            f"no solver is called {name!r}; {hint}installed are: {', '.join(installed) or 'none'}"
-        )
-        self.name = name
-
 
 class DuplicateSolver(SolverError):
     """Two distributions offer a solver of the same name."""
-
-    def __init__(self, name: str, distributions: Sequence[str]) -> None:
-        super().__init__(
-            f"solver {name!r} is offered by {' and by '.join(distributions)}; uninstall all but one"
-        )
-        self.name = name
-        self.distributions = tuple(distributions)
 
 
 class BrokenSolver(SolverError):
@@ -80,7 +66,7 @@ class BackEndFailed(SolverError):
     """A back end for integer programs that gave no answer at all, as one without a licence does."""
 
     def __init__(self, back_end: str, columns: int, error: Exception) -> None:
-        told = str(error).partition(". Try another")[0] or type(error).__name__
+        why = str(error).partition(". Try another")[0] or type(error).__name__
         help_ = "use another back end"
         if back_end == "GUROBI":
             help_ = (
@@ -90,7 +76,7 @@ class BackEndFailed(SolverError):
         elif back_end != "HIGHS":
             help_ = "see whether its licence is installed, or use back_end='HIGHS'"
         super().__init__(
-            f"back end {back_end!r} failed on a program of {columns:,} variables ({told}); {help_}"
+            f"back end {back_end!r} failed on a program of {columns:,} variables ({why}); {help_}"
         )
         self.back_end = back_end
 

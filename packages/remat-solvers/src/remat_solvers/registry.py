@@ -6,20 +6,20 @@ and kept. A name offered twice is an error that names both distributions.
 
 from __future__ import annotations
 
-import difflib
 import enum
 import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from remat_graph.plugins import Plugin, find_plugins, offering, read_settings, with_settings
+from remat_graph.plugins import Plugin, Registry, offering, read_settings, with_settings
 from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 
 __all__ = ["GROUP", "Chosen", "cite", "get_solver", "list_solvers", "resolve_solver"]
 
 GROUP = "remat.solvers"
+_INSTALLED = Registry(GROUP, "solver", "refine", UnknownSolver, DuplicateSolver, BrokenSolver)
 
 
 def list_solvers() -> dict[str, Plugin]:
@@ -28,7 +28,7 @@ def list_solvers() -> dict[str, Plugin]:
     Raises:
         DuplicateSolver: if two distributions offer the same name.
     """
-    return {name: _only(name, plugins) for name, plugins in find_plugins(GROUP).items()}
+    return _INSTALLED.listed()
 
 
 def get_solver(solver: str | Solver) -> Solver:
@@ -80,10 +80,10 @@ def resolve_solver(solver: str | Solver) -> Chosen:
             name, settings = read_settings(solver)
         except ValueError as error:
             raise InvalidProblem(f"solver={error}") from None
-        plugin = find(name)
+        plugin = _INSTALLED.find(name)
         if not settings:
             return Chosen(_make(plugin), plugin.name, plugin.origin, f"{plugin.name} of {plugin}")
-        solver = _made_with(plugin, settings)
+        solver = _make_with(plugin, settings)
     if isinstance(solver, type):
         raise InvalidProblem(
             f"solver={solver.__name__}, which is a class; give an object: {solver.__name__}()"
@@ -95,36 +95,21 @@ def resolve_solver(solver: str | Solver) -> Chosen:
             f"solver={solver!r}{lacks}; give a name, such as 'auto' or 'refine', or a solver with "
             f"its settings, such as Checkmate(gap=0.01)"
         )
-    told = with_settings(solver.name, solver)
+    full_name = with_settings(solver.name, solver)
     offered = offering(GROUP, solver.name, solver)
     kind = type(solver)
     return Chosen(
         solver,
-        told or solver.name,
+        full_name or solver.name,
         f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
-        None if told is None or offered is None else f"{told} of {offered}",
+        None if full_name is None or offered is None else f"{full_name} of {offered}",
     )
-
-
-def find(name: str) -> Plugin:
-    """Find the one solver of a name, without importing it; errors as `get_solver`."""
-    plugins = find_plugins(GROUP)
-    if name not in plugins:
-        close = difflib.get_close_matches(name, plugins, n=3)
-        raise UnknownSolver(name, list(plugins), close)
-    return _only(name, plugins[name])
 
 
 def _missing(solver: object) -> list[str]:
     """List what of the protocol an object lacks."""
     required = (*inspect.get_annotations(Solver), "can_solve", "solve")
     return [attribute for attribute in required if not hasattr(solver, attribute)]
-
-
-def _only(name: str, plugins: tuple[Plugin, ...]) -> Plugin:
-    if len(plugins) > 1:
-        raise DuplicateSolver(name, [plugin.origin for plugin in plugins])
-    return plugins[0]
 
 
 @functools.cache
@@ -137,29 +122,29 @@ def _make(plugin: Plugin) -> Solver:
     missing = _missing(solver)
     if missing:
         raise BrokenSolver(plugin.name, plugin.origin, f"it has no {', '.join(missing)}")
-    found: Solver = solver
-    return found
+    loaded: Solver = solver
+    return loaded
 
 
-def _made_with(plugin: Plugin, settings: Mapping[str, object]) -> Solver:
+def _make_with(plugin: Plugin, settings: Mapping[str, object]) -> Solver:
     """Make a solver with settings of its own, each of the kind of its default."""
     _make(plugin)  # with its defaults: what does not load or work at all is broken
-    made = plugin.load()
-    known = inspect.signature(made).parameters  # type: ignore[arg-type]
-    given: dict[str, object] = {}
+    kind = plugin.load()
+    parameters = inspect.signature(kind).parameters  # type: ignore[arg-type]
+    arguments: dict[str, object] = {}
     for name, value in settings.items():
-        if name not in known:
-            its = f"it has {', '.join(known)}" if known else "it has none"
+        if name not in parameters:
+            its = f"it has {', '.join(parameters)}" if parameters else "it has none"
             raise InvalidProblem(f"solver {plugin.name!r} has no setting {name!r}; {its}")
         try:
-            given[name] = _like(known[name].default, value)
+            arguments[name] = _like(parameters[name].default, value)
         except ValueError:
             raise InvalidProblem(
                 f"setting {name!r} of solver {plugin.name!r} is {value!r}; "
-                f"give a value like its default, {known[name].default!r}"
+                f"give a value like its default, {parameters[name].default!r}"
             ) from None
     try:
-        solver: Solver = made(**given)  # type: ignore[operator]
+        solver: Solver = kind(**arguments)  # type: ignore[operator]
     except (TypeError, ValueError) as error:
         raise InvalidProblem(f"solver {plugin.name!r} cannot be made so: {error}") from error
     return solver

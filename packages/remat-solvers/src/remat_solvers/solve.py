@@ -65,7 +65,7 @@ class _Relay:
         self._report = report
         self.raised: Exception | None = None
         self.last: Progress | None = None
-        self.asked: Chosen | None = None
+        self.running: Chosen | None = None
 
     def __call__(self, progress: Progress, /) -> None:
         if progress.incumbent is not None:
@@ -121,9 +121,11 @@ def solve(
     problem = Problem(graph, budget_bytes, hierarchy, executor, start)
     if progress is not None and not callable(progress):
         raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
-    verdicts, given = _in_hand(problem)
+    verdicts, timeline = _in_hand(problem)
     limit = Limit.starting_now(limit_seconds)
-    least_bytes = peak_bound(problem.wiring).peak_bytes if solver == AUTO and given is None else 0
+    least_bytes = (
+        peak_bound(problem.wiring).peak_bytes if solver == AUTO and timeline is None else 0
+    )
     if least_bytes > budget_bytes:
         seconds = min(_PROBE_SECONDS, limit.left(math.inf))
         raise _too_small(problem, _smallest(problem, seconds, verdicts), Status.INFEASIBLE)
@@ -134,18 +136,18 @@ def solve(
         best = _best_so_far(problem, limit, relay, verdicts) if keep_best else None
         if best is None:
             raise
-        return _or_start(best, problem, given)
-    answer = _or_start(answer, problem, given)
+        return _or_start(best, problem, timeline)
+    answer = _or_start(answer, problem, timeline)
     if answer.schedule is not None:
         return answer
     began = limit.elapsed
     seconds = min(_PROBE_SECONDS, max(0.5, limit.left(_PROBE_SECONDS)))
     smallest = _smallest(problem, seconds, verdicts)
     answer = _settled(answer, verdicts)
-    found = _fitting(problem, limit, _MINIMAL_PEAK, smallest.schedule) if solver == AUTO else None
-    if found is not None:
-        trials = (*answer.trials, _trial(found, limit.elapsed - began))
-        return dataclasses.replace(found, trials=trials, doubt=answer.doubt)
+    lowest = _fitting(problem, limit, _MINIMAL_PEAK, smallest.schedule) if solver == AUTO else None
+    if lowest is not None:
+        trials = (*answer.trials, _trial(lowest, limit.elapsed - began))
+        return dataclasses.replace(lowest, trials=trials, doubt=answer.doubt)
     raise _too_small(problem, smallest, answer.status)
 
 
@@ -213,7 +215,7 @@ def _ask(
     reason = _why_not(chosen.solver, problem)
     if reason is not None:
         raise UnsuitableSolver(chosen.name, reason)
-    relay.asked, before = chosen, relay.last
+    relay.running, before = chosen, relay.last
     try:
         answer = chosen.solver.solve(problem, limit, relay)
     except SolverError:
@@ -248,18 +250,18 @@ def _settled(answer: Solution, verdicts: Verdicts) -> Solution:
     return answer
 
 
-def _or_start(answer: Solution, problem: Problem, given: Timeline | None) -> Solution:
+def _or_start(answer: Solution, problem: Problem, timeline: Timeline | None) -> Solution:
     """Take the schedule to start from, if it fits and the one that was found is slower."""
-    if given is None or (answer.schedule and answer.time <= given.time * (1 + TOLERANCE)):
+    if timeline is None or (answer.schedule and answer.time <= timeline.time * (1 + TOLERANCE)):
         return answer
     bound = answer.lower_bound
     return dataclasses.replace(
         answer,
         status=Status.FEASIBLE,
         schedule=problem.start,
-        time=given.time,
-        peak_bytes=given.peak_bytes,
-        lower_bound=None if bound is None else min(bound, given.time),
+        time=timeline.time,
+        peak_bytes=timeline.peak_bytes,
+        lower_bound=None if bound is None else min(bound, timeline.time),
     )
 
 
@@ -273,10 +275,10 @@ def _best_so_far(
 ) -> Solution | None:
     """Make an answer, checked, of the last schedule that a solver reported, or the given one."""
     last = relay.last
-    if last is None or last.incumbent is None or relay.asked is None:
+    if last is None or last.incumbent is None or relay.running is None:
         return _fitting(problem, limit, AUTO, problem.start)
     schedule = last.incumbent()
-    found = Solution(
+    answer = Solution(
         status=Status.FEASIBLE,
         schedule=schedule,
         time=math.inf,
@@ -285,7 +287,7 @@ def _best_so_far(
         solver=last.solver,
         solve_seconds=limit.elapsed,
     )
-    return _judged(relay.asked, problem, _checked(relay.asked, problem, found), verdicts)
+    return _judged(relay.running, problem, _checked(relay.running, problem, answer), verdicts)
 
 
 def _fitting(
@@ -331,8 +333,8 @@ def _checked(chosen: Chosen, problem: Problem, answer: object) -> Solution:
         raise BrokenSolver(name, origin, f"it returned a {type(answer).__name__}, no Solution")
     if answer.solver == chosen.solver.name:
         answer = dataclasses.replace(answer, solver=name)
-    found = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
-    if found != (answer.schedule is not None):
+    claims_schedule = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
+    if claims_schedule != (answer.schedule is not None):
         has = "no schedule" if answer.schedule is None else "a schedule"
         raise BrokenSolver(name, origin, f"it claims {answer.status.value!r} with {has}")
     if answer.schedule is None:

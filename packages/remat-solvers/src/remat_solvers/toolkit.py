@@ -2,12 +2,12 @@
 
 - `Wiring.of(graph)` is a graph as arrays, in which ops and values are numbers; a *sequence* is an
   array of op numbers in the order in which they are computed.
-- `trace(wiring, sequence)` is what the sequence holds at each moment, with `peak_bytes`;
+- `trace(wiring, sequence)` is what the sequence holds at each time step, with `peak_bytes`;
   `sequence_time` what it takes, `expand` the schedule that it stands for, which frees each value
   after its last use, and `sequence_of` the way back.
 - `in_order` reads a given schedule, such as a problem's `start`, as a sequence in the order of the
   graph; `None` if it is in another.
-- `Incumbent` keeps the fastest sequence that fits and the bound on all, tells of them, and makes
+- `Incumbent` keeps the fastest sequence that fits and the bound on all, reports them, and makes
   the `Solution`. `prove` takes a bound that you proved, `raise_bound` and `refuse` what a back end
   did: it is believed until a schedule proves it wrong. `Attempt` is one with a deadline and the
   first steps of a solve; `starts` are schedules to begin with.

@@ -74,12 +74,12 @@ class Verdicts:
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
         self._least_time = least_time(wiring)
-        self._known: list[_Known] = []
+        self._witnesses: list[_Witness] = []
         self._claims: list[Claim] = []
 
     def show(self, by: str, schedule: Schedule, time: float, peak_bytes: int) -> None:
         """Take a legal schedule, with the simulator's figures, and who found it."""
-        self._known.append(_Known(self._wiring, by, schedule, time, peak_bytes))
+        self._witnesses.append(_Witness(self._wiring, by, schedule, time, peak_bytes))
 
     def claim(self, claim: Claim) -> None:
         """Take a claim, unless it says no more than what everyone knows."""
@@ -104,24 +104,24 @@ class Verdicts:
         return [(claim, cause) for claim, cause in causes if cause is not None]
 
     def _refute(self, claim: Claim) -> str | None:
-        for known in (self._stored, *self._known):
-            fits = known.peak_bytes <= claim.budget_bytes
-            if fits and known.time * (1 + TOLERANCE) < claim.time and known.is_in_order:
+        for witness in (self._stored, *self._witnesses):
+            fits = witness.peak_bytes <= claim.budget_bytes
+            if fits and witness.time * (1 + TOLERANCE) < claim.time and witness.is_in_order:
                 return (
-                    f"{claim.text}, but a schedule of {known.by!r} takes {known.time} within "
-                    f"{known.peak_bytes} bytes"
+                    f"{claim.text}, but a schedule of {witness.by!r} takes {witness.time} within "
+                    f"{witness.peak_bytes} bytes"
                 )
         return None
 
     @functools.cached_property
-    def _stored(self) -> _Known:
+    def _stored(self) -> _Witness:
         schedule = expand(self._wiring, store_all_sequence(self._wiring))
         timeline = simulate(self._wiring.graph, schedule)
-        return _Known(self._wiring, "store-all", schedule, timeline.time, timeline.peak_bytes)
+        return _Witness(self._wiring, "store-all", schedule, timeline.time, timeline.peak_bytes)
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Witness:
     wiring: Wiring
     by: str
     schedule: Schedule

@@ -60,7 +60,7 @@ def direct_program(stages: Stages, budget_bytes: int) -> Program:
         (run[t, maker[value[e]]], -1.0),
     )
 
-    made = np.append(wiring.made_list, 0.0) / unit
+    made = np.append(wiring.output_bytes, 0.0) / unit
     work = np.append(wiring.workspace_list, 0.0) / unit
     over = np.array([v in wiring.overwritten[k] for v, k in zip(value, reader, strict=True)], bool)
     spared = np.zeros(stages.count)

@@ -108,7 +108,7 @@ def one_step(wiring: Wiring, budget_bytes: int, op: int) -> Program:
     size = wiring.size.astype(float)
     size[list(wiring.overwritten[op])] = 0  # their memory may be what the op writes
     unit = budget_bytes / 1000
-    room = budget_bytes - wiring.made_list[op] - wiring.workspace_list[op]
+    room = budget_bytes - wiring.output_bytes[op] - wiring.workspace_list[op]
     entries = np.concatenate([np.full(2 * count, -1.0), np.ones(len(by)), size[before] / unit])
     row = np.concatenate([rows, rows, rows[len(due) :], np.full(len(before), count)])
     column = np.concatenate([kept[read], again[read], by, np.arange(len(before))])

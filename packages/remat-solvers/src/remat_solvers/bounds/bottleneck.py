@@ -54,7 +54,7 @@ _NEVER = 2**63 - 1
 def bottleneck(wiring: Wiring, deadline: float = math.inf) -> PeakBound:
     """Prove a lower bound on the peak, never below that of `peak_bound`.
 
-    `deadline` is a moment of `time.perf_counter`; what was proved by then is returned.
+    `deadline` is a time of `time.perf_counter`; what was proved by then is returned.
     """
     best = peak_bound(wiring)
     wiring = common_core(wiring)
@@ -68,10 +68,10 @@ def bottleneck(wiring: Wiring, deadline: float = math.inf) -> PeakBound:
             while time.perf_counter() < deadline:
                 target = best.peak_bytes + max(1, int(step * best.peak_bytes))
                 left = network.peel(chosen, target)
-                found = network.bound(left, best.peak_bytes) if left.any() else None
-                if found is None or found.peak_bytes <= best.peak_bytes:
+                bound = network.bound(left, best.peak_bytes) if left.any() else None
+                if bound is None or bound.peak_bytes <= best.peak_bytes:
                     break
-                chosen, best = left, found
+                chosen, best = left, bound
     return best
 
 
@@ -120,14 +120,14 @@ class _Network:
         self._results = set(wiring.results.tolist())
         readers: list[list[int]] = [[] for _ in range(wiring.op_count)]
         for op, values in enumerate(wiring.inputs):
-            for maker in {wiring.producer_list[v] for v in values}:
-                readers[maker].append(op)
+            for producer in {wiring.producer_list[v] for v in values}:
+                readers[producer].append(op)
         self._readers = readers
 
     def peel(self, chosen: NDArray[np.bool_], target: int) -> NDArray[np.bool_]:
         """Take out ops whose own bound is below a target until none is left, or time is up."""
         chosen = chosen.copy()
-        known = np.full(self.wiring.op_count, _NEVER)
+        bounds = np.full(self.wiring.op_count, _NEVER)
         removed = True
         while removed and chosen.any() and not self.late():
             last = _Last(self, chosen)
@@ -138,15 +138,15 @@ class _Network:
                 chosen[members[rough < target]] = False
                 continue
             since = 0
-            for i in np.argsort(np.minimum(known[members], rough), kind="stable").tolist():
+            for i in np.argsort(np.minimum(bounds[members], rough), kind="stable").tolist():
                 if floors[i] >= target:
                     continue
                 if self.late():
                     return chosen
                 op = int(members[i])
-                known[op] = self._at(op, last)
+                bounds[op] = self._at(op, last)
                 since += 1
-                if known[op] < target:
+                if bounds[op] < target:
                     chosen[op] = False
                     removed = True
                     since = 0
@@ -262,10 +262,10 @@ class _Network:
 
     def onwards(self, op: int, over: list[bool]) -> list[int]:
         """List the readers of an op that may still run; -1 if it makes a result."""
-        found = [reader for reader in self._readers[op] if not over[reader]]
+        readers = [reader for reader in self._readers[op] if not over[reader]]
         if not self._results.isdisjoint(self.wiring.outputs[op]):
-            found.append(_END)
-        return found
+            readers.append(_END)
+        return readers
 
 
 class _Last:
@@ -288,11 +288,11 @@ class _Last:
         at = self._next[op]
         if at == _NONE or not self._network.wiring.replayable_list[op]:
             return None
-        found: list[int] = []
-        while at != _END and len(found) < _MOST_FORCED:
-            found.append(at)
+        ops: list[int] = []
+        while at != _END and len(ops) < _MOST_FORCED:
+            ops.append(at)
             at = self._next[at]
-        return found
+        return ops
 
     def _dominators(self) -> list[int]:
         """Find the next op on all ways from an op to a result or to an op after the set."""

@@ -1,4 +1,4 @@
-"""What surely runs and is surely there, whichever makers are chosen: for bounds on the peak.
+"""What surely runs and is surely there, whichever alternatives are chosen: for bounds on the peak.
 
 A graph with alternatives becomes an ordinary one, in which any of its schedules can be followed
 without holding more. Of what a group makes, that stays which the same ops make; the rest is always
@@ -24,12 +24,12 @@ def common_core(wiring: Wiring) -> Wiring:
     graph = wiring.graph
     if not graph.has_alternatives:
         return wiring
-    makers = Alternatives.of(wiring)
+    alternatives = Alternatives.of(wiring)
     ops, free = [], set()
-    for c in np.flatnonzero(makers.owed).tolist():
+    for c in np.flatnonzero(alternatives.owed).tolist():
         op = graph.ops[c]
-        if makers.chosen[c]:
-            members = makers.members(c).tolist()
+        if alternatives.chosen[c]:
+            members = alternatives.members(c).tolist()
             stay = _heaviest(wiring, members, c)
             able = [graph.ops[p] for p in members if stay <= set(graph.ops[p].outputs)]
             free.update(set(op.outputs) - stay)
@@ -52,12 +52,12 @@ def common_core(wiring: Wiring) -> Wiring:
             inputs=tuple(v for v in op.inputs if v not in free),
             order_after=tuple(name for name in op.order_after if name in names),
         )
-    made = {v for op in ops for v in op.outputs} | graph.resident
+    outputs = {v for op in ops for v in op.outputs} | graph.resident
     left = Graph(
-        values=tuple(v for v in graph.values if v.name in made),
+        values=tuple(v for v in graph.values if v.name in outputs),
         ops=tuple(ops),
         resident=graph.resident,
-        results=graph.results & made,
+        results=graph.results & outputs,
         boundary=graph.boundary,
     )
     return Wiring.of(left)
@@ -66,14 +66,14 @@ def common_core(wiring: Wiring) -> Wiring:
 def at_places(wiring: Wiring, need: Ints) -> Ints:
     """Bound, for each op, what is held at the place of its group, given what each op needs alone.
 
-    Each value of the group is made there by one of its makers, the last of them at most.
+    Each value of the group is made there by one of its implementations, the last of them at most.
     """
-    makers = Alternatives.of(wiring)
-    found = np.where(makers.owed & ~makers.chosen, need, 0)
-    for v, begins in makers.beginners.items():
+    alternatives = Alternatives.of(wiring)
+    bound = np.where(alternatives.owed & ~alternatives.chosen, need, 0)
+    for v, begins in alternatives.beginners.items():
         c = wiring.producer_list[v]
-        found[c] = max(int(found[c]), int(need[list(begins)].min()))
-    return found
+        bound[c] = max(int(bound[c]), int(need[list(begins)].min()))
+    return bound
 
 
 def _heaviest(wiring: Wiring, members: list[int], c: int) -> set[str]:

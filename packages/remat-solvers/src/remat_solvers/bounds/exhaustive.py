@@ -41,7 +41,8 @@ def exhaust(wiring: Wiring, budget_bytes: int, deadline: float) -> ExhaustiveRes
     reads = [sum(1 << v for v in row) for row in wiring.inputs]
     makes = [sum(1 << v for v in row) for row in wiring.outputs]
     during = [
-        made + work for made, work in zip(wiring.made_list, wiring.workspace_list, strict=True)
+        outputs + work
+        for outputs, work in zip(wiring.output_bytes, wiring.workspace_list, strict=True)
     ]
     wanted = sum(1 << v for v in wiring.results.tolist())
     times = wiring.time_list

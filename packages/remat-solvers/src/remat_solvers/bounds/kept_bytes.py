@@ -4,8 +4,8 @@ With room for everything while a half runs, each op runs once in the forward hal
 again after the boundary. So a plan says which values are kept (`keep[v]`) and which forward ops run
 again (`again[i]`), and
 
-    keep[v] + again[maker of v] >= 1         for each v that the backward half reads or returns,
-    keep[u] + again[maker of u] >= again[i]  for each op i that may run again and each u it reads,
+    keep[v] + again[op of v] >= 1         for each v that the backward half reads or returns,
+    keep[u] + again[op of u] >= again[i]  for each op i that may run again and each u it reads,
     keep[v] = 1                              for each v that the op at the boundary reads,
 
 with `again[i] = 0` where an op must not run again. The least of `size @ keep` is a minimum cut; the
@@ -71,18 +71,18 @@ class KeptBytesProgram:
         scale = _SCALE / max(1.0, float(sizes.sum()))
         cost = np.concatenate([sizes * scale, np.zeros(len(self._ops))])
         answer = solve_program(dataclasses.replace(self._program, cost=cost), seconds=seconds)
-        found = self.store_all_bytes()
+        least = self.store_all_bytes()
         if answer.point is not None:
-            found = forced + self._bytes_kept(answer.point)
+            least = forced + self._bytes_kept(answer.point)
         proved = forced
         if np.isfinite(answer.bound) and doubt_of(HIGHS) is None:
             proved += max(
                 0, int(np.ceil(answer.bound * (1 - _TOLERANCE) / scale - _TOLERANCE / scale))
             )
-        if proved > found:
-            distrust(HIGHS, f"it said that {proved} bytes must be kept, but a point keeps {found}")
+        if proved > least:
+            distrust(HIGHS, f"it said that {proved} bytes must be kept, but a point keeps {least}")
             proved = forced
-        return found, proved
+        return least, proved
 
     def fastest(self, kept_bytes: int, seconds: float) -> BoundedSequence | None:
         """Find the fastest sequence that keeps at most so many bytes; `None` if none is found."""
@@ -105,7 +105,7 @@ class KeptBytesProgram:
     def bound(self, budget_bytes: int, seconds: float) -> float:
         """Bound the time of every schedule within a budget; infinity if there is none."""
         wiring, op = self.wiring, self._boundary
-        beside = wiring.made_list[op] + wiring.workspace_list[op]
+        beside = wiring.output_bytes[op] + wiring.workspace_list[op]
         reused = sum(int(wiring.size[v]) for v in wiring.overwritten[op])
         room = budget_bytes - beside + reused - self._forced_bytes()
         if room < 0:
@@ -181,9 +181,9 @@ class KeptBytesProgram:
             if v in self._forced:
                 return
             row = {value_at[v]: -1.0}
-            maker = op_at.get(wiring.producer_list[v])
-            if maker is not None:
-                row[maker] = -1.0
+            producer = op_at.get(wiring.producer_list[v])
+            if producer is not None:
+                row[producer] = -1.0
             if reader is not None:
                 row[reader] = 1.0
             rows.append(row)
@@ -235,8 +235,8 @@ class KeptBytesProgram:
                 continue
             due.setdefault(when, []).append(op)
             for v in wiring.inputs[op]:
-                maker = wiring.producer_list[v]
-                soonest[maker] = min(soonest.get(maker, when), when)
+                producer = wiring.producer_list[v]
+                soonest[producer] = min(soonest.get(producer, when), when)
         order = list(range(boundary + 1))
         for reader in range(boundary + 1, wiring.op_count + 1):
             order.extend(reversed(due.get(reader, ())))
@@ -251,8 +251,8 @@ def _needed_by(graph: Graph, boundary: int) -> set[int]:
     waiting = [boundary]
     while waiting:
         op = graph.ops[waiting.pop()]
-        makers = [graph.producer[v] for v in op.inputs if v in graph.producer]
-        earlier = {*makers, *(graph.op_index[name] for name in op.order_after)} - needed
+        producers = [graph.producer[v] for v in op.inputs if v in graph.producer]
+        earlier = {*producers, *(graph.op_index[name] for name in op.order_after)} - needed
         needed |= earlier
         waiting += earlier
     return needed
@@ -261,10 +261,10 @@ def _needed_by(graph: Graph, boundary: int) -> set[int]:
 def _needing(graph: Graph, boundary: int) -> set[int]:
     """List the ops that run after that at the boundary in every order."""
     needing, names = {boundary}, {graph.ops[boundary].name}
-    made = set(graph.ops[boundary].outputs)
+    outputs = set(graph.ops[boundary].outputs)
     for i, op in enumerate(graph.ops[boundary + 1 :], boundary + 1):
-        if made.intersection(op.inputs) or names.intersection(op.order_after):
+        if outputs.intersection(op.inputs) or names.intersection(op.order_after):
             needing.add(i)
             names.add(op.name)
-            made.update(op.outputs)
+            outputs.update(op.outputs)
     return needing - {boundary}

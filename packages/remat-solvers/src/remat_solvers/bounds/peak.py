@@ -3,7 +3,7 @@
 While an op runs for the first time, these are alive: its inputs, but for those that it overwrites,
 all its outputs, its workspace, and whatever cannot be made again but is still to be read by a first
 computation, or is a result. And when the last computation of any result runs, all other results are
-there. Where a value has several makers, the one of least need counts. Linear time.
+there. Where a value has several implementations, the one of least need counts. Linear time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def peak_bound(wiring: Wiring, *, any_order: bool = False) -> PeakBound:
         at = int(needs.argmax())
         floor = peak_bound(common_core(wiring), any_order=any_order)
         mine = PeakBound(int(needs[at]), wiring.graph.ops[at].name)
-        return max(floor, mine, key=lambda found: found.peak_bytes)
+        return max(floor, mine, key=lambda one: one.peak_bytes)
     need = while_running(wiring)
     if not any_order:
         need = need + _pinned(wiring)
@@ -53,7 +53,7 @@ def peak_bound(wiring: Wiring, *, any_order: bool = False) -> PeakBound:
 def while_running(wiring: Wiring) -> Ints:
     """Sum, for each op, its inputs that it cannot overwrite, its outputs and its workspace."""
     reader = wiring.in_op
-    need: Ints = wiring.workspace + np.array(wiring.made_list, dtype=np.int64)
+    need: Ints = wiring.workspace + np.array(wiring.output_bytes, dtype=np.int64)
     read = np.where(wiring.in_overwritten, 0, wiring.size[wiring.in_value])
     np.add.at(need, reader, read)
     return need

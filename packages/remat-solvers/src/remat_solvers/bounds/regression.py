@@ -50,7 +50,7 @@ def regress(
 ) -> PeakBound:
     """Raise a lower bound on the peak, until it is above `enough_bytes` or `deadline`.
 
-    `deadline` is a moment of `time.perf_counter`; what was proved by then is returned. The op of
+    `deadline` is a time of `time.perf_counter`; what was proved by then is returned. The op of
     the answer is the one that cannot run with less; `None` if it is the end that was looked at.
     """
     wiring = common_core(wiring)
@@ -81,7 +81,7 @@ def regress(
 
 
 class _Limits(NamedTuple):
-    """When to stop: at a moment of `time.perf_counter`, or above some bytes."""
+    """When to stop: at a time of `time.perf_counter`, or above some bytes."""
 
     deadline: float
     enough_bytes: float
@@ -111,17 +111,17 @@ class _Search:
         self._bit = {v: 1 << i for i, v in enumerate(large)}
         size = wiring.size.tolist()
         self._sizes = [size[v] for v in large]
-        self._makers = [wiring.producer_list[v] for v in large]
+        self._producers = [wiring.producer_list[v] for v in large]
         self._reads = [self._set(values) for values in wiring.inputs]
         self._makes = [self._set(values) for values in wiring.outputs]
         self._overwritten = [self._set(values) for values in wiring.overwritten]
-        self._made_of: list[Set] = []  # with all that these are made of in turn
-        for maker in self._makers:
-            made_of = self._reads[maker]
-            for i in _bits(self._reads[maker]):
-                made_of |= self._made_of[i]
-            self._made_of.append(made_of)
-        self._can_be_made: set[Set] = {0}
+        self._ancestors: list[Set] = []  # with all that these are made of in turn
+        for producer in self._producers:
+            ancestors = self._reads[producer]
+            for i in _bits(self._reads[producer]):
+                ancestors |= self._ancestors[i]
+            self._ancestors.append(ancestors)
+        self._reachable: set[Set] = {0}
         self.results = self._set(wiring.results.tolist())
         self.cut_short = 0
 
@@ -157,20 +157,20 @@ class _Search:
         """
         peak_bytes = floor_bytes
         pending = [(peak_bytes, self._depth(wanted), self._size(wanted), wanted)]
-        known: dict[Set, tuple[int, Set | None]] = {wanted: (peak_bytes, None)}
+        best: dict[Set, tuple[int, Set | None]] = {wanted: (peak_bytes, None)}
         seen = _Sets(len(self._sizes))
         while pending:
             way_bytes, _, _, now = heapq.heappop(pending)
-            if way_bytes > known[now][0]:
+            if way_bytes > best[now][0]:
                 continue
             peak_bytes = way_bytes
-            if now in self._can_be_made:
+            if now in self._reachable:
                 way: Set | None = now
                 while way is not None:
-                    self._can_be_made.add(way)
-                    way = known[way][1]
+                    self._reachable.add(way)
+                    way = best[way][1]
                 return peak_bytes
-            if len(known) > self._most_sets or self._limits.reached(peak_bytes):
+            if len(best) > self._most_sets or self._limits.reached(peak_bytes):
                 self.cut_short += 1
                 return peak_bytes
             if seen.has_part_of(now):
@@ -178,8 +178,8 @@ class _Search:
             seen.add(now)
             for step in self._steps(now, peak_bytes):
                 way_bytes = max(step.peak_bytes, peak_bytes)
-                if step.before not in known or way_bytes < known[step.before][0]:
-                    known[step.before] = (way_bytes, now)
+                if step.before not in best or way_bytes < best[step.before][0]:
+                    best[step.before] = (way_bytes, now)
                     depth = self._depth(step.before)
                     heapq.heappush(pending, (way_bytes, depth, step.before_bytes, step.before))
         raise AssertionError("what an op reads can be made")
@@ -188,42 +188,42 @@ class _Search:
         """List the runs that may have completed a set; a single one if no other does better."""
         wiring = self._wiring
         now_bytes = self._size(now)
-        found: list[_Step] = []
-        for op in {self._makers[i] for i in _bits(now)}:
-            made, new = self._makes[op], self._reads[op] & ~now
-            others = now & ~made
+        steps: list[_Step] = []
+        for op in {self._producers[i] for i in _bits(now)}:
+            outputs, new = self._makes[op], self._reads[op] & ~now
+            others = now & ~outputs
             replayable = wiring.replayable_list[op]
-            if not replayable and others and self._makers[others.bit_length() - 1] > op:
+            if not replayable and others and self._producers[others.bit_length() - 1] > op:
                 continue  # it ran once, and what is of later ops was not there yet
             with_reads = now_bytes + self._size(new)
-            besides = (new & ~self._overwritten[op]) | (made & ~now)
+            besides = (new & ~self._overwritten[op]) | (outputs & ~now)
             step = _Step(
                 before=others | self._reads[op],
-                before_bytes=with_reads - self._size(made & now),
+                before_bytes=with_reads - self._size(outputs & now),
                 peak_bytes=now_bytes + self._size(besides) + wiring.workspace_list[op],
             )
             if step.peak_bytes <= peak_bytes:
                 no_larger = replayable and step.before_bytes <= now_bytes
-                if not new or (no_larger and not self._is_made_of(others, made)):
+                if not new or (no_larger and not self._depend_on(others, outputs)):
                     return [step]
-            found.append(step)
-        return found
+            steps.append(step)
+        return steps
 
-    def _is_made_of(self, values: Set, others: Set) -> bool:
-        return any(self._made_of[i] & others for i in _bits(values))
+    def _depend_on(self, values: Set, others: Set) -> bool:
+        return any(self._ancestors[i] & others for i in _bits(values))
 
     def _depth(self, values: Set) -> int:
         """Count all values of which a set is made, down to the inputs, with its own."""
-        made_of = values
+        ancestors = values
         for i in _bits(values):
-            made_of |= self._made_of[i]
-        return made_of.bit_count()
+            ancestors |= self._ancestors[i]
+        return ancestors.bit_count()
 
     def _set(self, values: Sequence[int]) -> Set:
-        found = 0
+        bits = 0
         for v in values:
-            found |= self._bit.get(v, 0)
-        return found
+            bits |= self._bit.get(v, 0)
+        return bits
 
     def _size(self, values: Set) -> int:
         return sum(self._sizes[i] for i in _bits(values))

@@ -65,7 +65,7 @@ def find_chains(wiring: Wiring) -> tuple[Chain, ...] | str:
         return "the graph does not say where its backward half begins, or has no forward half"
     free = _without_gradient(wiring, boundary)
     last = _last_forward_read(wiring, boundary)
-    found: dict[Chain, None] = {}
+    chains: dict[Chain, None] = {}
     most_blocks = 1
     for share in _LONG_SPANS:
         spanning = {
@@ -77,9 +77,9 @@ def find_chains(wiring: Wiring) -> tuple[Chain, ...] | str:
         most_blocks = max(most_blocks, len(stages))
         stages = _with_backward(wiring, stages, boundary)
         if len(stages) > 1 or boundary == 1:
-            found[Chain(tuple(stages), _held(wiring, stages))] = None
-    if found:
-        return tuple(sorted(found, key=lambda chain: -len(chain.stages)))
+            chains[Chain(tuple(stages), _held(wiring, stages))] = None
+    if chains:
+        return tuple(sorted(chains, key=lambda chain: -len(chain.stages)))
     if most_blocks == 1:
         return "it is no chain of blocks: nowhere in its forward half does one value alone go on"
     return f"it is no chain of blocks: its backward half ties all {most_blocks} blocks together"
@@ -137,7 +137,7 @@ def _last_forward_read(wiring: Wiring, boundary: int) -> list[int]:
 def _without_gradient(wiring: Wiring, boundary: int) -> frozenset[int]:
     """Find forward values without a gradient, and those that nothing with a gradient reads again.
 
-    Without twins there is no telling.
+    None are known without twins.
     """
     graph = wiring.graph
     twins = {graph.op_index[op.twin] for op in graph.ops if op.twin is not None}
@@ -150,8 +150,8 @@ def _without_gradient(wiring: Wiring, boundary: int) -> frozenset[int]:
             constant.update(wiring.outputs[op])
         if op in twins or wiring.replayable_list[op]:
             rereads.update(wiring.inputs[op])
-    made = {v for op in range(boundary) for v in wiring.outputs[op]}
-    return frozenset(constant | (made - rereads))
+    outputs = {v for op in range(boundary) for v in wiring.outputs[op]}
+    return frozenset(constant | (outputs - rereads))
 
 
 def _crossing(
@@ -201,13 +201,13 @@ def _with_backward(wiring: Wiring, stages: list[ChainStage], boundary: int) -> l
         depth += glued[k]
         if depth == 0 and k < count - 1:
             groups.append([])
-    found: list[ChainStage] = []
+    merged_stages: list[ChainStage] = []
     for stage in map(_join, groups):
-        if found and not found[-1].backward and not stage.backward:
-            found[-1] = _join([found[-1], stage])
+        if merged_stages and not merged_stages[-1].backward and not stage.backward:
+            merged_stages[-1] = _join([merged_stages[-1], stage])
         else:
-            found.append(stage)
-    return found
+            merged_stages.append(stage)
+    return merged_stages
 
 
 def _assign(
@@ -260,9 +260,9 @@ def _held(wiring: Wiring, stages: list[ChainStage] | tuple[ChainStage, ...]) -> 
     """Find the forward values that live on, whatever is recomputed."""
     home = {op: k for k, stage in enumerate(stages) for op in stage.forward}
     read = set(wiring.in_value.tolist())
-    made = [v for op in home for v in wiring.outputs[op]]
-    held = {v for v in made if v in read and not wiring.replayable_list[wiring.producer_list[v]]}
-    held.update(set(made) & set(wiring.results.tolist()))
+    outputs = [v for op in home for v in wiring.outputs[op]]
+    held = {v for v in outputs if v in read and not wiring.replayable_list[wiring.producer_list[v]]}
+    held.update(set(outputs) & set(wiring.results.tolist()))
     carried = [stage.carried for stage in stages]
     for k, stage in enumerate(stages):
         for op in (*stage.forward, *stage.backward):

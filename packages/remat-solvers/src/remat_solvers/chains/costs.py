@@ -146,14 +146,14 @@ class _Border:
     after: frozenset[int]
 
     @property
-    def made(self) -> frozenset[int]:
+    def outputs(self) -> frozenset[int]:
         """What the forward half makes."""
         return frozenset(v for op in self.forward for v in self.wiring.outputs[op])
 
     @property
     def here(self) -> frozenset[int]:
         """What the first run leaves to be held."""
-        return self.made & self.held
+        return self.outputs & self.held
 
     def passing(self, start: frozenset[int] | tuple[()]) -> tuple[Run, Run]:
         """Measure the runs that leave the carried value alone."""
@@ -167,7 +167,7 @@ class _Border:
         """Measure an option."""
         wiring = self.wiring
         backward, needed = self._leading(backward, self.after, self.backward)
-        saved = needed & self.made
+        saved = needed & self.outputs
         kept = self.carried | saved
         reread = self.inputs & {v for op in backward for v in wiring.inputs[op]}
         runs = [
@@ -177,9 +177,9 @@ class _Border:
         ]
         start = saved | self.around
 
-        def ahead(given: frozenset[int], stays: frozenset[int]) -> tuple[Run, Run, Run]:
+        def ahead(there: frozenset[int], stays: frozenset[int]) -> tuple[Run, Run, Run]:
             first, later, last = (
-                _run(wiring, ops, given, keep | stays, outside) for ops, keep, outside in runs
+                _run(wiring, ops, there, keep | stays, outside) for ops, keep, outside in runs
             )
             return first, later, last
 
@@ -215,11 +215,11 @@ class _Lives:
             home.update(dict.fromkeys((*stage.forward, *stage.backward), k))
         backward = {op for stage in chain.stages for op in stage.backward}
         never = len(chain.stages)
-        self._made: dict[int, int] = {}
+        self._since: dict[int, int] = {}
         self._last: dict[int, int] = {}
         for v, op in enumerate(wiring.producer_list):
             if v in chain.held or op in backward:
-                self._made[v] = home[op] if op in backward else never
+                self._since[v] = home[op] if op in backward else never
                 self._last[v] = -1 if v in self._results else never
         for op, row in enumerate(wiring.inputs):
             for v in row:
@@ -228,7 +228,7 @@ class _Lives:
 
     def into(self, stage: int) -> set[int]:
         """Collect what is alive when stages beyond `stage` have run backward and it has not."""
-        return {v for v, made in self._made.items() if made > stage and self._last[v] <= stage}
+        return {v for v, since in self._since.items() if since > stage and self._last[v] <= stage}
 
 
 def _run(
@@ -259,7 +259,7 @@ def _run(
     alive = live.intersection(start)
     held = peak = _bytes(wiring, alive)
     for i, op in enumerate(ops):
-        peak = max(peak, held + wiring.made_list[op] + wiring.workspace_list[op])
+        peak = max(peak, held + wiring.output_bytes[op] + wiring.workspace_list[op])
         fresh = [v for v in born[i] if v not in elsewhere]
         alive.update(fresh)
         held += _bytes(wiring, fresh)

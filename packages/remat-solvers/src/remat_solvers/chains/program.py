@@ -43,7 +43,7 @@ def fastest(
 ) -> list[int] | None:
     """Find the fastest sequence of ops within the budget; `None` if there is none, or no time.
 
-    `deadline` is a moment of `time.perf_counter`.
+    `deadline` is a time of `time.perf_counter`.
     """
     table = _Table(costs, budget_bytes, min(slots, budget_bytes))
     if not table.fill(deadline) or not np.isfinite(table.time_of(0, len(costs) - 1, table.slots)):
@@ -93,7 +93,7 @@ class _Needs:
         return 0 if t == len(self.costs) - 1 else 1
 
     def frees_after(self, record: Record) -> int:
-        """Say whether the next stage may free its input after a record of its maker."""
+        """Say whether the next stage may free its input after a record of its producer."""
         return 0 if record.rereads else 1
 
     def recording(self, record: Record, s: int, t: int, *, freeing: bool) -> Run:

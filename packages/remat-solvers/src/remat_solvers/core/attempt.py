@@ -1,15 +1,10 @@
-"""One solve with an integer program: the steps that solvers of this kind have in common.
-
-Schedules that are found without a program come first, then a bound on all schedules, for a share of
-the time, then the program, and at last the bound again, if it was stopped and there is time.
-"""
+"""One solve with an integer program: the steps that solvers of this kind have in common."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 
-from remat_graph import Solution
 from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.incumbent import Incumbent
 from remat_solvers.core.milp import Answer, Outcome
@@ -19,7 +14,6 @@ from remat_solvers.core.wiring import Floats, Ints
 
 __all__ = ["Attempt", "solve_below"]
 
-_BOUND_SHARE = 0.3  # of the time
 _BUDGET_SHARES = (1.0, 1 - 1e-6, 1 - 1e-4)
 
 
@@ -66,36 +60,10 @@ class Attempt(Incumbent):
             self.say("one op alone needs more than the budget")
         return self.infeasible or self.closed()
 
-    def begin(self, found: Iterable[Trace]) -> list[Trace]:
+    def begin(self, schedules: Iterable[Trace]) -> list[Trace]:
         """Take schedules as they are found; return those that fit, fastest first."""
-        fitting = [start for start in found if self.take(start.sequence)]
+        fitting = [start for start in schedules if self.take(start.sequence)]
         return sorted(fitting, key=lambda start: sequence_time(self.wiring, start.sequence))
-
-    def run(
-        self,
-        least_bytes: int,
-        found: Iterable[Trace],
-        bound: Callable[[float], Outcome],
-        search: Callable[[list[Trace]], None],
-    ) -> Solution:
-        """Take all steps in turn, until the schedule is proved the fastest, or that none fits.
-
-        `least_bytes` is as of `settled_at_once`, `found` as of `begin`. `bound` is given seconds;
-        `search` what `begin` returned.
-        """
-        if self.settled_at_once(least_bytes):
-            return self.solution()
-        begun = self.begin(found)
-        if self.closed():
-            return self.solution()
-        outcome = bound(_BOUND_SHARE * self.left())
-        self.say("bounded all schedules")
-        if not self.infeasible and not self.closed() and self.left() > 0:
-            search(begun)
-            if outcome is Outcome.STOPPED and not self.closed() and self.left() > 0:
-                bound(self.left())
-                self.say("bounded all schedules again")
-        return self.solution()
 
 
 def solve_below(

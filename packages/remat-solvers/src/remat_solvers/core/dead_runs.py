@@ -43,33 +43,34 @@ def without_dead_runs(wiring: Wiring, sequence: Ints) -> Ints:
     """Leave out computations that make nothing that is read, nor anything owed a first time."""
     order: list[int] = sequence.tolist()
     ops = wiring.graph.ops
-    made: set[int] = set()
+    available: set[int] = set()
     owed: set[int] = set()
     for position, op in enumerate(order):
         outputs = wiring.outputs[op] or (-1 - op,)
-        if not ops[op].optional and not made.issuperset(outputs):
+        if not ops[op].optional and not available.issuperset(outputs):
             owed.add(position)
-        made.update(outputs)
+        available.update(outputs)
     return np.array(live_runs(wiring, order, wiring.results.tolist(), owed)[0], dtype=np.int64)
 
 
 def drop_dead_runs(wiring: Wiring, now: Trace, gone: Sequence[int] | Ints = ()) -> Trace:
     """Leave out the computations at the positions `gone`, and what nothing needs then.
 
-    None of `gone` may be the first to make something. Vectorised where each value has one maker.
+    None of `gone` may be the first to make something. Vectorised where each value has one
+    implementation.
     """
     if wiring.graph.has_alternatives:
         left = without_dead_runs(wiring, np.delete(now.sequence, gone))
         return now if len(left) == now.steps else trace(wiring, left)
-    made_at = now.key % (now.steps + 1)
+    position_of = now.key % (now.steps + 1)
     dead = np.zeros(now.steps + 1, dtype=np.bool_)
     dead[list(gone)] = True
     # What read a computation that is left out reads the last one of its op before that stays.
-    stays = np.maximum.accumulate(np.where(dead[made_at], 0, np.arange(now.steps)))
+    stays = np.maximum.accumulate(np.where(dead[position_of], 0, np.arange(now.steps)))
     rank = np.repeat(np.arange(now.steps), np.diff(now.first_copy))[now.use_copy]
-    read_at = made_at[stays[rank]]
+    read_at = position_of[stays[rank]]
     again = np.zeros(now.steps + 1, dtype=np.bool_)
-    again[made_at[repeats(now)]] = True
+    again[position_of[repeats(now)]] = True
     while True:
         again[dead] = False
         idle = again.copy()

@@ -1,4 +1,4 @@
-"""The fastest schedule that fits, what is proved of all, and what is told of both, in a solve.
+"""The fastest schedule of a solve, what is proved of all, and the reports of both.
 
 A schedule faster than the bound refutes it, and one that fits that nothing does, whichever comes
 last. The back end that said so is believed no more (`trust`), and what else it proved is given up.
@@ -60,19 +60,19 @@ class Incumbent:
         self._report = report
         self._bounded = bounded
 
-    def offer(self, found: Trace) -> bool:
+    def offer(self, candidate: Trace) -> bool:
         """Keep a schedule if it fits and is faster; say whether it fits."""
-        self.minimal_peak_bytes = min(self.minimal_peak_bytes, found.peak_bytes)
-        if found.peak_bytes > self.budget_bytes:
+        self.minimal_peak_bytes = min(self.minimal_peak_bytes, candidate.peak_bytes)
+        if candidate.peak_bytes > self.budget_bytes:
             return False
-        found_time = sequence_time(self.wiring, found.sequence)
-        if found_time < self.best_time:
-            self.best, self.best_time = found, found_time
+        candidate_time = sequence_time(self.wiring, candidate.sequence)
+        if candidate_time < self.best_time:
+            self.best, self.best_time = candidate, candidate_time
             self._confront()
         return True
 
     def raise_bound(self, time: float, back_end: str) -> None:
-        """Take the word of a back end that no schedule takes less than a time.
+        """Raise the bound to a time that a back end proved.
 
         Slightly less counts, as it proves what is beyond `once` within its tolerances.
         """
@@ -82,14 +82,14 @@ class Incumbent:
             self._confront()
 
     def prove(self, time: float) -> None:
-        """Take it as proved, without a back end, that no schedule takes less than a time."""
+        """Raise the bound to a time that is proved without a back end."""
         self._searched = max(self._searched, time)
         if time > self.bound:
             self.bound, self._back_end = time, None
             self._confront()
 
     def refuse(self, back_end: str | None = None) -> None:
-        """Take it that nothing fits, as is proved here, or by the word of a back end."""
+        """Record that nothing fits, which is proved here or by a back end."""
         if back_end is None or self._believes(back_end):
             self.infeasible, self._back_end = True, back_end
             self._confront()
@@ -154,20 +154,20 @@ class Incumbent:
             BrokenSolver: if it was proved without a back end.
         """
         if self.infeasible and self.best is not None:
-            said = (
+            claim = (
                 f"that nothing fits {self.budget_bytes} bytes, but a schedule takes "
                 f"{self.best.peak_bytes}"
             )
         elif self.bound > self.best_time * (1 + TOLERANCE):
-            said = (
+            claim = (
                 f"that no schedule within {self.budget_bytes} bytes takes less than "
                 f"{self.bound:g}, but one takes {self.best_time:g}"
             )
         else:
             return
         if self._back_end is None:
-            raise BrokenSolver(self._solver, "remat-solvers", f"it claims {said}")
-        distrust(self._back_end, f"it said {said}")
+            raise BrokenSolver(self._solver, "remat-solvers", f"it claims {claim}")
+        distrust(self._back_end, f"it said {claim}")
         self._believes(self._back_end)
 
     def _believes(self, back_end: str | None) -> bool:

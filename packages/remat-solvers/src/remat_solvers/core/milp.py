@@ -186,9 +186,9 @@ def solve_program(
     if apart is None or apart > _NEAR:
         far = apart is not None and apart > _FAR
         return run(seconds, start, more | (_ANEW if far else _MANY_NODES))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     first = run(min(_SECONDS_ANEW, seconds), start, more | _ANEW)
-    left = seconds - (time.perf_counter() - begun)
+    left = seconds - (time.perf_counter() - started)
     if first.outcome is not Outcome.STOPPED or left <= 0:
         return first
     answer = run(left, start if first.point is None else first.point, more | _MANY_NODES)
@@ -367,7 +367,7 @@ def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:
     value = math.inf if point is None else float(program.cost @ point)
     outcome = Outcome.SOLVED if status == _OPTIMAL else Outcome.STOPPED
     if program.integral.any():
-        # Of HiGHS and of Gurobi; others tell none.
+        # Of HiGHS and of Gurobi; others report none.
         bound = float(getattr(info, "mip_dual_bound", getattr(info, "ObjBound", -math.inf)))
     else:
         bound = _dual_bound(program, problem.constraints[0].dual_value)

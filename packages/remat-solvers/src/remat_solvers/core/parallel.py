@@ -96,10 +96,10 @@ def _travels(error: Exception) -> bool:
 
 
 def _described(error: Exception) -> Exception:
-    told = RuntimeError(f"{type(error).__name__}: {error}")
+    replacement = RuntimeError(f"{type(error).__name__}: {error}")
     for note in error.__notes__:
-        told.add_note(note)
-    return told
+        replacement.add_note(note)
+    return replacement
 
 
 def _submit_all(

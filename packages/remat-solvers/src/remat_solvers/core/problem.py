@@ -15,6 +15,7 @@ from remat_solvers.errors import InvalidProblem
 
 __all__ = [
     "Limit",
+    "PlainSolver",
     "Problem",
     "Progress",
     "Report",
@@ -120,14 +121,14 @@ def check_gap(gap: object) -> None:
         raise InvalidProblem(f"gap={gap!r}; it must be a number, 0 or more")
 
 
-def check_whole(name: str, given: object, least: int = 1) -> None:
+def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse a setting that is no whole number, or below `least`.
 
     Raises:
         InvalidProblem: as it says.
     """
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise InvalidProblem(f"{name}={given!r}; it must be a whole number, {least} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidProblem(f"{name}={value!r}; it must be a whole number, {least} or more")
 
 
 def _check_hierarchy(hierarchy: object, graph: Graph) -> None:
@@ -154,11 +155,11 @@ def _check_start(start: object) -> None:
             )
 
 
-def _shown(given: object) -> str:
+def _shown(value: object) -> str:
     """Show something that is not what was asked for, and of which type it is."""
-    text = repr(given)
+    text = repr(value)
     text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-    return f"{text} of type {type(given).__name__}"
+    return f"{text} of type {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +232,8 @@ class Solver(Protocol):
 
     `exact` solvers prove optimality for the order of the graph when given enough time. A solver
     whose `needs_hierarchy` is true is only asked about problems that have one, and only one whose
-    `takes_alternatives` is true about graphs whose values have several makers. `citation` says
-    where the method is from (authors, title, where); it is empty if that is nowhere.
+    `takes_alternatives` is true about graphs whose values have several implementations. `citation`
+    says where the method is from (authors, title, where); it is empty if that is nowhere.
     """
 
     name: ClassVar[str]
@@ -248,3 +249,20 @@ class Solver(Protocol):
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Find a schedule; one with a schedule must be within the budget."""
         ...
+
+
+class PlainSolver:
+    """What a solver says of itself unless it says otherwise: it takes plain graphs, and no others.
+
+    It proves no optimum, needs no hierarchy, and refuses a graph without ops.
+    """
+
+    __slots__ = ()
+
+    exact: ClassVar[bool] = False
+    needs_hierarchy: ClassVar[bool] = False
+    takes_alternatives: ClassVar[bool] = False
+
+    def can_solve(self, problem: Problem) -> str | None:
+        """Take any graph that has an op."""
+        return None if problem.graph.ops else "the graph has no ops"

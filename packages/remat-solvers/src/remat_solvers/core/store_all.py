@@ -15,7 +15,7 @@ from typing import ClassVar
 from remat_graph import Graph, Schedule, Solution
 from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, expand
 
@@ -31,12 +31,10 @@ def store_all(graph: Graph) -> Schedule:
     return expand(wiring, store_all_sequence(wiring))
 
 
-class StoreAll:
+class StoreAll(PlainSolver):
     """The schedule without recomputation: optimal if it fits, else nothing (`LIMIT`)."""
 
     name: ClassVar[str] = "store-all"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
     takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "The schedule of reverse-mode automatic differentiation, without a method; as a baseline "
@@ -52,7 +50,7 @@ class StoreAll:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Say whether storing everything is within the budget."""
         wiring = problem.wiring
-        kept = Incumbent(self.name, wiring, problem.budget_bytes, limit, report)
-        found = trace(wiring, store_all_sequence(wiring))
-        kept.say("fits" if kept.offer(found) else f"needs {found.peak_bytes} bytes")
-        return kept.solution()
+        incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report)
+        stored = trace(wiring, store_all_sequence(wiring))
+        incumbent.say("fits" if incumbent.offer(stored) else f"needs {stored.peak_bytes} bytes")
+        return incumbent.solution()

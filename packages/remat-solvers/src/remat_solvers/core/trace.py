@@ -62,11 +62,11 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
     """Follow a legal sequence; the inputs of each op must have been made before it."""
     steps = len(sequence)
     order = np.argsort(sequence, kind="stable")
-    made_by = sequence[order]
-    key = made_by * (steps + 1) + order
-    outs = np.diff(wiring.out_start)[made_by]
+    ops = sequence[order]
+    key = ops * (steps + 1) + order
+    outs = np.diff(wiring.out_start)[ops]
     first_copy = _starts(outs)
-    copy_value = wiring.out_value[_ranges(wiring.out_start[made_by], outs)]
+    copy_value = wiring.out_value[_ranges(wiring.out_start[ops], outs)]
     copy_start = np.repeat(order, outs)
 
     reads = np.diff(wiring.in_start)[sequence]
@@ -75,11 +75,11 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
     use_position = np.concatenate(
         [np.repeat(np.arange(steps), reads), np.full(len(wiring.results), steps)]
     )
-    if wiring.has_several_makers:
+    if wiring.has_several_producers:
         use_copy = _latest(copy_value, copy_start, use_value, use_position, steps)
     else:
-        maker = _makers(wiring, sequence, key, use_value, use_position)
-        use_copy = first_copy[maker] + wiring.slot[use_value]
+        producing_run = _producing_runs(wiring, sequence, key, use_value, use_position)
+        use_copy = first_copy[producing_run] + wiring.slot[use_value]
     copy_last = copy_start.copy()
     np.maximum.at(copy_last, use_copy, use_position)
     copy_end = copy_last + 1
@@ -88,12 +88,12 @@ def trace(wiring: Wiring, sequence: Ints) -> Trace:
     copy_end[use_copy[may_overwrite[lasts]]] -= 1
 
     weight = wiring.size[copy_value]
-    made = np.zeros(steps + 1, dtype=np.int64)
-    np.add.at(made, copy_start, weight)
+    new_bytes = np.zeros(steps + 1, dtype=np.int64)
+    np.add.at(new_bytes, copy_start, weight)
     freed = np.zeros(steps + 2, dtype=np.int64)
     np.add.at(freed, copy_end, weight)
-    held = np.cumsum(made - freed[: steps + 1])
-    before = held - made
+    held = np.cumsum(new_bytes - freed[: steps + 1])
+    before = held - new_bytes
     over = copy_end == copy_last
     np.add.at(before, copy_end[over], weight[over])
     return Trace(
@@ -123,15 +123,17 @@ def sequence_time(wiring: Wiring, sequence: Ints) -> float:
     return math.fsum(wiring.time[sequence].tolist())
 
 
-def _makers(wiring: Wiring, sequence: Ints, key: Ints, use_value: Ints, use_position: Ints) -> Ints:
+def _producing_runs(
+    wiring: Wiring, sequence: Ints, key: Ints, use_value: Ints, use_position: Ints
+) -> Ints:
     """Find the rank in `key` of the computation that each read is of: the last before it."""
     times = np.bincount(sequence, minlength=wiring.op_count)
     op = wiring.producer[use_value]
-    maker: Ints = (np.cumsum(times) - times)[op]
+    rank: Ints = (np.cumsum(times) - times)[op]
     again = np.flatnonzero(times[op] > 1)
     wanted = op[again] * (len(sequence) + 1) + use_position[again]
-    maker[again] = np.searchsorted(key, wanted) - 1
-    return maker
+    rank[again] = np.searchsorted(key, wanted) - 1
+    return rank
 
 
 def _latest(
@@ -139,9 +141,9 @@ def _latest(
 ) -> Ints:
     """Find the copy that each read is of, whoever made it: the last before it."""
     order = np.lexsort((copy_start, copy_value))
-    made = copy_value[order] * (steps + 1) + copy_start[order]
-    found: Ints = order[np.searchsorted(made, use_value * (steps + 1) + use_position) - 1]
-    return found
+    copies = copy_value[order] * (steps + 1) + copy_start[order]
+    latest: Ints = order[np.searchsorted(copies, use_value * (steps + 1) + use_position) - 1]
+    return latest
 
 
 def _starts(counts: Ints) -> Ints:

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def distrust(back_end: str, cause: str) -> str:
-    """Believe a back end no more; returns what to tell of what is not certified for that."""
+    """Believe a back end no more; return the doubt that answers carry for it."""
     if back_end not in _doubts:
         _log.warning("%s is not believed from now on: %s", back_end, cause)
     return _doubts.setdefault(back_end, f"{back_end} was wrong in this process: {cause}")

@@ -39,12 +39,12 @@ class Wiring:
     """Who reads and makes what, in compressed rows: op `i` reads `in_value[in_start[i]:...]`.
 
     `in_op` and `out_op` are the op of each read and of each output. `slot[v]` is the position of
-    value `v` in the outputs of its producer; `values` are the names. Of a value with several makers
-    the producer is the first, and the others have it in their outputs; `core.alternatives` tells
-    more of these. `in_overwritten` says of each read whether the op can overwrite what it reads, if
-    that ends there; `overwritten[i]` are the values that op `i` can overwrite. The `..._list`
-    fields repeat an array in plain numbers, for walks in Python; `made_list[i]` is the size of all
-    outputs of op `i`.
+    value `v` in the outputs of its producer; `values` are the names. Of a value with several
+    implementations the producer is the first, and the others have it in their outputs;
+    `core.alternatives` has more of these. `in_overwritten` says of each read whether the op can
+    overwrite what it reads, if that ends there; `overwritten[i]` are the values that op `i` can
+    overwrite. The `..._list` fields repeat an array in plain numbers, for walks in Python;
+    `output_bytes[i]` is the size of all outputs of op `i`.
     """
 
     graph: Graph
@@ -70,7 +70,7 @@ class Wiring:
     slot_list: tuple[int, ...]
     time_list: tuple[float, ...]
     replayable_list: tuple[bool, ...]
-    made_list: tuple[int, ...]
+    output_bytes: tuple[int, ...]
     workspace_list: tuple[int, ...]
 
     @classmethod
@@ -117,7 +117,7 @@ class Wiring:
             slot_list=tuple(slots.tolist()),
             time_list=tuple(op.time for op in graph.ops),
             replayable_list=tuple(op.replayable for op in graph.ops),
-            made_list=tuple(sum(sizes[v] for v in row) for row in outputs),
+            output_bytes=tuple(sum(sizes[v] for v in row) for row in outputs),
             workspace_list=tuple(op.workspace_bytes for op in graph.ops),
         )
 
@@ -132,8 +132,8 @@ class Wiring:
         return len(self.size)
 
     @property
-    def has_several_makers(self) -> bool:
-        """Whether some value has more than one maker."""
+    def has_several_producers(self) -> bool:
+        """Whether several ops make some value."""
         return len(self.out_value) > self.value_count
 
 

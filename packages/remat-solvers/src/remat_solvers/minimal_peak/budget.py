@@ -2,8 +2,8 @@
 
 The proof comes first (`bottleneck`, raised by `regress`), then the search in single steps
 (`search.descent`); where the two are not near each other, programs look for a lower schedule, or
-prove that there is none (`programs`). Where values have several makers, in the ordinary graph
-of the schedule found.
+prove that there is none (`programs`). Where values have several implementations, in the ordinary
+graph of the schedule found.
 Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved; between them nothing
 is known. Complexity: some dozens of attempts, each limited in time.
 """
@@ -70,33 +70,33 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     steps = max(_STEPS_SHARE * left, min(_STEPS_SECONDS, _MOST_STEPS_SHARE * left))
     if wiring.op_count > _MOST_OPS:
         steps = left
-    found = minimal_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
-    if found.peak_bytes > CLOSE * floor.peak_bytes:
-        found, proved = _lower(wiring, found, floor, deadline)
-        if proved.peak_bytes > found.peak_bytes:
-            said = f"that nothing fits {proved.peak_bytes - 1} bytes"
-            distrust(HIGHS, f"it said {said}, but a schedule takes {found.peak_bytes}")
+    lowest = minimal_peak_trace(wiring, now + steps, floor_bytes=floor.peak_bytes)
+    if lowest.peak_bytes > CLOSE * floor.peak_bytes:
+        lowest, proved = _lower(wiring, lowest, floor, deadline)
+        if proved.peak_bytes > lowest.peak_bytes:
+            claim = f"that nothing fits {proved.peak_bytes - 1} bytes"
+            distrust(HIGHS, f"it said {claim}, but a schedule takes {lowest.peak_bytes}")
         else:
             floor = proved
-    if floor.peak_bytes > found.peak_bytes:
-        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, found.peak_bytes)
+    if floor.peak_bytes > lowest.peak_bytes:
+        _log.warning("gave up %s: a schedule peaks at %d bytes", floor, lowest.peak_bytes)
         floor = peak_bound(wiring)
     return SmallestBudget(
-        peak_bytes=found.peak_bytes,
-        schedule=expand(wiring, found.sequence),
+        peak_bytes=lowest.peak_bytes,
+        schedule=expand(wiring, lowest.sequence),
         least_bytes=floor.peak_bytes,
         least_at=floor.op,
     )
 
 
 def _lower(
-    wiring: Wiring, found: Trace, floor: PeakBound, deadline: float
+    wiring: Wiring, lowest: Trace, floor: PeakBound, deadline: float
 ) -> tuple[Trace, PeakBound]:
-    """Go on by programs; with alternatives what is proved there is so for some makers only."""
-    unfolded = unfold(wiring, found)
-    lowest = lower(unfolded.wiring, unfolded.start, floor.peak_bytes, deadline)
-    found = min(found, unfolded.fold(lowest.found), key=lambda now: now.peak_bytes)
-    higher = lowest.least_bytes > floor.peak_bytes and doubt_of(HIGHS) is None
+    """Go on by programs; with alternatives, what they prove holds for some of these only."""
+    unfolded = unfold(wiring, lowest)
+    result = lower(unfolded.wiring, unfolded.start, floor.peak_bytes, deadline)
+    lowest = min(lowest, unfolded.fold(result.schedule), key=lambda now: now.peak_bytes)
+    higher = result.least_bytes > floor.peak_bytes and doubt_of(HIGHS) is None
     if unfolded.wiring is wiring and higher:
-        floor = PeakBound(lowest.least_bytes, None)
-    return found, floor
+        floor = PeakBound(result.least_bytes, None)
+    return lowest, floor

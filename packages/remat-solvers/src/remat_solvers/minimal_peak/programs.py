@@ -1,10 +1,10 @@
 """A lower peak than single steps find, by schedules built from points of the program of `refine`.
 
 `search.descent` changes one thing at a time. A point of the program says at once what to keep at
-all moments where memory binds, and the schedule built from it, repaired, is often lower. Programs
-are asked at budgets between the lowest peak known and the bound: first half way, then nearer to
-that peak. From what is found, small steps go on down. A program without a point proves that nothing
-fits its budget.
+all time steps where memory binds, and the schedule built from it, repaired, is often lower.
+Programs are asked at budgets between the lowest peak known and the bound: first half way, then
+nearer to that peak. From what is found, small steps go on down. A program without a point proves
+that nothing fits its budget.
 Guarantee: the schedule is legal and never higher than the given one; what is proved holds for all
 schedules in the order of the graph. Complexity: some rounds of `refine`, each limited in time.
 """
@@ -36,52 +36,52 @@ _log = logging.getLogger(__name__)
 class Lowest(NamedTuple):
     """The schedule of minimal peak, and the bytes below which none goes."""
 
-    found: Trace
+    schedule: Trace
     least_bytes: int
 
 
-def lower(wiring: Wiring, known: Trace, least_bytes: int, deadline: float) -> Lowest:
+def lower(wiring: Wiring, start: Trace, least_bytes: int, deadline: float) -> Lowest:
     """Look for a peak below that of a schedule until `deadline`, of `time.perf_counter`.
 
-    For graphs whose values have one maker each; `least_bytes` is proved.
+    For graphs whose values have one implementation each; `least_bytes` is proved.
     """
     wiring = equally_long(wiring)
-    found, share = known, 1 / 2
+    lowest, share = start, 1 / 2
     least_seconds = min(_LEAST_SECONDS, _LEAST_SECONDS_PER_OP * wiring.op_count)
-    while found.peak_bytes > CLOSE * least_bytes and share < _NEAREST:
+    while lowest.peak_bytes > CLOSE * least_bytes and share < _NEAREST:
         seconds = _TURN * (deadline - time.perf_counter())
         if seconds < least_seconds:
             break
-        target = max(1, int(least_bytes + share * (found.peak_bytes - least_bytes)))
-        asked = _Peak(wiring, target, found, seconds)
+        target = max(1, int(least_bytes + share * (lowest.peak_bytes - least_bytes)))
+        state = _Peak(wiring, target, lowest, seconds)
         try:
-            Rounds(asked).feasibility_rounds()
+            Rounds(state).feasibility_rounds()
         except BackEndFailed as error:
             _log.warning("%s", error)
             break
-        if asked.infeasible:
+        if state.infeasible:
             least_bytes = target + 1
-        elif asked.lowest.peak_bytes < found.peak_bytes:
-            found = descend(wiring, asked.lowest, least_bytes, 0, deadline)
+        elif state.lowest.peak_bytes < lowest.peak_bytes:
+            lowest = descend(wiring, state.lowest, least_bytes, 0, deadline)
         else:
             share = (1 + share) / 2
-    return Lowest(found, least_bytes)
+    return Lowest(lowest, least_bytes)
 
 
 class _Peak(State):
     """Keeps the schedule of minimal peak, whether it fits or not; done when one fits."""
 
-    def __init__(self, wiring: Wiring, budget_bytes: int, known: Trace, seconds: float) -> None:
+    def __init__(self, wiring: Wiring, budget_bytes: int, start: Trace, seconds: float) -> None:
         until = time.perf_counter() + seconds
         super().__init__(wiring, budget_bytes, until, Limit.starting_now(seconds), silent)
-        self.lowest = known
+        self.lowest = start
         self.once = self.bound = float(wiring.time.sum())  # not that of the graph
 
-    def offer(self, found: Trace) -> bool:
+    def offer(self, candidate: Trace) -> bool:
         """Keep a schedule if it is lower; say whether it fits."""
-        if found.peak_bytes < self.lowest.peak_bytes:
-            self.lowest = found
-        return super().offer(found)
+        if candidate.peak_bytes < self.lowest.peak_bytes:
+            self.lowest = candidate
+        return super().offer(candidate)
 
     def enough(self) -> bool:
         """Ask for no more than one that fits."""

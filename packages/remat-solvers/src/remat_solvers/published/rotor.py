@@ -30,14 +30,14 @@ from remat_graph import Solution
 from remat_solvers.chains.chain import Chain, find_chains, merged
 from remat_solvers.chains.costs import measure_stages
 from remat_solvers.chains.search import MOST_STAGES, SLOTS, ChainSearch
-from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report, check_whole
 from remat_solvers.errors import UnsuitableSolver
 
 __all__ = ["Rotor"]
 
 
 @dataclass(frozen=True)
-class Rotor:
+class Rotor(PlainSolver):
     """The dynamic programme of rotor; `slots` of memory, at most `most_stages` stages.
 
     Raises:
@@ -45,9 +45,6 @@ class Rotor:
     """
 
     name: ClassVar[str] = "rotor"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Olivier Beaumont, Lionel Eyraud-Dubois, Julien Herrmann, Alexis Joly, Alena Shilova. "
         "Optimal checkpointing for heterogeneous chains: how to train deep neural networks with "
@@ -63,8 +60,8 @@ class Rotor:
 
     def can_solve(self, problem: Problem) -> str | None:
         """Take chains of blocks; say where a graph is none."""
-        found = find_chains(problem.wiring)
-        return found if isinstance(found, str) else None
+        chains = find_chains(problem.wiring)
+        return chains if isinstance(chains, str) else None
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Fill the tables; `LIMIT` if no schedule of this kind fits, or at the limit (30 s)."""
@@ -75,11 +72,11 @@ class Rotor:
     ) -> tuple[ChainSearch, list[Chain]]:
         """Try each chain, merged to `most_stages` stages."""
         wiring = problem.wiring
-        found = find_chains(wiring)
-        if isinstance(found, str):
-            raise UnsuitableSolver(self.name, found)
-        chains = [merged(wiring, chain, self.most_stages) for chain in found]
+        chains = find_chains(wiring)
+        if isinstance(chains, str):
+            raise UnsuitableSolver(self.name, chains)
+        merged_chains = [merged(wiring, chain, self.most_stages) for chain in chains]
         search = ChainSearch(self.name, problem, limit, report)
-        for chain in chains:
+        for chain in merged_chains:
             search.fill(measure_stages(wiring, chain), self.slots)
-        return search, chains
+        return search, merged_chains

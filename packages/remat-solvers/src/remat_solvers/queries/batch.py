@@ -78,9 +78,9 @@ def with_batch(
                 time=op.time * batch_size / of_batch,
                 workspace_bytes=scaled(op.workspace_bytes),
                 overwrites=tuple(
-                    (read, made)
-                    for read, made in op.overwrites
-                    if (read in fixed) == (made in fixed)
+                    (read, written)
+                    for read, written in op.overwrites
+                    if (read in fixed) == (written in fixed)
                 ),
             )
             for op in graph.ops
@@ -150,33 +150,35 @@ def max_batch_size(
             return LargestBatch(low, scale(low) if low else None, best, proved=False)
         seconds = left / math.ceil(math.log2(high - low))
         middle = (low + high) // 2
-        found, refused = _ask(scale(middle), budget_bytes, solver, seconds, max_overhead, executor)
-        if found is not None:
-            low, best = middle, found
+        solution, refused = _ask(
+            scale(middle), budget_bytes, solver, seconds, max_overhead, executor
+        )
+        if solution is not None:
+            low, best = middle, solution
         else:
             high, proved = middle, refused
     return LargestBatch(low, scale(low) if low else None, best, proved)
 
 
-def _check_batch(name: str, given: int) -> None:
-    check_whole(name, given)
-    if given > MOST_BYTES:
+def _check_batch(name: str, size: int) -> None:
+    check_whole(name, size)
+    if size > MOST_BYTES:
         raise InvalidProblem(f"{name} is above {MOST_BYTES:,}, as far as bytes are counted")
 
 
-def _names(graph: Graph, given: object) -> frozenset[str]:
+def _names(graph: Graph, names: object) -> frozenset[str]:
     """Read names of values.
 
     Raises:
         InvalidProblem: if it is no collection of them.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidProblem(f"fixed={given!r}; give names of values, such as ['weights']")
-    names = tuple(given)
-    for name in names:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InvalidProblem(f"fixed={names!r}; give names of values, such as ['weights']")
+    checked = tuple(names)
+    for name in checked:
         if not isinstance(name, str) or name not in graph.value_by_name:
             raise InvalidProblem(f"fixed value {name!r} is no value of the graph")
-    return frozenset(names)
+    return frozenset(checked)
 
 
 def _stored(graph: Graph) -> int:
@@ -205,9 +207,11 @@ def _ask(
     """Solve one batch: the solution if it is good enough, and else whether none can be."""
     most = graph.time * (1 + max_overhead) * (1 + 1e-9) if graph.time else 0.0
     try:
-        found = solve(graph, budget_bytes, solver=solver, limit_seconds=seconds, executor=executor)
+        solution = solve(
+            graph, budget_bytes, solver=solver, limit_seconds=seconds, executor=executor
+        )
     except BudgetTooSmall as error:
         return None, error.status is Status.INFEASIBLE
-    if found.time <= most:
-        return found, False
-    return None, found.lower_bound is not None and found.lower_bound > most
+    if solution.time <= most:
+        return solution, False
+    return None, solution.lower_bound is not None and solution.lower_bound > most

@@ -66,13 +66,13 @@ class Knowledge:
         self.errors: dict[int, SolverError] = {}  # by budget
         self._least_time = least_time(wiring)
         self._verdicts = Verdicts(wiring)
-        self._found: list[Solution] = []
+        self._solutions: list[Solution] = []
         self.store_all = self._keep(store_all(graph), StoreAll.name, 0.0)
 
     @property
     def smallest_bytes(self) -> int:
         """The minimal peak of any schedule found."""
-        return min(found.peak_bytes for found in self._found)
+        return min(solution.peak_bytes for solution in self._solutions)
 
     def look_for_smallest(self, seconds: float) -> None:
         """Ask for a schedule of small peak, and what no peak goes below."""
@@ -91,7 +91,7 @@ class Knowledge:
         self.doubt = answer.doubt or self.doubt
         self._verdicts.claim(claim_of(_chosen(solver), budget_bytes, answer))
         if answer.schedule is not None:
-            self._found.append(answer)
+            self._solutions.append(answer)
             peak = answer.peak_bytes
             self._verdicts.show(answer.solver, answer.schedule, answer.time, peak)
         self._settle()
@@ -102,8 +102,8 @@ class Knowledge:
 
     def best(self, budget_bytes: int) -> Solution | None:
         """Return the fastest schedule that fits; of equal ones the first found."""
-        fitting = (found for found in self._found if found.peak_bytes <= budget_bytes)
-        return min(fitting, key=lambda found: found.time, default=None)
+        fitting = (solution for solution in self._solutions if solution.peak_bytes <= budget_bytes)
+        return min(fitting, key=lambda solution: solution.time, default=None)
 
     def bound(self, budget_bytes: int) -> float:
         """Return the most that is proved at this budget or a larger one; infinity: nothing fits."""
@@ -122,12 +122,12 @@ class Knowledge:
         best = self.best(budget_bytes)
         if best is not None and budget_bytes <= _NEAR * best.peak_bytes:
             return best.schedule
-        above = (found for found in self._found if found.peak_bytes > budget_bytes)
-        nearest = min(above, key=lambda found: found.peak_bytes, default=None)
+        above = (solution for solution in self._solutions if solution.peak_bytes > budget_bytes)
+        nearest = min(above, key=lambda solution: solution.peak_bytes, default=None)
         return None if nearest is None else nearest.schedule
 
     def is_open(self, budget_bytes: int) -> bool:
-        """Say whether a solve could tell more than is known."""
+        """Say whether a solve could show more than is known."""
         if budget_bytes < self.least_bytes:
             return False
         best = self.best(budget_bytes)
@@ -154,9 +154,9 @@ class Knowledge:
         bound = min(self._least_time, time)
         closed = time <= bound * (1 + TOLERANCE)
         status = Status.OPTIMAL if closed else Status.FEASIBLE
-        self._found.append(Solution(status, schedule, time, peak, bound, by, seconds))
+        self._solutions.append(Solution(status, schedule, time, peak, bound, by, seconds))
         self._verdicts.show(by, schedule, time, peak)
-        return self._found[-1]
+        return self._solutions[-1]
 
     def _settle(self) -> None:
         """Drop the claims that a schedule refutes, and name who made them."""

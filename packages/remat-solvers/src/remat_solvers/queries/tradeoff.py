@@ -100,32 +100,32 @@ def tradeoff(
         SolverError: as `solve`, if all budgets that were asked failed; of one that did beside
             others the point has the `error`. Where nothing fits, or is found, it has no solution.
     """
-    told = check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
+    solver_name = check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     Problem(graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
-    known = Knowledge(graph)
-    wanted = None if budgets is None else _in_bytes(budgets, known.store_all.peak_bytes)
+    knowledge = Knowledge(graph)
+    wanted = None if budgets is None else _in_bytes(budgets, knowledge.store_all.peak_bytes)
     share = limit.left(math.inf) / ((points if wanted is None else len(wanted)) + 1)
     seconds = _SMALLEST_SECONDS if wanted is None else _SMALLEST_SECONDS_ASIDE
-    known.look_for_smallest(min(seconds, share))
+    knowledge.look_for_smallest(min(seconds, share))
     if wanted is None:
-        wanted = _spread(known.smallest_bytes, known.store_all.peak_bytes, points)
+        wanted = _spread(knowledge.smallest_bytes, knowledge.store_all.peak_bytes, points)
     spent = dict.fromkeys(wanted, 0.0)
     report = silent if progress is None else progress
     try:
-        _Sweep(known, solver, told, hierarchy, limit, executor, report).run(spent)
+        _Sweep(knowledge, solver, solver_name, hierarchy, limit, executor, report).run(spent)
     except KeyboardInterrupt:
         if not keep_best:
             raise
     return Tradeoff(
-        points=tuple(known.point(budget, spent[budget]) for budget in wanted),
-        store_all_peak_bytes=known.store_all.peak_bytes,
-        store_all_time=known.store_all.time,
-        smallest_bytes=known.smallest_bytes,
-        least_bytes=known.least_bytes,
-        solver=told,
+        points=tuple(knowledge.point(budget, spent[budget]) for budget in wanted),
+        store_all_peak_bytes=knowledge.store_all.peak_bytes,
+        store_all_time=knowledge.store_all.time,
+        smallest_bytes=knowledge.smallest_bytes,
+        least_bytes=knowledge.least_bytes,
+        solver=solver_name,
         seconds=limit.elapsed,
-        doubt=known.doubt,
+        doubt=knowledge.doubt,
     )
 
 
@@ -191,9 +191,9 @@ def _spread(smallest_bytes: int, largest_bytes: int, points: int) -> list[int]:
 class _Sweep:
     """Solves budgets from the largest down, as many at once as there are workers."""
 
-    known: Knowledge
+    knowledge: Knowledge
     solver: str | Solver
-    told: str
+    solver_name: str
     hierarchy: Hierarchy | None
     limit: Limit
     executor: Executor | None
@@ -205,13 +205,13 @@ class _Sweep:
         Raises:
             SolverError: that of the first budget, if none that was asked has an answer.
         """
-        waiting, asked = sorted(spent, reverse=True), 0
+        waiting, attempts = sorted(spent, reverse=True), 0
         count = len(waiting)
         at_once = self._at_once(count)
         while waiting:
             left = self.limit.left(math.inf)
             for budget in tuple(waiting):
-                if left <= 0 or not self.known.is_open(budget):
+                if left <= 0 or not self.knowledge.is_open(budget):
                     waiting.remove(budget)
                     self._say(budget, count - len(waiting), count)
             now, waiting = waiting[:at_once], waiting[at_once:]
@@ -219,15 +219,15 @@ class _Sweep:
             seconds = _SECONDS if self.limit.seconds is None else left / rounds
             done = count - len(waiting) - len(now)
             for budget, (answer, took) in zip(now, self._solve(now, seconds, count), strict=True):
-                done, asked = done + 1, asked + 1
+                done, attempts = done + 1, attempts + 1
                 spent[budget] = took
                 if isinstance(answer, SolverError):
-                    self.known.fail(budget, answer)
+                    self.knowledge.fail(budget, answer)
                 else:
-                    self.known.learn(budget, answer, self.solver)
+                    self.knowledge.learn(budget, answer, self.solver)
                 self._say(budget, done, count)
-        errors = [*self.known.errors.values()]
-        if errors and len(errors) == asked:
+        errors = [*self.knowledge.errors.values()]
+        if errors and len(errors) == attempts:
             raise errors[0]
 
     def _at_once(self, count: int) -> int:
@@ -239,12 +239,20 @@ class _Sweep:
     def _solve(
         self, budgets: list[int], seconds: float, count: int
     ) -> list[tuple[Solution | SolverError, float]]:
-        graph, hierarchy = self.known.graph, self.hierarchy
+        graph, hierarchy = self.knowledge.graph, self.hierarchy
         loose = self.limit.seconds is None
         tasks = [
             (
                 f"budget of {budget} bytes",
-                (graph, budget, self.solver, hierarchy, seconds, loose, self.known.start(budget)),
+                (
+                    graph,
+                    budget,
+                    self.solver,
+                    hierarchy,
+                    seconds,
+                    loose,
+                    self.knowledge.start(budget),
+                ),
             )
             for budget in budgets
         ]
@@ -261,15 +269,15 @@ class _Sweep:
         return [_solve_budget(*arguments, report) for _, arguments in tasks]
 
     def _say(self, budget: int, done: int, count: int) -> None:
-        point = self.known.point(budget, 0.0)
-        found = point.solution
+        point = self.knowledge.point(budget, 0.0)
+        solution = point.solution
         state = point.status.value if point.error is None else str(point.error)
         self.report(
             Progress(
-                solver=self.told,
+                solver=self.solver_name,
                 round=done,
-                incumbent_time=None if found is None else found.time,
-                incumbent_peak_bytes=None if found is None else found.peak_bytes,
+                incumbent_time=None if solution is None else solution.time,
+                incumbent_peak_bytes=None if solution is None else solution.peak_bytes,
                 lower_bound=point.lower_bound,
                 seconds=self.limit.elapsed,
                 message=f"{done} of {count}, budget {format_bytes(budget)}: {state}",

@@ -1,4 +1,4 @@
-"""What several makers of a value add to the stage-refined program (`relaxation`, rows h and i).
+"""What alternatives add to the stage-refined program (`relaxation`, rows h and i).
 
 Everything here is empty for a graph without alternatives.
 """
@@ -43,36 +43,36 @@ class Stretch(NamedTuple):
     alone: bool = False
 
 
-def beginning(makers: Alternatives, checkpoints: Sequence[int]) -> Ints:
+def beginning(alternatives: Alternatives, checkpoints: Sequence[int]) -> Ints:
     """List the ops that can run at the place of a group with a choice; at a checkpoint, open it."""
     ops = {
         op
-        for begins in makers.beginners.values()
+        for begins in alternatives.beginners.values()
         for op in begins
-        if makers.opens[op] or makers.group[op] not in checkpoints
+        if alternatives.opens[op] or alternatives.group[op] not in checkpoints
     }
     return np.array(sorted(ops), dtype=np.int64)
 
 
-def before(makers: Alternatives, c: int) -> Ints:
+def before(alternatives: Alternatives, c: int) -> Ints:
     """List the optional ops that can run before the place of group `c`."""
-    found: Ints = np.flatnonzero(makers.optional & (makers.place < c))
-    return found
+    ops: Ints = np.flatnonzero(alternatives.optional & (alternatives.place < c))
+    return ops
 
 
-def needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
+def needed(wiring: Wiring, alternatives: Alternatives, c: int) -> NDArray[np.bool_]:
     """Say what something after op `c` can need; of what is optional, also what is made later."""
     there = np.zeros(wiring.value_count, dtype=np.bool_)
     there[wiring.results] = True
     reader = wiring.in_op
-    group = makers.group[reader]
-    later = (group > c) | ((group == c) & makers.chosen[c])
-    there[wiring.in_value[later & ~makers.optional[reader]]] = True
-    again = (wiring.replayable & (makers.group <= c)) | makers.optional
-    maker = wiring.out_op
+    group = alternatives.group[reader]
+    later = (group > c) | ((group == c) & alternatives.chosen[c])
+    there[wiring.in_value[later & ~alternatives.optional[reader]]] = True
+    again = (wiring.replayable & (alternatives.group <= c)) | alternatives.optional
+    out_op = wiring.out_op
     while True:
         wanted = np.zeros(wiring.op_count, dtype=np.bool_)
-        wanted[maker[there[wiring.out_value]]] = True
+        wanted[out_op[there[wiring.out_value]]] = True
         more = wiring.in_value[(wanted & again)[reader]]
         if there[more].all():
             break
@@ -81,7 +81,7 @@ def needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
 
 
 def redoable(
-    wiring: Wiring, makers: Alternatives, c: int, wanted: NDArray[np.bool_], values: Ints
+    wiring: Wiring, alternatives: Alternatives, c: int, wanted: NDArray[np.bool_], values: Ints
 ) -> Ints:
     """List the ops that make values anew after op `c`, and optional ones of what is wanted.
 
@@ -89,29 +89,31 @@ def redoable(
     """
     ops = np.unique(wiring.producer[values])
     ops = ops[wiring.replayable[ops]]
-    if makers.plain:
+    if alternatives.plain:
         return ops
     here = np.zeros(wiring.op_count, dtype=np.bool_)
     here[ops] = True
-    more = makers.more_maker[np.isin(makers.more_value, values)]
+    more = alternatives.more_op[np.isin(alternatives.more_value, values)]
     here[more[wiring.replayable[more]]] = True
-    made = wiring.producer[wanted & makers.optional_value]
-    here[made] = True
-    if makers.chosen[c]:
-        here[makers.members(c)] = True
+    packing = wiring.producer[wanted & alternatives.optional_value]
+    here[packing] = True
+    if alternatives.chosen[c]:
+        here[alternatives.members(c)] = True
     return np.flatnonzero(here)
 
 
-def overwritten(wiring: Wiring, makers: Alternatives, c: int) -> Ints:
+def overwritten(wiring: Wiring, alternatives: Alternatives, c: int) -> Ints:
     """List what the op that opens the place of group `c` can overwrite."""
-    members = makers.members(c).tolist() if makers.chosen[c] else [c]
-    found = dict.fromkeys(v for p in members if makers.opens[p] for v in wiring.overwritten[p])
-    return np.array(list(found), dtype=np.int64)
+    members = alternatives.members(c).tolist() if alternatives.chosen[c] else [c]
+    values = dict.fromkeys(
+        v for p in members if alternatives.opens[p] for v in wiring.overwritten[p]
+    )
+    return np.array(list(values), dtype=np.int64)
 
 
 def open_stage(
     wiring: Wiring,
-    makers: Alternatives,
+    alternatives: Alternatives,
     rows: Rows,
     way: Ints,
     past: Past,
@@ -123,7 +125,7 @@ def open_stage(
     The rest of what the group makes is redone in the segment.
     """
     kept, dies = past
-    members = [p for p in makers.members(c).tolist() if way[p] >= 0]
+    members = [p for p in alternatives.members(c).tolist() if way[p] >= 0]
     opening = way[members]
     rows.add_sum(1.0, opening, np.ones(len(opening)))
     rows.add_sum(-1.0, opening, -np.ones(len(opening)))
@@ -134,70 +136,70 @@ def open_stage(
         rows.add(0.0, len(inside), (np.full(len(inside), way[p]), 1.0), (kept[inside], -1.0))
         ends = [v for v in read[kept[read] < 0].tolist() if v not in wiring.overwritten[p]]
         bytes_there = sum(int(wiring.size[v]) for v in ends)
-        needs.append(bytes_there + wiring.made_list[p] + wiring.workspace_list[p])
+        needs.append(bytes_there + wiring.output_bytes[p] + wiring.workspace_list[p])
     for v in np.flatnonzero(dies >= 0).tolist():
         over = way[[p for p in members if v in wiring.overwritten[p]]]
         entries = np.append(1.0, -np.ones(len(over)))
         rows.add_sum(0.0, np.append(dies[v], over), entries)
     for v in wiring.outputs[c]:
-        makes = [p for p in makers.members(c).tolist() if v in wiring.outputs[p]]
+        makes = [p for p in alternatives.members(c).tolist() if v in wiring.outputs[p]]
         columns = np.concatenate([way[makes], redo[makes]])
         rows.add_sum(-1.0, columns, -np.ones(len(columns)))
     return opening, np.array(needs, dtype=np.int64)
 
 
 def hold_opened(
-    wiring: Wiring, makers: Alternatives, rows: Rows, way: Ints, held: Ints, c: int
+    wiring: Wiring, alternatives: Alternatives, rows: Rows, way: Ints, held: Ints, c: int
 ) -> None:
     """Tie `held` of what group `c` makes to the way that opens its place."""
-    for v in wiring.outputs[c] if makers.chosen[c] else ():
+    for v in wiring.outputs[c] if alternatives.chosen[c] else ():
         if held[v] >= 0:
-            makes = [p for p in makers.members(c).tolist() if v in wiring.outputs[p]]
+            makes = [p for p in alternatives.members(c).tolist() if v in wiring.outputs[p]]
             entries = np.append(1.0, -np.ones(len(makes)))
             rows.add_sum(0.0, np.append(held[v], way[makes]), entries)
 
 
-def cover(makers: Alternatives, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> None:
+def cover(alternatives: Alternatives, rows: Rows, way: Ints, checkpoints: Sequence[int]) -> None:
     """Add (h) where no checkpoint is: the ways of a group make each of its values."""
-    for begins in makers.beginners.values():
-        if makers.group[begins[0]] not in checkpoints:
+    for begins in alternatives.beginners.values():
+        if alternatives.group[begins[0]] not in checkpoints:
             columns = way[list(begins)]
             rows.add_sum(-1.0, columns, -np.ones(len(columns)))
 
 
-def due(makers: Alternatives, stretch: Stretch) -> NDArray[np.bool_]:
+def due(alternatives: Alternatives, stretch: Stretch) -> NDArray[np.bool_]:
     """Say of which values rows (a) and (c) are written for a stretch.
 
     Those that can exist before it; in one segment, what is optional and can exist in it, too.
     """
-    there: NDArray[np.bool_] = makers.rank < stretch.since
+    there: NDArray[np.bool_] = alternatives.rank < stretch.since
     if stretch.alone:
-        there = there | (makers.optional_value & (makers.rank < stretch.until))
+        there = there | (alternatives.optional_value & (alternatives.rank < stretch.until))
     return there
 
 
-def surely_read(wiring: Wiring, makers: Alternatives, stretch: Stretch) -> Ints:
+def surely_read(wiring: Wiring, alternatives: Alternatives, stretch: Stretch) -> Ints:
     """List what ops that have no alternative read first in a stretch."""
     since = wiring.in_start[stretch.since + 1]
     until = wiring.in_start[min(stretch.until + 1, wiring.op_count)]
     read = wiring.in_value[since:until]
-    if makers.plain:
+    if alternatives.plain:
         return read
     reader = wiring.in_op[since:until]
-    found: Ints = read[makers.owed[reader] & ~makers.chosen[reader]]
-    return found
+    surely: Ints = read[alternatives.owed[reader] & ~alternatives.chosen[reader]]
+    return surely
 
 
-def runs(makers: Alternatives, again: Ints, way: Ints, stretch: Stretch) -> Ints:
+def runs(alternatives: Alternatives, again: Ints, way: Ints, stretch: Stretch) -> Ints:
     """List the columns of all that runs in a stretch by choice: again, or at its place."""
-    here = (makers.group > stretch.since) & (makers.group <= stretch.until)
-    return np.where(here & ~makers.optional, way, again)
+    here = (alternatives.group > stretch.since) & (alternatives.group <= stretch.until)
+    return np.where(here & ~alternatives.optional, way, again)
 
 
 def add_alternatives(
-    makers: Alternatives, rows: Rows, numbers: Ints, values: Ints, again: Ints
+    alternatives: Alternatives, rows: Rows, numbers: Ints, values: Ints, again: Ints
 ) -> None:
-    """Add to rows, one for each value, its further makers beside the producer."""
-    which, ops = makers.further(values)
+    """Add to rows, one for each value, the ops that make it besides its producer."""
+    which, ops = alternatives.further(values)
     if len(which):
         rows.extend(numbers[which], again[ops], -1.0)

@@ -26,19 +26,19 @@ __all__ = ["construct"]
 def construct(wiring: Wiring, stagewise: Stagewise) -> Ints | None:
     """Order the computations; every value read is there, whatever the point says.
 
-    With several makers `None` where its ways lead to a dead end, or make no schedule in the order
+    With alternatives: `None` where its ways lead to a dead end, or make no schedule in the order
     of the graph: those of a linear relaxation may, and the program does not know of `order_after`.
 
     Raises:
         InvalidSchedule: if what comes of it is not legal, which is a defect here.
     """
-    makers = Alternatives.of(wiring)
-    if not makers.plain:
-        found = _InWays(wiring, makers, stagewise).run()
-        if found is None:
+    alternatives = Alternatives.of(wiring)
+    if not alternatives.plain:
+        ordered = _InWays(wiring, alternatives, stagewise).run()
+        if ordered is None:
             return None
-        simulate(wiring.graph, expand(wiring, found))
-        return found if keeps_order(wiring, found) else None
+        simulate(wiring.graph, expand(wiring, ordered))
+        return ordered if keeps_order(wiring, ordered) else None
     stops = (*stagewise.checkpoints, wiring.op_count)
     sequence = list(range(stops[0] + 1 if stagewise.checkpoints else wiring.op_count))
     for k, c in enumerate(stagewise.checkpoints):
@@ -103,15 +103,17 @@ class _DeadEnd(Exception):
 class _InWays:
     """The same for a graph with alternatives; `available` are the values that are there."""
 
-    def __init__(self, wiring: Wiring, makers: Alternatives, stagewise: Stagewise) -> None:
-        self._wiring, self._makers, self._stagewise = wiring, makers, stagewise
+    def __init__(self, wiring: Wiring, alternatives: Alternatives, stagewise: Stagewise) -> None:
+        self._wiring, self._alternatives, self._stagewise = wiring, alternatives, stagewise
         self._sequence: list[int] = []
         self._available = [False] * wiring.value_count
-        self._made = [False] * wiring.value_count
+        self._past_values = [False] * wiring.value_count
         self._ran = [False] * wiring.op_count
         self._redo: frozenset[int] = frozenset()
         self._more: dict[int, list[int]] = {}
-        for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
+        for v, op in zip(
+            alternatives.more_value.tolist(), alternatives.more_op.tolist(), strict=True
+        ):
             self._more.setdefault(v, []).append(op)
 
     def run(self) -> Ints | None:
@@ -125,15 +127,17 @@ class _InWays:
     def _run_all(self) -> None:
         wiring, point = self._wiring, self._stagewise
         place = {c: k for k, c in enumerate(point.checkpoints)}
-        for c in np.flatnonzero(self._makers.owed).tolist():
+        for c in np.flatnonzero(self._alternatives.owed).tolist():
             k = place.get(c)
             if k is not None:
                 self._bring_all(sorted(point.kept[k]))
-            members = self._makers.members(c).tolist()
+            members = self._alternatives.members(c).tolist()
             ways = [p for p in members if p in point.ways and self._may_run(p)]
-            if not self._makers.chosen[c] or not any(self._makers.opens[p] for p in ways):
+            if not self._alternatives.chosen[c] or not any(
+                self._alternatives.opens[p] for p in ways
+            ):
                 ways = [c]
-            opening = next(p for p in ways if self._makers.opens[p])
+            opening = next(p for p in ways if self._alternatives.opens[p])
             self._compute(opening)
             if k is not None:
                 self._forget(k, wiring.outputs[opening])
@@ -146,7 +150,7 @@ class _InWays:
         self._bring_all(wiring.results.tolist())
 
     def _forget(self, k: int, outputs: tuple[int, ...]) -> None:
-        """Have nothing after a checkpoint but what is kept, was just made, or cannot be again."""
+        """Drop after a checkpoint all but what is kept, was just made, or cannot be made again."""
         fixed = ~self._wiring.replayable[self._wiring.producer]
         kept = self._stagewise.kept[k]
         self._redo = self._stagewise.redo[k]
@@ -165,12 +169,12 @@ class _InWays:
         self._sequence.append(op)
         self._ran[op] = True
         for v in self._wiring.outputs[op]:
-            self._available[v] = self._made[v] = True
+            self._available[v] = self._past_values[v] = True
 
     def _may_run(self, op: int) -> bool:
         """Ask whether an op may run now, as `simulate` does."""
         wiring, graph = self._wiring, self._wiring.graph
-        if any(self._made[v] for v in wiring.outputs[op]) and not wiring.replayable_list[op]:
+        if any(self._past_values[v] for v in wiring.outputs[op]) and not wiring.replayable_list[op]:
             return False
         return self._ran[op] or all(
             self._is_done(graph.op_index[name]) for name in graph.ops[op].order_after
@@ -178,34 +182,34 @@ class _InWays:
 
     def _is_done(self, op: int) -> bool:
         outputs = self._wiring.outputs[op]
-        return self._ran[op] or (bool(outputs) and all(self._made[v] for v in outputs))
+        return self._ran[op] or (bool(outputs) and all(self._past_values[v] for v in outputs))
 
     def _bring_all(self, values: Iterable[int]) -> None:
         """Make values, after what they need in turn, unless they are there."""
         wiring, available = self._wiring, self._available
         for value in values:
-            pending = [] if available[value] else [self._maker(value)]
+            pending = [] if available[value] else [self._producer_of(value)]
             while pending:
                 missing = [v for v in wiring.inputs[pending[-1]] if not available[v]]
                 if missing:
-                    pending.append(self._maker(missing[0]))
+                    pending.append(self._producer_of(missing[0]))
                 else:
                     self._run(pending.pop())
 
-    def _maker(self, value: int) -> int:
+    def _producer_of(self, value: int) -> int:
         """Choose what makes a value: what the point redoes, if that can be, or its producer.
 
         An alternative that depends on what its own group makes only where that is there. Where the
         producer may not run, what does.
         """
-        wiring, makers = self._wiring, self._makers
+        wiring, alternatives = self._wiring, self._alternatives
         producer = wiring.producer_list[value]
         if producer in self._redo and self._may_run(producer):
             return producer
         more = self._more.get(value, [])
         for op in more:
             there = all(self._available[v] for v in wiring.inputs[op])
-            if op in self._redo and (there or makers.opens[op]) and self._may_run(op):
+            if op in self._redo and (there or alternatives.opens[op]) and self._may_run(op):
                 return op
         for op in [producer, *more]:
             if self._may_run(op):

@@ -1,13 +1,13 @@
 """Schedules without a proof: found at first, built from points of programs, and improved.
 
 A first schedule comes of repairing the given one and storing everything, where values have several
-makers by each kind of them; while nothing fits, or where the gap stays wide, of repairing in other
-ways; while nothing fits, of running the ops within the budget in one pass; at last of a descent to
-the minimal peak. A graph that is a chain of blocks is also planned as one: on long chains of which
-little fits, nothing else here finds what that does. What is found is pruned and offered to the
-state, which keeps the fastest. With several makers all of this works on the ordinary graph of a
-sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved. Complexity: each attempt
-has its time (`State.soon`). Source: ours.
+implementations by each kind of them; while nothing fits, or where the gap stays wide, of repairing
+in other ways; while nothing fits, of running the ops within the budget in one pass; at last of a
+descent to the minimal peak. A graph that is a chain of blocks is also planned as one: on long
+chains of which little fits, nothing else here finds what that does. What is found is pruned and
+offered to the state, which keeps the fastest. With several implementations all of this works on the
+ordinary graph of a sequence (`unfolding`). Guarantee: what is kept fits; nothing is proved.
+Complexity: each attempt has its time (`State.soon`). Source: ours.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Heuristics:
         self._seed = 0
         self._polish_seconds = 0.0
 
-    def start(self, everything: Sequence[Trace], given: Sequence[Ints]) -> None:
+    def start(self, everything: Sequence[Trace], sequences: Sequence[Ints]) -> None:
         """Find a schedule that fits without a program, by whatever gives one first.
 
-        `everything` are schedules that store all, by one kind of makers each. Out of time, one that
-        fits is enough.
+        `everything` are schedules that store all, by one kind of implementations each. Out of time,
+        one that fits is enough.
         """
         wiring, usual = self._state.wiring, EVICTION_PERTURBATIONS[0]
         unfolded = cache(partial(unfold, wiring))
         first = [
-            *(partial(self._repair, trace(wiring, sequence), usual) for sequence in given),
+            *(partial(self._repair, trace(wiring, sequence), usual) for sequence in sequences),
             *(partial(self._repair_unfolded, stored, unfolded) for stored in everything),
         ]
         for begin in first:
@@ -183,15 +183,15 @@ class Heuristics:
         self._seed += 1
         soon = until - by_parts * _BY_PARTS * seconds
         if state.wiring.graph.has_alternatives:
-            self._search_makers((time.perf_counter() + soon) / 2)
+            self._search_alternatives((time.perf_counter() + soon) / 2)
         while self._others and not state.closed(_WIDE_GAP) and time.perf_counter() < until:
             self._others.pop(0)()
         unfolded = unfold(state.wiring, state.best)
         search = restarted_search if thorough else local_search
-        found = search(
+        improved = search(
             unfolded.wiring, unfolded.start, state.budget_bytes, seed=self._seed, deadline=soon
         )
-        self._offer_folded(unfolded, found)
+        self._offer_folded(unfolded, improved)
         since = 0
         while by_parts and time.perf_counter() < until:
             patience = _PATIENCE_AT_END if thorough and not state.closed(FAR) else _PATIENCE
@@ -202,8 +202,8 @@ class Heuristics:
             since = 0 if state.best_time < before else since + 1
         self._polish_seconds += time.perf_counter() - started
 
-    def _search_makers(self, until: float) -> None:
-        """Improve the fastest schedule by other makers."""
+    def _search_alternatives(self, until: float) -> None:
+        """Improve the fastest schedule by other implementations."""
         state = self._state
         if state.best is not None:
             state.offer(
@@ -216,7 +216,7 @@ class Heuristics:
         """Evict, prune and offer."""
         state = self._state
         again = state.best_time - state.once
-        found = repaired(
+        candidate = repaired(
             state.wiring,
             start,
             state.budget_bytes,
@@ -225,10 +225,10 @@ class Heuristics:
             soon=state.soon(),
             deadline=state.deadline,
         )
-        state.offer(found)
+        state.offer(candidate)
 
     def _repair_unfolded(self, start: Trace, unfolded_of: Callable[[Trace], Unfolded]) -> None:
-        """With several makers: keep those of a schedule, and evict, or run within the budget.
+        """With alternatives: keep those of a schedule, and evict, or run within the budget.
 
         The latter keeping what it can, or what the schedule keeps.
         """
@@ -236,14 +236,14 @@ class Heuristics:
         if not state.wiring.graph.has_alternatives:
             return
         unfolded = unfolded_of(start)
-        found = repaired(
+        candidate = repaired(
             unfolded.wiring,
             unfolded.start,
             state.budget_bytes,
             soon=state.soon(),
             deadline=state.deadline,
         )
-        self._offer_folded(unfolded, found)
+        self._offer_folded(unfolded, candidate)
         for perturbation in ONE_PASS_PERTURBATIONS[:2]:
             for keeps in (None, unfolded.keeps()):
                 self._run_in_one_pass(unfolded, perturbation, keeps)
@@ -261,18 +261,18 @@ class Heuristics:
             deadline=state.soon(),
         )
         if sequence is not None:
-            found = trace(unfolded.wiring, sequence)
-            found = prune(unfolded.wiring, found, state.budget_bytes, deadline=state.soon())
-            self._offer_folded(unfolded, found)
+            candidate = trace(unfolded.wiring, sequence)
+            candidate = prune(unfolded.wiring, candidate, state.budget_bytes, deadline=state.soon())
+            self._offer_folded(unfolded, candidate)
 
-    def _offer_folded(self, unfolded: Unfolded, found: Trace) -> None:
+    def _offer_folded(self, unfolded: Unfolded, candidate: Trace) -> None:
         state = self._state
-        folded = unfolded.fold(found)
+        folded = unfolded.fold(candidate)
         state.offer(prune_multi(state.wiring, folded, state.budget_bytes, deadline=state.deadline))
 
-    def _offer_pruned(self, found: Trace) -> None:
+    def _offer_pruned(self, candidate: Trace) -> None:
         """Prune a schedule and offer it."""
         state = self._state
-        unfolded = unfold(state.wiring, found)
+        unfolded = unfold(state.wiring, candidate)
         now = prune(unfolded.wiring, unfolded.start, state.budget_bytes, deadline=state.deadline)
         self._offer_folded(unfolded, now)

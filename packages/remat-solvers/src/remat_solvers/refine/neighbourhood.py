@@ -32,7 +32,7 @@ from remat_solvers.search.repair import repaired
 __all__ = ["Neighbourhood"]
 
 _CHECKPOINTS = 12
-_TOLD_SHARE = 0.75  # of them, where earlier steps went over budget
+_OVER_SHARE = 0.75  # of them, where earlier steps went over budget
 _AGAIN = 4  # segments, in which they did
 _FULL = 0.85
 _MOST_COLUMNS = 100_000
@@ -55,8 +55,8 @@ class Neighbourhood:
         self._budget_bytes = budget_bytes
         self._back_end = back_end
         self._rng = np.random.default_rng(seed)
-        self._told: Counter[int] = Counter()
-        self._told_again: Counter[tuple[int, int]] = Counter()  # segments, and ops run in them
+        self._over: Counter[int] = Counter()
+        self._over_again: Counter[tuple[int, int]] = Counter()  # segments, and ops run in them
         self._free_columns = float(_FREE_COLUMNS)
         each = wiring.value_count + 2 * wiring.op_count
         self._count = min(_CHECKPOINTS, _MOST_COLUMNS // max(each, 1))
@@ -69,7 +69,7 @@ class Neighbourhood:
     def step(self, now: Trace, deadline: float) -> Trace:
         """Look for a faster schedule around one that fits; the same if there is none.
 
-        `deadline` is a moment of `time.perf_counter`.
+        `deadline` is a time of `time.perf_counter`.
         """
         wiring, budget = self._wiring, self._budget_bytes
         again = self._again()
@@ -100,30 +100,30 @@ class Neighbourhood:
         rows = frozenset(again)
         present = Refinement(frozenset(checkpoints), rows, rows)
         for over in refinements(wiring, built, budget, present, _CHECKPOINTS // 2):
-            self._told.update(over.checkpoints - present.checkpoints)
-            self._told_again.update(over.running - rows)
+            self._over.update(over.checkpoints - present.checkpoints)
+            self._over_again.update(over.running - rows)
         until = min(deadline, time.perf_counter() + _REPAIR_SECONDS)
-        found = repaired(wiring, built, budget, soon=until, deadline=deadline)
-        if found.peak_bytes <= budget:
+        candidate = repaired(wiring, built, budget, soon=until, deadline=deadline)
+        if candidate.peak_bytes <= budget:
             seed = int(self._rng.integers(1 << 30))
-            found = local_search(
-                wiring, found, budget, seed=seed, deadline=until, patience=_PATIENCE
+            candidate = local_search(
+                wiring, candidate, budget, seed=seed, deadline=until, patience=_PATIENCE
             )
-        faster = sequence_time(wiring, found.sequence) < sequence_time(wiring, now.sequence)
-        return found if found.peak_bytes <= budget and faster else now
+        faster = sequence_time(wiring, candidate.sequence) < sequence_time(wiring, now.sequence)
+        return candidate if candidate.peak_bytes <= budget and faster else now
 
     def _again(self) -> list[tuple[int, int]]:
         """Choose segments in which an op run again went over budget."""
         if self._wiring.graph.has_alternatives or self._count < _CHECKPOINTS:
             return []
-        told = [row for row, _ in self._told_again.most_common(2 * _AGAIN)]
-        self._rng.shuffle(told)
-        return sorted(told[:_AGAIN])
+        rows = [row for row, _ in self._over_again.most_common(2 * _AGAIN)]
+        self._rng.shuffle(rows)
+        return sorted(rows[:_AGAIN])
 
     def _checkpoints(self, now: Trace, again: Sequence[tuple[int, int]]) -> list[int]:
-        told = [op for op, _ in self._told.most_common(2 * self._count)]
-        self._rng.shuffle(told)
-        chosen = told[: int(_TOLD_SHARE * self._count)]
+        ops = [op for op, _ in self._over.most_common(2 * self._count)]
+        self._rng.shuffle(ops)
+        chosen = ops[: int(_OVER_SHARE * self._count)]
         owed, first = places(self._wiring, now)
         during = now.during[first]
         full = owed[during >= min(_FULL * self._budget_bytes, during.max(initial=0))]

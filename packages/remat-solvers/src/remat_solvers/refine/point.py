@@ -69,16 +69,16 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     """Write a trace as a point: what is alive at each checkpoint and what is redone in between."""
     point = np.zeros(len(relaxation.program.cost))
     steps = now.steps
-    makers = Alternatives.of(wiring)
-    if makers.plain:
+    alternatives = Alternatives.of(wiring)
+    if alternatives.plain:
         first = first_runs(wiring, now)
     else:
-        first = opened_at(makers, now)
-        columns = relaxation.way_column[_ways(wiring, makers, now, relaxation.checkpoints)]
+        first = opened_at(alternatives, now)
+        columns = relaxation.way_column[_ways(wiring, alternatives, now, relaxation.checkpoints)]
         point[[*columns.tolist(), relaxation.constant_column]] = 1
     stops = (*relaxation.checkpoints, wiring.op_count)
-    begun = int(first[stops[0]]) if stops[0] < wiring.op_count else steps
-    columns = relaxation.early_column[now.sequence[:begun]]
+    first_opening = int(first[stops[0]]) if stops[0] < wiring.op_count else steps
+    columns = relaxation.early_column[now.sequence[:first_opening]]
     point[columns[columns >= 0]] = 1
     for k, c in enumerate(relaxation.checkpoints):
         since = int(first[c])
@@ -108,27 +108,27 @@ def embed(wiring: Wiring, relaxation: Relaxation, now: Trace) -> Floats:
     return point
 
 
-def opened_at(makers: Alternatives, now: Trace) -> Ints:
+def opened_at(alternatives: Alternatives, now: Trace) -> Ints:
     """Find for each owed op the position at which its place opens; of others one beyond the end."""
-    first: Ints = np.full(len(makers.group), now.steps, dtype=np.int64)
-    np.minimum.at(first, makers.group[now.sequence], np.arange(now.steps))
+    first: Ints = np.full(len(alternatives.group), now.steps, dtype=np.int64)
+    np.minimum.at(first, alternatives.group[now.sequence], np.arange(now.steps))
     return first
 
 
 def _ways(
-    wiring: Wiring, makers: Alternatives, now: Trace, checkpoints: Sequence[int]
+    wiring: Wiring, alternatives: Alternatives, now: Trace, checkpoints: Sequence[int]
 ) -> list[int]:
     """List which ops first make values at the place of their group; at a checkpoint, open it."""
-    made: set[int] = set()
-    found: list[int] = []
+    available: set[int] = set()
+    ways: list[int] = []
     for op in now.sequence.tolist():
-        new = set(wiring.outputs[op]) - made
-        if makers.chosen[op] and new:
-            opens = made.isdisjoint(wiring.outputs[makers.group[op]])
-            if opens or makers.group[op] not in checkpoints:
-                found.append(op)
-        made |= new
-    return found
+        new = set(wiring.outputs[op]) - available
+        if alternatives.chosen[op] and new:
+            opens = available.isdisjoint(wiring.outputs[alternatives.group[op]])
+            if opens or alternatives.group[op] not in checkpoints:
+                ways.append(op)
+        available |= new
+    return ways
 
 
 def _read(point: Floats, columns: Ints) -> Floats:

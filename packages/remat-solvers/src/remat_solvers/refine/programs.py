@@ -35,10 +35,10 @@ __all__ = ["Programs"]
 
 _SMALL_COLUMNS = 500
 # Beyond the first the linear relaxation comes first, beyond the second alone: HiGHS takes long, and
-# does not stop when told to.
+# does not stop when asked to.
 _LARGE_COLUMNS = 3_000
 _TOO_LARGE_COLUMNS = 50_000
-_MOMENTS = 6  # over budget, that are looked at
+_TIME_STEPS = 6  # over budget, that are looked at
 
 _SKETCH_SHARE = 0.15  # of the time left, for each pass
 _SHARE_OF_GAP = 0.01  # between schedule and bound, to which a program is worth solving
@@ -88,7 +88,7 @@ class Programs:
 
     @property
     def last_is_small(self) -> bool:
-        """Whether the program written last, if any, is solved in moments."""
+        """Whether the program written last, if any, is solved in an instant."""
         return self._columns < _SMALL_COLUMNS
 
     @property
@@ -106,28 +106,28 @@ class Programs:
         """Whether the sketch ended with a large program."""
         return self._sketched is not None and self._sketched.relaxation.columns > _LARGE_COLUMNS
 
-    def sketch(self, tried: Refinement) -> Refinement:
-        """Choose checkpoints by linear relaxations, which take moments, while the bound rises.
+    def sketch(self, refinement: Refinement) -> Refinement:
+        """Choose checkpoints by linear relaxations, which take an instant, while the bound rises.
 
         First the next two are added while it rises much; then, with tighter relaxations, they also
-        take the place of others. Not where the integer program takes moments too: where it is over
-        budget tells more.
+        take the place of others. Not where the integer program takes an instant too: where it is
+        over budget shows more.
         """
         near = max(1, self._state.wiring.op_count // 50)
-        tried = self._climb(tried, Refinement.next_two, _RISE, paired=False)
+        refinement = self._climb(refinement, Refinement.next_two, _RISE, paired=False)
         if self._sketched is None:
-            return tried
+            return refinement
         moves = partial(Refinement.moves, near=near)
-        return self._climb(tried, moves, _RISE_IN_PAIRS, paired=True)
+        return self._climb(refinement, moves, _RISE_IN_PAIRS, paired=True)
 
-    def start_anew(self, tried: Refinement) -> Refinement:
+    def start_anew(self, refinement: Refinement) -> Refinement:
         """Start anew from the ops that leave the least room, unless the first program was large.
 
         From as many of them as still raise the bound of the linear relaxation, if more than one.
         """
         state = self._state
         if self._sketched is not None or state.enough():
-            return tried
+            return refinement
         until = time.perf_counter() + _TIGHTEST_SHARE * state.left()
         ops = tightest(state.wiring, state.budget_bytes)
         best: _Sketch | None = None
@@ -141,30 +141,30 @@ class Programs:
             if best is None or sketch.answer.bound > (1 + _RISE_TIGHTEST) * best.answer.bound:
                 best, since = sketch, 0
         if best is None or len(best.chosen.checkpoints) == 1:
-            return tried
+            return refinement
         self._sketched = best
         return best.chosen
 
-    def stronger(self, tried: Refinement) -> Refinement:
+    def stronger(self, refinement: Refinement) -> Refinement:
         """Prefer the checkpoints where the fastest schedule is fullest, if these prove more.
 
         By linear relaxations, near the bound, and only in place of a large program.
         """
         state = self._state
         if state.best is None or state.enough() or self._columns > _TOO_LARGE_COLUMNS:
-            return tried
-        if not state.closed(FAR) or self._relax(tried).columns <= _LARGE_COLUMNS:
-            return tried
+            return refinement
+        if not state.closed(FAR) or self._relax(refinement).columns <= _LARGE_COLUMNS:
+            return refinement
         others = [
             other
             for other in fullest(state.wiring, state.best, state.budget_bytes)
-            if other not in self._compared and not tried >= other
+            if other not in self._compared and not refinement >= other
         ]
         if not others:
-            return tried
+            return refinement
         self._compared.update(others)
         until = time.perf_counter() + _COMPARE_SHARE * state.left()
-        sketches = [self._solve_relaxed(tried, until - time.perf_counter())]
+        sketches = [self._solve_relaxed(refinement, until - time.perf_counter())]
         for other in others:
             seconds = until - time.perf_counter()
             if seconds > 0:
@@ -187,15 +187,15 @@ class Programs:
         if self._columns > _TOO_LARGE_COLUMNS:
             return None
         until = time.perf_counter() + _COMPARE_SHARE * state.left()
-        known, begun = state.bound, self._grown
-        for count in range(_MOST_GROWN if begun is None else _GROWN):
-            if count >= _GROWN and state.bound > known:
+        bound, before = state.bound, self._grown
+        for count in range(_MOST_GROWN if before is None else _GROWN):
+            if count >= _GROWN and state.bound > bound:
                 break
             more = self._with_one_more(self._grown, until)
             if more is None:
                 break
             self._grown = more
-        if self._grown is None or self._grown is begun:
+        if self._grown is None or self._grown is before:
             return None
         self._sketched = self._grown
         return self._grown.chosen
@@ -209,15 +209,19 @@ class Programs:
         state = self._state
         if state.best is None:
             return None
-        tried = _NOTHING if grown is None else grown.chosen
+        refinement = _NOTHING if grown is None else grown.chosen
         base = 0.0 if grown is None else grown.answer.bound
         best, most = None, _LEAST_GAIN
-        ops = set(nearly_full(state.wiring, state.best, state.budget_bytes)) - tried.checkpoints
+        ops = (
+            set(nearly_full(state.wiring, state.best, state.budget_bytes)) - refinement.checkpoints
+        )
         for op in sorted(ops, key=lambda op: (-self._gains.get(op, math.inf), op)):
             seconds = until - time.perf_counter()
             if seconds <= 0 or self._gains.get(op, math.inf) <= most:
                 break
-            sketch = self._solve_relaxed(tried | Refinement(frozenset({op}), frozenset()), seconds)
+            sketch = self._solve_relaxed(
+                refinement | Refinement(frozenset({op}), frozenset()), seconds
+            )
             if sketch.answer.outcome is Outcome.SOLVED:
                 gain = self._gains[op] = sketch.answer.bound - base
                 if gain > most:
@@ -225,24 +229,33 @@ class Programs:
         return best
 
     def solve(
-        self, tried: Refinement, seconds: float, begun: Floats | None, *, exactly: bool = False
+        self,
+        refinement: Refinement,
+        seconds: float,
+        start_point: Floats | None,
+        *,
+        exactly: bool = False,
     ) -> tuple[Relaxation, Answer]:
         """Solve a program, which is one round; unless `exactly`, as far as the gap is worth."""
         state = self._state
-        relaxation = self._relax(tried)
+        relaxation = self._relax(refinement)
         if self._columns > _LARGE_COLUMNS:
             too_large = self._columns > _TOO_LARGE_COLUMNS
-            known = self._sketched
-            if known is None or known.chosen != tried or known.answer.outcome is Outcome.STOPPED:
-                known = self._sketched = self._solve_relaxed(tried, seconds)
-            tighter, answer = known.relaxation, known.answer
+            sketch = self._sketched
+            if (
+                sketch is None
+                or sketch.chosen != refinement
+                or sketch.answer.outcome is Outcome.STOPPED
+            ):
+                sketch = self._sketched = self._solve_relaxed(refinement, seconds)
+            tighter, answer = sketch.relaxation, sketch.answer
             if too_large or answer.outcome is Outcome.INFEASIBLE or state.enough():
                 state.round += 1
                 return tighter, answer
             self._heuristics.build(tighter, answer)
             state.say("the linear relaxation of the next program")
             seconds = min(state.left(), seconds)
-        start = self._start(relaxation, begun)
+        start = self._start(relaxation, start_point)
         least = 0.0 if self._columns < _LARGE_COLUMNS else GAP
         gap = least if exactly else max(least, self._worth_closing())
         self._loose = gap > least
@@ -271,7 +284,7 @@ class Programs:
             return 0.0
         return _SHARE_OF_GAP * (state.best_time - state.bound) / (state.best_time - state.once)
 
-    def reserve(self, tried: Refinement) -> None:
+    def reserve(self, refinement: Refinement) -> None:
         """Build from programs with less room, whose schedules overshoot less; prune then."""
         state = self._state
         for share in _RESERVES:
@@ -280,8 +293,8 @@ class Programs:
             relaxation = relax(
                 state.wiring,
                 state.budget_bytes,
-                sorted(tried.checkpoints),
-                reserves=dict.fromkeys(tried.checkpoints, int(share * state.budget_bytes)),
+                sorted(refinement.checkpoints),
+                reserves=dict.fromkeys(refinement.checkpoints, int(share * state.budget_bytes)),
             )
             seconds = min(_RESERVE_SECONDS, _RESERVE_SHARE * state.left())
             answer = solve_program(
@@ -289,13 +302,15 @@ class Programs:
             )
             self._heuristics.build(relaxation, answer)
 
-    def where(self, built: Trace, tried: Refinement) -> list[Refinement]:
+    def where(self, built: Trace, refinement: Refinement) -> list[Refinement]:
         """List refinements for the time steps where a built schedule is most over budget."""
-        return refinements(self._state.wiring, built, self._state.budget_bytes, tried, _MOMENTS)
+        return refinements(
+            self._state.wiring, built, self._state.budget_bytes, refinement, _TIME_STEPS
+        )
 
     def _climb(
         self,
-        tried: Refinement,
+        refinement: Refinement,
         moves: Callable[[Refinement, list[Refinement]], list[Refinement]],
         rise: float,
         *,
@@ -305,7 +320,7 @@ class Programs:
         state = self._state
         until = time.perf_counter() + _SKETCH_SHARE * state.left()
         risen = state.once
-        pending, since = [tried], 0
+        pending, since = [refinement], 0
         while pending and since < _FRUITLESS and time.perf_counter() < until:
             if state.enough():
                 break
@@ -320,39 +335,39 @@ class Programs:
             since += 1
             gap = state.best_time - risen
             if reached - risen > rise * min(risen - state.once, _TIMES_THE_GAP * gap):
-                tried, risen, since = sketched, reached, 0
+                refinement, risen, since = sketched, reached, 0
                 self._sketched = sketch
-                pending = [] if built is None else moves(tried, self.where(built, tried))
-        return tried
+                pending = [] if built is None else moves(refinement, self.where(built, refinement))
+        return refinement
 
-    def _relax(self, tried: Refinement, *, paired: bool = False) -> Relaxation:
+    def _relax(self, refinement: Refinement, *, paired: bool = False) -> Relaxation:
         relaxation = relax(
             self._state.wiring,
             self._state.budget_bytes,
-            sorted(tried.checkpoints),
-            running=sorted(tried.running | self._members(tried)),
-            splits=sorted(tried.splits),
+            sorted(refinement.checkpoints),
+            running=sorted(refinement.running | self._members(refinement)),
+            splits=sorted(refinement.splits),
             paired=paired,
         )
         self._columns = relaxation.columns
         return relaxation
 
-    def _members(self, tried: Refinement) -> set[tuple[int, int]]:
+    def _members(self, refinement: Refinement) -> set[tuple[int, int]]:
         """List the heavy ways of groups at checkpoints: one that does not open runs in the segment.
 
         Without a row of its own what it needs counts nowhere.
         """
-        makers = Alternatives.of(self._state.wiring)
+        alternatives = Alternatives.of(self._state.wiring)
         heavy = while_running(self._state.wiring) > _HEAVY * self._state.budget_bytes
-        chosen = (c for c in tried.checkpoints if makers.chosen[c])
-        return {(c, p) for c in chosen for p in makers.members(c).tolist() if heavy[p]}
+        chosen = (c for c in refinement.checkpoints if alternatives.chosen[c])
+        return {(c, p) for c in chosen for p in alternatives.members(c).tolist() if heavy[p]}
 
     def _solve_relaxed(
-        self, tried: Refinement, seconds: float, relaxation: Relaxation | None = None
+        self, refinement: Refinement, seconds: float, relaxation: Relaxation | None = None
     ) -> _Sketch:
         """Solve the linear relaxation, and raise the bound."""
         if relaxation is None:
-            relaxation = self._relax(tried, paired=True)
+            relaxation = self._relax(refinement, paired=True)
         answer = solve_program(
             relaxed(relaxation.program),
             seconds=seconds,
@@ -360,7 +375,7 @@ class Programs:
             meanwhile=self._polish,
         )
         self._state.learn(answer.bound)
-        return _Sketch(tried, relaxation, answer)
+        return _Sketch(refinement, relaxation, answer)
 
     def _polish(self, seconds: float) -> None:
         """Improve the fastest schedule while a program is solved; in short turns not by parts."""
@@ -371,9 +386,11 @@ class Programs:
         if state.best_time < before:
             state.say("improved while a program is solved")
 
-    def _start(self, relaxation: Relaxation, begun: Floats | None) -> Floats | None:
+    def _start(self, relaxation: Relaxation, start_point: Floats | None) -> Floats | None:
         """Take the better of two starts: the fastest schedule and an earlier point."""
-        starts = [] if begun is None or len(begun) != relaxation.columns else [begun]
+        starts = (
+            [] if start_point is None or len(start_point) != relaxation.columns else [start_point]
+        )
         if self._state.best is not None:
             starts.append(embed(self._state.wiring, relaxation, self._state.best))
         return min(starts, key=relaxation.program.cost.dot, default=None)

@@ -5,8 +5,8 @@ recomputation asks for the checkpoints on both sides, once the one before it is 
 running-memory row, and then to cut the segment there. Worst first, at least one stretch of first
 computations apart. Where a schedule that fits is fullest (`fullest`), or nearly so (`nearly_full`).
 And, whatever the schedule, where an op leaves little room for anything else while it runs
-(`tightest`). Where values have several makers, read groups for ops, and the opening of a group's
-place for a first computation.
+(`tightest`). Where values have several implementations, read groups for ops, and the opening of a
+group's place for a first computation.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ class Refinement:
             and self.splits >= other.splits
         )
 
-    def next_two(self, seen: Sequence[Refinement]) -> list[Refinement]:
+    def next_two(self, over_budget: Sequence[Refinement]) -> list[Refinement]:
         """Add the two worst of what is over budget, if anything is."""
         more = self
-        for other in seen[:2]:
+        for other in over_budget[:2]:
             more |= other
-        return [more] if seen else []
+        return [more] if over_budget else []
 
-    def moves(self, seen: Sequence[Refinement], near: int) -> list[Refinement]:
+    def moves(self, over_budget: Sequence[Refinement], near: int) -> list[Refinement]:
         """List what to try next, given what is over budget, worst first.
 
         By two at once, then by one: in place of the checkpoints at most `near` ops from the new
         ones, then beside them.
         """
-        wanted = [seen[0] | seen[1]] if len(seen) > 1 else []
-        found: list[Refinement] = []
-        for other in (*wanted, *seen[:_MOVES]):
+        wanted = [over_budget[0] | over_budget[1]] if len(over_budget) > 1 else []
+        moves: list[Refinement] = []
+        for other in (*wanted, *over_budget[:_MOVES]):
             far = frozenset(
                 c for c in self.checkpoints if all(abs(c - d) > near for d in other.checkpoints)
             )
@@ -83,8 +83,8 @@ class Refinement:
                 for rows in (self.running, self.splits)
             )
             kept = Refinement(far, running, splits)
-            found += [kept | other, self | other]
-        return [move for move in dict.fromkeys(found) if not self >= move]
+            moves += [kept | other, self | other]
+        return [move for move in dict.fromkeys(moves) if not self >= move]
 
 
 def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
@@ -100,21 +100,21 @@ def tightest(wiring: Wiring, budget_bytes: int) -> list[int]:
     beside = (during - need) / np.maximum(budget_bytes - need, 1)
     apart = max(1, len(owed) // _STRETCHES)
     free = during > _OVER * budget_bytes
-    found: list[int] = []
+    tight: list[int] = []
     for at in np.lexsort((-beside, -(need // max(1, budget_bytes // _CLASSES)))).tolist():
         if free[at]:
-            found.append(int(owed[at]))
+            tight.append(int(owed[at]))
             free[max(0, at - apart) : at + apart + 1] = False
-    return found
+    return tight
 
 
 def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> list[Refinement]:
     """Choose checkpoints where a schedule that fits is fullest, apart from one another.
 
-    In some ways that differ in how far apart; which proves most, only its program can tell.
+    In some ways that differ in how far apart; only its program shows which proves most.
     """
     owed, first = places(wiring, now)
-    found: list[Refinement] = []
+    choices: list[Refinement] = []
     for apart in _APART:
         during = now.during[first]
         chosen: set[int] = set()
@@ -123,16 +123,16 @@ def fullest(wiring: Wiring, now: Trace, budget_bytes: int) -> list[Refinement]:
             chosen.add(int(owed[at]))
             around = apart * max(1, len(owed) // 50)
             during[max(0, at - around) : at + around + 1] = 0
-        found.append(Refinement(frozenset(chosen), frozenset()))
-    return list(dict.fromkeys(found))
+        choices.append(Refinement(frozenset(chosen), frozenset()))
+    return list(dict.fromkeys(choices))
 
 
 def nearly_full(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
     """List ops at whose places a schedule that fits is nearly full, some dozens at most."""
     owed, first = places(wiring, now)
-    found = owed[now.during[first] >= _FULL * budget_bytes]
-    every = max(1, -(-len(found) // _MOST_NEARLY_FULL))
-    return [int(op) for op in found[::every]]
+    full = owed[now.during[first] >= _FULL * budget_bytes]
+    every = max(1, -(-len(full) // _MOST_NEARLY_FULL))
+    return [int(op) for op in full[::every]]
 
 
 def refinements(
@@ -141,32 +141,32 @@ def refinements(
     """List up to `most` refinements not yet present, for the time steps most over budget."""
     owed, first = places(wiring, now)
     over = now.during - budget_bytes
-    found: list[Refinement] = []
+    refined: list[Refinement] = []
     near = max(1, len(owed) // 50)
-    while len(found) < most and over.max(initial=0) > 0:
+    while len(refined) < most and over.max(initial=0) > 0:
         worst = int(over.argmax())
         after = int(np.searchsorted(first, worst))
         if after < len(first) and int(first[after]) == worst:
-            wanted = Refinement(frozenset({int(owed[after])}), frozenset())
+            refinement = Refinement(frozenset({int(owed[after])}), frozenset())
         else:
             around = frozenset(owed[max(0, after - 1) : after + 1].tolist())
             opens = int(owed[max(0, after - 1)])
-            known = after > 0 and opens in present.checkpoints
-            rows = {(opens, int(now.sequence[worst]))} if known else set()
-            wanted = Refinement(around, frozenset(rows))
-            if known and present >= wanted and not wiring.graph.has_alternatives:
-                wanted |= Refinement(frozenset(), frozenset(), frozenset(rows))
-        if not present >= wanted:
-            found.append(wanted)
+            is_present = after > 0 and opens in present.checkpoints
+            rows = {(opens, int(now.sequence[worst]))} if is_present else set()
+            refinement = Refinement(around, frozenset(rows))
+            if is_present and present >= refinement and not wiring.graph.has_alternatives:
+                refinement |= Refinement(frozenset(), frozenset(), frozenset(rows))
+        if not present >= refinement:
+            refined.append(refinement)
             since = int(first[max(0, after - near)])
             until = int(first[min(len(owed) - 1, after + near)])
             over[since : until + 1] = 0
         over[worst] = 0
-    return found
+    return refined
 
 
 def places(wiring: Wiring, now: Trace) -> tuple[Ints, Ints]:
     """List the owed ops, and the positions at which the places of their groups open."""
-    makers = Alternatives.of(wiring)
-    owed = np.flatnonzero(makers.owed)
-    return owed, opened_at(makers, now)[owed]
+    alternatives = Alternatives.of(wiring)
+    owed = np.flatnonzero(alternatives.owed)
+    return owed, opened_at(alternatives, now)[owed]

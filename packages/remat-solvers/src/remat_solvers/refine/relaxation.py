@@ -25,12 +25,12 @@ point of no greater cost (`point`), so the optimum is a lower bound on its recom
 
 Where values have several implementations (`core.alternatives`), read the sum over those of v for
 `redo[k, op of v]`, groups for ops, and for optional values (packed copies) only (a) and (c).
-`way[p]` says that op p of a group with a choice runs at its place, `early[p]` that op p, which
-nobody owes, runs before c_1, where (a), (c) and (i) hold with `early` for `redo` and nothing kept:
+`way[p]` says that op p of a group with a choice runs at its place, `early[p]` that op p, which is
+optional, runs before c_1, where (a), (c) and (i) hold with `early` for `redo` and nothing kept:
 
 - (h) the ways of a group make each of its values; at a checkpoint one way opens it, and what that
   one does not make is redone in the segment. Their times count in place of the owed op's.
-- (i) `kept[k, v] + redo[k, makers of v] >= way[p]` for what p reads, as (b); at a checkpoint
+- (i) `kept[k, v] + redo[k, ops of v] >= way[p]` for what p reads, as (b); at a checkpoint
   `kept[k, v] >= way[p]`, and (d) counts outputs and workspace of the way that opens it.
 
 (f) and (g) are the programs of fewer checkpoints, implied by whole points; but without them the
@@ -121,7 +121,7 @@ def relax(
     checkpoints at all ops of an ordinary graph.
     """
     reserves = {} if reserves is None else reserves
-    makers = Alternatives.of(wiring)
+    alternatives = Alternatives.of(wiring)
     stops = (*checkpoints, wiring.op_count)
     stages = len(checkpoints)
     kept = np.full((stages + 1, wiring.value_count), -1, dtype=np.int64)
@@ -132,19 +132,21 @@ def relax(
     needed_later: list[Ints] = []
     columns = Numbering()
     for k, c in enumerate(checkpoints):
-        needed = _needed(wiring, makers, c)
-        useful = np.flatnonzero(needed & (makers.rank <= c))
+        needed = _needed(wiring, alternatives, c)
+        useful = np.flatnonzero(needed & (alternatives.rank <= c))
         needed_later.append(useful)
-        values = useful[makers.rank[useful] < c]
-        ops = choice_rows.redoable(wiring, makers, c, needed, useful if c in opened else values)
+        values = useful[alternatives.rank[useful] < c]
+        ops = choice_rows.redoable(
+            wiring, alternatives, c, needed, useful if c in opened else values
+        )
         columns.number(kept[k], values)
-        over = choice_rows.overwritten(wiring, makers, c)
+        over = choice_rows.overwritten(wiring, alternatives, c)
         columns.number(dies[k], over[kept[k, over] >= 0])
-        columns.number(redo[k], ops[makers.place[ops] < stops[k + 1]])
+        columns.number(redo[k], ops[alternatives.place[ops] < stops[k + 1]])
         if c in opened:
-            there = (makers.rank[useful] < c) | ~makers.optional_value[useful]
+            there = (alternatives.rank[useful] < c) | ~alternatives.optional_value[useful]
             columns.number(held[k], useful[there])
-        ops = ops[np.where(makers.optional, makers.place, makers.group)[ops] < c]
+        ops = ops[np.where(alternatives.optional, alternatives.place, alternatives.group)[ops] < c]
         if complete:
             columns.number(total, np.array([k]))
         elif k + 1 < stages:
@@ -152,12 +154,12 @@ def relax(
         if paired and k + 2 < stages:
             columns.number(both[k], ops)
     way = np.full(wiring.op_count, -1, dtype=np.int64)
-    columns.number(way, choice_rows.beginning(makers, checkpoints))
+    columns.number(way, choice_rows.beginning(alternatives, checkpoints))
     early = np.full(wiring.op_count, -1, dtype=np.int64)
-    columns.number(early, choice_rows.before(makers, stops[0]))
-    constant = -1 if makers.plain else columns.width
-    columns.width += not makers.plain
-    able = set(running) if makers.plain else ()
+    columns.number(early, choice_rows.before(alternatives, stops[0]))
+    constant = -1 if alternatives.plain else columns.width
+    columns.width += not alternatives.plain
+    able = set(running) if alternatives.plain else ()
     chosen = [pair for pair in splits if pair in able]
     cuts = cut(wiring, chosen, checkpoints, redo, needed_later, columns)
     width = columns.width
@@ -166,14 +168,16 @@ def relax(
     rows = Rows()
     lower = np.zeros(width)
     nothing = np.full(wiring.value_count, -1, dtype=np.int64)
-    if not makers.plain:
+    if not alternatives.plain:
         stretch = Stretch(-1, stops[0], alone=True)
-        _link(wiring, makers, rows, (nothing, nothing), kept[0], early, way, stretch)
+        _link(wiring, alternatives, rows, (nothing, nothing), kept[0], early, way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
         room = budget_bytes - reserves.get(c, 0)
-        if makers.chosen[c]:
-            opening, needs = choice_rows.open_stage(wiring, makers, rows, way, past, redo[k], c)
+        if alternatives.chosen[c]:
+            opening, needs = choice_rows.open_stage(
+                wiring, alternatives, rows, way, past, redo[k], c
+            )
         else:
             opening = needs = np.zeros(0, dtype=np.int64)
             room -= _fix(wiring, kept[k], lower, c)
@@ -185,20 +189,20 @@ def relax(
             np.concatenate([wiring.size[values], -wiring.size[over], needs]) / unit,
         )
         stretch = Stretch(c, stops[k + 1], alone=True)
-        _link(wiring, makers, rows, past, kept[k + 1], redo[k], way, stretch)
+        _link(wiring, alternatives, rows, past, kept[k + 1], redo[k], way, stretch)
     for k, c in enumerate(checkpoints):
         past = (kept[k], dies[k])
         if k + 1 < stages and not complete:
             _unite(rows, ever[k], redo[k], ever[k + 1] if k + 2 < stages else redo[k + 1])
             stretch = Stretch(c, wiring.op_count)
-            _link(wiring, makers, rows, past, kept[stages], ever[k], way, stretch)
+            _link(wiring, alternatives, rows, past, kept[stages], ever[k], way, stretch)
         if paired and k + 2 < stages:
             _unite(rows, both[k], redo[k], redo[k + 1])
             stretch = Stretch(c, stops[k + 2])
-            _link(wiring, makers, rows, past, kept[k + 2], both[k], way, stretch)
+            _link(wiring, alternatives, rows, past, kept[k + 2], both[k], way, stretch)
         if c in opened:
-            _hold(wiring, makers, rows, past, kept, redo, held, k, c, stops[k + 1])
-            choice_rows.hold_opened(wiring, makers, rows, way, held[k], c)
+            _hold(wiring, alternatives, rows, past, kept, redo, held, k, c, stops[k + 1])
+            choice_rows.hold_opened(wiring, alternatives, rows, way, held[k], c)
         if complete:
             _run_rows(wiring, rows, held[k], redo[k], int(total[k]), unit)
     if complete:
@@ -208,7 +212,7 @@ def relax(
         past = (kept[k], dies[k])
         add_split(wiring, rows, split, c, past, kept[k + 1], redo[k])
         _run_row(wiring, rows, split.alive, redo[k], split.op, budget_bytes)
-    choice_rows.cover(makers, rows, way, checkpoints)
+    choice_rows.cover(alternatives, rows, way, checkpoints)
     place = {c: k for k, c in enumerate(checkpoints)}
     for c, op in running:
         k = place[c]
@@ -216,15 +220,17 @@ def relax(
             _run_row(wiring, rows, held[k], redo[k], op, budget_bytes)
 
     cost = np.zeros(width)
-    once = float(wiring.time.sum()) if makers.plain else least_time(wiring, makers)
+    once = float(wiring.time.sum()) if alternatives.plain else least_time(wiring, alternatives)
     scale = COST_OF_ONCE / max(once, 1e-300)
     for again in (*redo, early, *(split.more for split in cuts)):
         ops = np.flatnonzero(again >= 0)
         cost[again[ops]] = wiring.time[ops] * scale
-    if not makers.plain:
+    if not alternatives.plain:
         there = way >= 0
         cost[way[there]] = wiring.time[there] * scale
-        cost[constant] = math.fsum(wiring.time[makers.owed & ~makers.chosen]) * scale - COST_OF_ONCE
+        cost[constant] = (
+            math.fsum(wiring.time[alternatives.owed & ~alternatives.chosen]) * scale - COST_OF_ONCE
+        )
         lower[constant] = 1
     upper = np.ones(width)
     upper[total[total >= 0]] = 1000 + _SLACK
@@ -249,18 +255,18 @@ def _fix(wiring: Wiring, kept: Ints, lower: Floats, c: int) -> int:
     columns = kept[read]
     lower[columns[columns >= 0]] = 1
     ends = read[(columns < 0) & ~wiring.in_overwritten[reads]]
-    return int(wiring.size[ends].sum()) + wiring.made_list[c] + wiring.workspace_list[c]
+    return int(wiring.size[ends].sum()) + wiring.output_bytes[c] + wiring.workspace_list[c]
 
 
-def _needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
+def _needed(wiring: Wiring, alternatives: Alternatives, c: int) -> NDArray[np.bool_]:
     """Say which values made up to op `c` something after it can need, directly or to redo."""
-    if not makers.plain:
-        return choice_rows.needed(wiring, makers, c)
+    if not alternatives.plain:
+        return choice_rows.needed(wiring, alternatives, c)
     needed = np.zeros(wiring.value_count, dtype=np.bool_)
     needed[wiring.in_value[wiring.in_start[c + 1] :]] = True
     needed[wiring.results] = True
-    made = wiring.out_start[c + 1]
-    needed[made:] = False
+    until = wiring.out_start[c + 1]
+    needed[until:] = False
     for op in range(c, -1, -1):
         outs = slice(wiring.out_start[op], wiring.out_start[op + 1])
         if wiring.replayable_list[op] and needed[outs].any():
@@ -270,7 +276,7 @@ def _needed(wiring: Wiring, makers: Alternatives, c: int) -> NDArray[np.bool_]:
 
 def _link(
     wiring: Wiring,
-    makers: Alternatives,
+    alternatives: Alternatives,
     rows: Rows,
     past: Past,
     later: Ints,
@@ -285,24 +291,24 @@ def _link(
     """
     kept, dies = past
     last = stretch.until == wiring.op_count
-    due = choice_rows.due(makers, stretch)
+    due = choice_rows.due(alternatives, stretch)
 
     def add(right: float, values: Ints, *terms: tuple[Ints, float]) -> None:
         """Add rows in which each value is there or made again, beside other terms."""
-        maker = wiring.producer[values]
-        had = ((kept[values], -1.0), (dies[values], 1.0), (again[maker], -1.0))
+        producer = wiring.producer[values]
+        had = ((kept[values], -1.0), (dies[values], 1.0), (again[producer], -1.0))
         choice_rows.add_alternatives(
-            makers, rows, rows.add(right, len(values), *terms, *had), values, again
+            alternatives, rows, rows.add(right, len(values), *terms, *had), values, again
         )
 
     if not last:
         values = np.flatnonzero((later >= 0) & due)
         add(0.0, values, (later[values], 1.0))
-    read = choice_rows.surely_read(wiring, makers, stretch)
+    read = choice_rows.surely_read(wiring, alternatives, stretch)
     if last:
         read = np.concatenate([read, wiring.results])
     add(-1.0, np.unique(read[wiring.producer[read] < stretch.since]))
-    runs = again if makers.plain else choice_rows.runs(makers, again, way, stretch)
+    runs = again if alternatives.plain else choice_rows.runs(alternatives, again, way, stretch)
     edge = (runs[wiring.in_op] >= 0) & due[wiring.in_value]
     add(0.0, wiring.in_value[edge], (runs[wiring.in_op[edge]], 1.0))
 
@@ -318,7 +324,7 @@ def _unite(rows: Rows, either: Ints, one: Ints, other: Ints) -> None:
 
 def _hold(
     wiring: Wiring,
-    makers: Alternatives,
+    alternatives: Alternatives,
     rows: Rows,
     past: Past,
     kept: Ints,
@@ -329,12 +335,12 @@ def _hold(
     stop: int,
 ) -> None:
     """Tie `held[k]` to what is kept past `c` and at `stop`, the ends of segment k."""
-    here = np.flatnonzero((held[k] >= 0) & (makers.rank < c))
+    here = np.flatnonzero((held[k] >= 0) & (alternatives.rank < c))
     now, dies = past
     rows.add(0.0, len(here), (held[k, here], 1.0), (now[here], -1.0), (dies[here], 1.0))
     if stop == wiring.op_count:
         read = wiring.results
-    elif makers.chosen[stop]:
+    elif alternatives.chosen[stop]:
         read = wiring.results[:0]
     else:
         read = wiring.in_value[wiring.in_start[stop] : wiring.in_start[stop + 1]]
@@ -349,7 +355,7 @@ def _hold(
             (held[k, later], -1.0),
             (redo[k, wiring.producer[later]], -1.0),
         )
-        choice_rows.add_alternatives(makers, rows, numbers, later, redo[k])
+        choice_rows.add_alternatives(alternatives, rows, numbers, later, redo[k])
 
 
 def _run_row(
@@ -359,7 +365,7 @@ def _run_row(
     read = np.array(
         [v for v in wiring.inputs[op] if v not in wiring.overwritten[op]], dtype=np.int64
     )
-    need = int(wiring.size[read].sum()) + wiring.made_list[op] + wiring.workspace_list[op]
+    need = int(wiring.size[read].sum()) + wiring.output_bytes[op] + wiring.workspace_list[op]
     others = (held >= 0) & (wiring.size > 0)
     others[read] = False
     values = np.flatnonzero(others)
@@ -379,7 +385,7 @@ def _run_rows(wiring: Wiring, rows: Rows, held: Ints, redo: Ints, total: int, un
     stays = ~wiring.in_overwritten
     reader = np.repeat(np.arange(wiring.op_count), np.diff(wiring.in_start))[stays]
     read = wiring.in_value[stays]
-    need: Floats = (np.array(wiring.made_list) + np.array(wiring.workspace_list)) / unit
+    need: Floats = (np.array(wiring.output_bytes) + np.array(wiring.workspace_list)) / unit
     np.add.at(need, reader, size[read])
     row = np.full(wiring.op_count, -1, dtype=np.int64)
     row[ops] = rows.add(

@@ -28,7 +28,7 @@ from remat_solvers.search.unfolding import unfold
 
 __all__ = ["Rounds"]
 
-_AT_ONCE, _AT_ONCE_OF_MAKERS = 2, 4  # refinements
+_AT_ONCE, _AT_ONCE_OF_ALTERNATIVES = 2, 4  # refinements
 _LEAST_TURN_SECONDS = 0.2
 
 # Of the time left, for one integer program: large ones raise their bounds late.
@@ -53,15 +53,15 @@ class Rounds:
     def __init__(
         self,
         state: State,
-        given: Sequence[Ints] = (),
+        starts: Sequence[Ints] = (),
         checkpoints: frozenset[int] = frozenset(),
         everything: list[Trace] | None = None,
     ) -> None:
         self._state = state
         self._stored = everything
-        self._begun = checkpoints
+        self._first_checkpoints = checkpoints
         self.checkpoints = checkpoints  # of the last program
-        self._given = given
+        self._starts = starts
         self._heuristics = Heuristics(state)
         self._programs = Programs(state, self._heuristics)
         self._searched = math.inf  # the time of a schedule around which nothing was found
@@ -112,39 +112,42 @@ class Rounds:
             state.refuse()
             state.say("one op alone needs more than the budget")
             return None
-        self._heuristics.start(everything, self._given)
+        self._heuristics.start(everything, self._starts)
         if self._has_alternatives:
             state.say("first schedules")
             leanest = min(everything, key=lambda stored: stored.peak_bytes)
-            self._plan_makers(leanest, _LEANEST_SHARE * state.left())
+            self._refine_unfolded(leanest, _LEANEST_SHARE * state.left())
         return everything
 
     @property
     def everything(self) -> list[Trace]:
-        """What stores everything; where values have several makers, the fastest ways come first."""
+        """The schedules that store everything; with alternatives, the fastest comes first."""
         if self._stored is None:
             wiring = self._state.wiring
             self._stored = [trace(wiring, store_all_sequence(wiring))]
             if self._has_alternatives:
-                makers = Alternatives.of(wiring)
-                ways = (arrange(wiring, makers, way) for way in first_choices(wiring, makers))
+                alternatives = Alternatives.of(wiring)
+                ways = (
+                    arrange(wiring, alternatives, way)
+                    for way in first_choices(wiring, alternatives)
+                )
                 self._stored += [stored for stored in ways if stored is not None]
         return self._stored
 
-    def _refine(self, tried: Refinement) -> None:
+    def _refine(self, refinement: Refinement) -> None:
         """Solve, look where the schedule is over budget, refine there; more time if it stalls.
 
         Far from the bound, unless that proved much more, by turns with programs whose checkpoints
         are chosen by what they prove.
         """
         state = self._state
-        if self._begun:
-            tried |= Refinement(self._begun, frozenset())
+        if self._first_checkpoints:
+            refinement |= Refinement(self._first_checkpoints, frozenset())
         else:
-            tried = self._programs.sketch(tried)
+            refinement = self._programs.sketch(refinement)
         self._balance_search_time()
         pending: list[Refinement] = []
-        again, begun, first, exactly = 0, None, not self._begun, False
+        again, start_point, first, exactly = 0, None, not self._first_checkpoints, False
         grown = self._programs.grow() if self._programs.sketch_is_large else None
         share, polish = _PROGRAM_SHARE, _POLISH
         if self._programs.sketch_is_large:
@@ -157,10 +160,10 @@ class Rounds:
             limit = min(state.left(), seconds)
             before, polished = state.best_time, self._heuristics.polish_seconds
             started = time.perf_counter()
-            now = tried if grown is None else grown
-            relaxation, answer = self._programs.solve(now, limit, begun, exactly=exactly)
+            now = refinement if grown is None else grown
+            relaxation, answer = self._programs.solve(now, limit, start_point, exactly=exactly)
             self.checkpoints = now.checkpoints
-            begun = None
+            start_point = None
             if answer.outcome is Outcome.INFEASIBLE:
                 state.refuse(state.back_end)
                 return state.say("the program is infeasible")
@@ -179,7 +182,7 @@ class Rounds:
             if self._has_alternatives:
                 turn = min(turn, max(_LEAST_TURN_SECONDS, time.perf_counter() - started))
                 if state.best is not None:
-                    self._plan_makers(state.best, turn)
+                    self._refine_unfolded(state.best, turn)
             self._polish(min(state.left() / 2, turn - beside))
             polish = _POLISH if state.best_time < before else max(polish / 2, _LEAST_POLISH)
             state.say(f"{len(now.checkpoints)} checkpoints, {len(now.running)} running rows")
@@ -188,31 +191,31 @@ class Rounds:
                 seconds *= _LONGER
                 if again < _MOST_AGAIN and self._is_worth_closing(answer):
                     seconds = _LAST_PROGRAM_SHARE * state.left()
-                    again, begun = again + 1, answer.point
+                    again, start_point = again + 1, answer.point
                     continue
             again = 0
             if grown is None:
-                seen = [] if built is None else self._programs.where(built, tried)
-                pending = [r for r in seen or pending if not tried >= r]
+                over_budget = [] if built is None else self._programs.where(built, refinement)
+                pending = [r for r in over_budget or pending if not refinement >= r]
                 if solved and not pending:
                     if not self._programs.last_was_loose:
                         break
                     exactly = True
                     continue
                 exactly = False
-                at_once = _AT_ONCE_OF_MAKERS if self._has_alternatives else _AT_ONCE
-                for refinement in pending[:at_once]:
-                    tried |= refinement
+                at_once = _AT_ONCE_OF_ALTERNATIVES if self._has_alternatives else _AT_ONCE
+                for next_one in pending[:at_once]:
+                    refinement |= next_one
                 pending = pending[at_once:]
                 prefer = self._programs.start_anew if first else self._programs.stronger
-                tried, much, first = prefer(tried), much and not first, False
+                refinement, much, first = prefer(refinement), much and not first, False
             grown = self._programs.grow() if grown is None and not much else None
         return None
 
-    def _plan_makers(self, start: Trace, seconds: float) -> None:
-        """Refine the ordinary graph of a schedule: its makers stay, all else may change.
+    def _refine_unfolded(self, start: Trace, seconds: float) -> None:
+        """Refine the ordinary graph of a schedule: its implementations stay, all else may change.
 
-        Not twice for the same makers. What is faster is told when it is found.
+        Not twice for the same ones. Reports what is faster as soon as it is found.
         """
         state = self._state
         if state.enough():
@@ -223,11 +226,15 @@ class Rounds:
         self._planned.add(unfolded.wiring.graph)
 
         def tell(progress: Progress, /) -> None:
-            known = progress.incumbent_time
-            if progress.incumbent is not None and known is not None and known < state.best_time:
+            incumbent_time = progress.incumbent_time
+            if (
+                progress.incumbent is not None
+                and incumbent_time is not None
+                and incumbent_time < state.best_time
+            ):
                 sequence = sequence_of(unfolded.wiring, progress.incumbent())
                 state.offer(unfolded.fold(trace(unfolded.wiring, sequence)))
-                state.say("with the makers of a schedule")
+                state.say("with the implementations of a schedule")
 
         seconds = max(0.0, min(state.left(), seconds))
         limit = Limit.starting_now(seconds)
@@ -237,15 +244,15 @@ class Rounds:
         )  # fmt: skip
         Rounds(inner, [unfolded.start.sequence]).run()
         if inner.best is not None:
-            found = unfolded.fold(inner.best)
+            folded = unfolded.fold(inner.best)
             state.offer(
-                prune_multi(state.wiring, found, state.budget_bytes, deadline=state.deadline)
+                prune_multi(state.wiring, folded, state.budget_bytes, deadline=state.deadline)
             )
 
     def _balance_search_time(self) -> None:
         """Far from the bound, look for schedules for as long as was spent on other things.
 
-        Not before a program has told how far it is, nor again around one where that found none.
+        Not before a program has shown how far it is, nor again around one where that found none.
         """
         state = self._state
         if state.bound <= state.once or state.closed(FAR):
@@ -281,14 +288,14 @@ class Rounds:
     def _exhaust(self) -> None:
         """Close what the program leaves open on a small graph."""
         state = self._state
-        found = exhaust(state.wiring, state.budget_bytes, state.deadline)
-        if found is None:
+        result = exhaust(state.wiring, state.budget_bytes, state.deadline)
+        if result is None:
             return
-        if found.sequence is None:
+        if result.sequence is None:
             state.refuse()
             return
-        state.offer(trace(state.wiring, found.sequence))
-        state.prove(sequence_time(state.wiring, found.sequence) * (1 - 1e-9))
+        state.offer(trace(state.wiring, result.sequence))
+        state.prove(sequence_time(state.wiring, result.sequence) * (1 - 1e-9))
         state.say("searched all states")
 
 

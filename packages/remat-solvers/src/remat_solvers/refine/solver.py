@@ -15,10 +15,10 @@ what they leave free is pruned back. Where a wide gap is left, a graph that is a
 planned as one (`chains`). On graphs of about a dozen ops a search of all states (`exhaust`) closes
 what the program leaves open.
 
-Where values have several makers, the same rounds choose among them (`choice_rows`), after a glance
-at first schedules, and after those without alternatives and with the more exact ones, which give
-schedules and checkpoints to begin with; the ordinary graph of the fastest schedule is refined, too
-(`unfolding`).
+Where values have several implementations, the same rounds choose among them (`choice_rows`), after
+a quick start by heuristics, and after those without alternatives and with the more exact ones,
+which give schedules and checkpoints to begin with; the ordinary graph of the fastest schedule is
+refined, too (`unfolding`).
 
 Guarantee: `lower_bound` holds for every schedule that computes all ops (those that nothing reads
 count too), first computations in the order of the graph; `OPTIMAL` means a time within 1e-6 of it,
@@ -41,7 +41,7 @@ from typing import ClassVar, NamedTuple
 from remat_graph import Compute, Graph, Numerics, Schedule, Solution
 from remat_solvers.core.alternatives import is_in_order, least_time
 from remat_solvers.core.milp import HIGHS, missing_back_end
-from remat_solvers.core.problem import Limit, Problem, Progress, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Progress, Report
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, Wiring, expand, in_order, sequence_of
 from remat_solvers.refine.rounds import Rounds
@@ -51,12 +51,12 @@ from remat_solvers.search.descent import minimal_peak_trace
 __all__ = ["Refine"]
 
 _DEFAULT_SECONDS = 30.0
-_GLANCE_SHARE = 1 / 20  # of the time, before all else where there is a choice
+_QUICK_START_SHARE = 1 / 20  # of the time, before all else where there is a choice
 _PLAIN_SHARE = 1 / 4  # of the time, for what may choose nothing; the wider choices share the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Refine:
+class Refine(PlainSolver):
     """The stage-refined ILP; exact in the limit on most graphs, with a certified bound always.
 
     `back_end` solves the programs: HiGHS, or another MILP solver that CVXPY has installed. One that
@@ -65,7 +65,6 @@ class Refine:
 
     name: ClassVar[str] = "refine"
     exact: ClassVar[bool] = True
-    needs_hierarchy: ClassVar[bool] = False
     takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "The stage-refined integer program of remat-solvers, a relaxation of the program of "
@@ -77,9 +76,7 @@ class Refine:
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without ops, and back ends that are not installed."""
-        if not problem.graph.ops:
-            return "the graph has no ops"
-        return missing_back_end(self.back_end)
+        return PlainSolver.can_solve(self, problem) or missing_back_end(self.back_end)
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Refine until the gap is closed or the limit is reached.
@@ -89,13 +86,13 @@ class Refine:
         seconds = limit.left(_DEFAULT_SECONDS)
         until = time.perf_counter() + seconds
         begin = _Begin(() if problem.start is None else (problem.start,))
-        narrower, told = _narrower(problem.graph), _told_first(report, limit)
-        known, everything = math.inf, None
+        narrower, relay = _narrower(problem.graph), _improvements(report, limit)
+        fastest, everything = math.inf, None
         if narrower:
-            some = Limit.starting_now(_GLANCE_SHARE * seconds)
-            state, rounds = self._rounds(problem.wiring, problem.budget_bytes, begin, some, told)
+            some = Limit.starting_now(_QUICK_START_SHARE * seconds)
+            state, rounds = self._rounds(problem.wiring, problem.budget_bytes, begin, some, relay)
             rounds.quick_start()
-            begin, known = _Begin((*begin.starts, *_found(state))), state.best_time
+            begin, fastest = _Begin((*begin.starts, *_best_schedules(state))), state.best_time
             everything = rounds.everything
         for position, graph in enumerate(narrower):
             if time.perf_counter() >= until and begin.starts:
@@ -103,8 +100,8 @@ class Refine:
             share = 1 / (len(narrower) + 1 - position) if position else _PLAIN_SHARE
             some = Limit.starting_now(max(0.0, share * (until - time.perf_counter())))
             wiring = Wiring.of(graph)
-            if least_time(wiring) < known:
-                _, begin = self._refined(wiring, problem.budget_bytes, begin, some, told)
+            if least_time(wiring) < fastest:
+                _, begin = self._refined(wiring, problem.budget_bytes, begin, some, relay)
         state, _ = self._refined(
             problem.wiring, problem.budget_bytes, begin, limit, report, everything
         )
@@ -120,19 +117,19 @@ class Refine:
         state, rounds = self._rounds(wiring, budget_bytes, begin, limit, report, everything)
         rounds.run()
         checkpoints = tuple(wiring.graph.ops[c].name for c in rounds.checkpoints)
-        return state, _Begin((*begin.starts, *_found(state)), checkpoints)
+        return state, _Begin((*begin.starts, *_best_schedules(state)), checkpoints)
 
     def _rounds(
         self, wiring: Wiring, budget_bytes: int, begin: _Begin, limit: Limit, report: Report,
         everything: list[Trace] | None = None,
     ) -> tuple[State, Rounds]:  # fmt: skip
         """Prepare the rounds of one graph, and what comes of them."""
-        last_moment = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        state = State(wiring, budget_bytes, last_moment, limit, report, back_end=self.back_end)
-        known = frozenset(wiring.graph.op_index[name] for name in begin.checkpoints)
-        begun = (_begun(wiring, start) for start in begin.starts)
-        given = [sequence for sequence in begun if sequence is not None]
-        return state, Rounds(state, given, known, everything)
+        until = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
+        state = State(wiring, budget_bytes, until, limit, report, back_end=self.back_end)
+        checkpoints = frozenset(wiring.graph.op_index[name] for name in begin.checkpoints)
+        in_this_graph = (_as_sequence(wiring, start) for start in begin.starts)
+        sequences = [sequence for sequence in in_this_graph if sequence is not None]
+        return state, Rounds(state, sequences, checkpoints, everything)
 
 
 class _Begin(NamedTuple):
@@ -143,20 +140,20 @@ class _Begin(NamedTuple):
 
 
 def _narrower(graph: Graph) -> list[Graph]:
-    """List what is left of a graph with less choice: none, then makers as exact as each kind."""
+    """List a graph with less choice: without alternatives, then with those of each exactness."""
     kinds = sorted({op.numerics for op in graph.ops if not op.owed}, key=list(Numerics).index)
     if not kinds:
         return []
     return [graph.without_alternatives(), *map(graph.with_numerics, kinds[:-1])]
 
 
-def _found(state: State) -> tuple[Schedule, ...]:
+def _best_schedules(state: State) -> tuple[Schedule, ...]:
     """Give the fastest schedule, if there is one."""
     return () if state.best is None else (expand(state.wiring, state.best.sequence),)
 
 
-def _told_first(report: Report, limit: Limit) -> Report:
-    """Pass on what is found at a glance and with less choice: each time the fastest so far.
+def _improvements(report: Report, limit: Limit) -> Report:
+    """Report what the quick start and narrower choices find: each time the fastest so far.
 
     What is proved with less choice says nothing of more.
     """
@@ -166,8 +163,8 @@ def _told_first(report: Report, limit: Limit) -> Report:
         nonlocal best
         if best is None or _time_of(progress) < _time_of(best):
             best = progress
-        said = replace(best, round=progress.round, message=progress.message)
-        report(replace(said, lower_bound=None, seconds=limit.elapsed))
+        passed_on = replace(best, round=progress.round, message=progress.message)
+        report(replace(passed_on, lower_bound=None, seconds=limit.elapsed))
 
     return relay
 
@@ -176,7 +173,7 @@ def _time_of(progress: Progress) -> float:
     return math.inf if progress.incumbent_time is None else progress.incumbent_time
 
 
-def _begun(wiring: Wiring, start: Schedule) -> Ints | None:
+def _as_sequence(wiring: Wiring, start: Schedule) -> Ints | None:
     """List the computations of a given schedule; `None` if this graph has no such one in order."""
     index = wiring.graph.op_index
     if not all(step.op in index for step in start if isinstance(step, Compute)):

@@ -5,7 +5,8 @@ again there, for (k, i) it is cut at the first of these runs: `before[j]` and `a
 j runs in the part before, or from there on (i among them), and `alive[v]` that value v is there
 while i runs, and is not what i overwrites. What runs in both parts is paid twice (`more[k, j]`):
 that is what a checkpoint does for first computations, and Checkmate's stages for all. If i does not
-run, the cut is at the beginning of the segment. For graphs whose values have one maker each.
+run, the cut is at the beginning of the segment. For graphs whose values have one implementation
+each.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def cut(
     need. Left out are segments with first computations, and ops that cannot run again there.
     """
     more: dict[int, Ints] = {}
-    found = []
+    splits = []
     stage = {c: k for k, c in enumerate(checkpoints)}
     stops = (*checkpoints, wiring.op_count)
     for c, op in chosen:
@@ -75,8 +76,8 @@ def cut(
         columns.number(before, ops[ops != op])
         columns.number(after, ops)
         columns.number(alive, useful[k])
-        found.append(Split(k, op, before, after, alive, more[k]))
-    return found
+        splits.append(Split(k, op, before, after, alive, more[k]))
+    return splits
 
 
 def add_split(
@@ -101,27 +102,27 @@ def add_split(
              (split.more[ops], -1.0))  # fmt: skip
 
     old = wiring.producer < checkpoint
-    maker = wiring.producer
+    producer = wiring.producer
 
-    def there_or_made(values: Ints) -> tuple[tuple[Ints, float], ...]:
+    def present(values: Ints) -> tuple[tuple[Ints, float], ...]:
         """Give the terms of what is there past the checkpoint, or was made before the cut."""
-        return (kept[values], -1.0), (dies[values], 1.0), (before[maker[values]], -1.0)
+        return (kept[values], -1.0), (dies[values], 1.0), (before[producer[values]], -1.0)
 
     values = np.flatnonzero(there & old)
-    rows.add(0.0, len(values), (alive[values], 1.0), *there_or_made(values))
+    rows.add(0.0, len(values), (alive[values], 1.0), *present(values))
     reader = wiring.in_op
     edge = (before[reader] >= 0) & old[wiring.in_value]
     read = wiring.in_value[edge]
-    rows.add(0.0, len(read), (before[reader[edge]], 1.0), *there_or_made(read))
+    rows.add(0.0, len(read), (before[reader[edge]], 1.0), *present(read))
     edge = (after[reader] >= 0) & (reader != op) & there[wiring.in_value]
     read = wiring.in_value[edge]
     rows.add(0.0, len(read), (after[reader[edge]], 1.0), (alive[read], -1.0),
-             (after[maker[read]], -1.0))  # fmt: skip
+             (after[producer[read]], -1.0))  # fmt: skip
 
     inputs = np.array(wiring.inputs[op], dtype=np.int64)
     over = np.isin(inputs, np.array(sorted(wiring.overwritten[op]), dtype=np.int64))
     ends = inputs[over & old[inputs]]
-    rows.add(0.0, len(ends), (np.full(len(ends), redo[op]), 1.0), *there_or_made(ends))
+    rows.add(0.0, len(ends), (np.full(len(ends), redo[op]), 1.0), *present(ends))
     stay = inputs[~over]
     held = stay[there[stay]]
     rows.add(0.0, len(held), (np.full(len(held), redo[op]), 1.0), (alive[held], -1.0))
@@ -130,9 +131,9 @@ def add_split(
     wanted = wiring.results if ending else np.array(wiring.inputs[checkpoint + 1], dtype=np.int64)
     surely = wanted[(later[wanted] < 0) & there[wanted]]
     maybe = np.flatnonzero((later >= 0) & there)
-    rows.add(-1.0, len(surely), (alive[surely], -1.0), (after[maker[surely]], -1.0))
+    rows.add(-1.0, len(surely), (alive[surely], -1.0), (after[producer[surely]], -1.0))
     rows.add(0.0, len(maybe), (later[maybe], 1.0), (alive[maybe], -1.0),
-             (after[maker[maybe]], -1.0))  # fmt: skip
+             (after[producer[maybe]], -1.0))  # fmt: skip
 
 
 def embed_split(point: Floats, split: Split, now: Trace, since: int, until: int) -> None:

@@ -35,14 +35,14 @@ _ATTEMPTS = 60  # that fit into what is left, if they may take longer
 class State(Incumbent):
     """What is sought and known by `refine`, whose rounds are counted by what solves its programs.
 
-    `last_moment`, of `time.perf_counter`, is when to stop in any case; `back_end` solves programs.
+    `until`, of `time.perf_counter`, is when to stop in any case; `back_end` solves programs.
     """
 
     def __init__(
         self,
         wiring: Wiring,
         budget_bytes: int,
-        last_moment: float,
+        until: float,
         limit: Limit,
         report: Report,
         *,
@@ -51,29 +51,29 @@ class State(Incumbent):
         super().__init__("refine", wiring, budget_bytes, limit, report)
         self.back_end = back_end
         self._started = self._gained = time.perf_counter()
-        self._last_moment = last_moment
+        self._until = until
 
     @property
     def deadline(self) -> float:
-        """The moment by which to stop, of `time.perf_counter`.
+        """The time by which to stop, of `time.perf_counter`.
 
         Without a limit, or with a loose one: sooner, the less may be gained and the longer nothing
         was.
         """
         if (self._limit.seconds is not None and not self._limit.loose) or self.best is None:
-            return self._last_moment
+            return self._until
         points = 100 * (self.best_time - self.bound) / self.once if self.once else 0.0
         patience = min(_PATIENCE_SECONDS, _PATIENCE_SECONDS_PER_SMALL_POINT * points)
         patience += _PATIENCE_SECONDS_PER_POINT * points
         until_gain = self._gained - self._started
         patience = min(patience, max(_MOST_PATIENCE_SECONDS, _MOST_PATIENCE * until_gain))
         patience += _PATIENCE_SECONDS_PER_OP * self.wiring.op_count
-        return min(self._last_moment, self._gained + patience)
+        return min(self._until, self._gained + patience)
 
-    def offer(self, found: Trace) -> bool:
+    def offer(self, candidate: Trace) -> bool:
         """Keep a schedule if it fits and is faster; say whether it fits."""
         before = self.best_time
-        fits = super().offer(found)
+        fits = super().offer(candidate)
         if self.best_time < before - _GAIN * self.once:
             self._gained = time.perf_counter()
         return fits
@@ -105,6 +105,6 @@ class State(Incumbent):
         return self.deadline - time.perf_counter()
 
     def soon(self) -> float:
-        """Return the moment by which one attempt of a heuristic has to end."""
+        """Return the time by which one attempt of a heuristic has to end."""
         seconds = _ATTEMPT_SECONDS + _ATTEMPT_SECONDS_PER_OP * self.wiring.op_count
         return time.perf_counter() + min(self.left(), max(seconds, self.left() / _ATTEMPTS))

@@ -50,20 +50,22 @@ def minimal_peak_trace(wiring: Wiring, deadline: float, *, floor_bytes: int = 0)
     """Look for the minimal peak until `deadline`, of `time.perf_counter`.
 
     `floor_bytes` is a peak below which it is known that there is nothing. Where there are
-    alternatives, some choices of makers are tried in turn.
+    alternatives, some choices of implementations are tried in turn.
     """
     if not wiring.graph.has_alternatives:
         return _descended(wiring, deadline, floor_bytes)
-    makers = Alternatives.of(wiring)
-    stored = [arrange(wiring, makers, choice) for choice in first_choices(wiring, makers)]
+    alternatives = Alternatives.of(wiring)
+    stored = [
+        arrange(wiring, alternatives, choice) for choice in first_choices(wiring, alternatives)
+    ]
     best = trace(wiring, store_all_sequence(wiring))
     left = [start for start in stored if start is not None]
     for at, start in enumerate(left):
         now = time.perf_counter()
         until = now + (deadline - now) / (len(left) - at)
         unfolded = unfold(wiring, start)
-        found = _descended(unfolded.wiring, until, floor_bytes)
-        best = min(best, unfolded.fold(found), key=lambda now: now.peak_bytes)
+        lowest = _descended(unfolded.wiring, until, floor_bytes)
+        best = min(best, unfolded.fold(lowest), key=lambda now: now.peak_bytes)
     return best
 
 
@@ -96,9 +98,9 @@ def _descended(wiring: Wiring, deadline: float, floor_bytes: int) -> Trace:
             begin = start(wiring, best, seed)
             if begin is best and start is not _same:
                 continue
-            found = descend(wiring, begin, floor, seed, deadline)
-            if found.peak_bytes < best.peak_bytes:
-                best, since = found, 0
+            lower = descend(wiring, begin, floor, seed, deadline)
+            if lower.peak_bytes < best.peak_bytes:
+                best, since = lower, 0
     return best
 
 
@@ -164,12 +166,12 @@ def _lower(wiring: Wiring, best: Trace, target_bytes: int, deadline: float) -> T
             )
             if sequence is None:
                 continue
-            found = trace(wiring, sequence)
+            candidate = trace(wiring, sequence)
         else:
             start = everything if attempt else best.sequence
             perturbation = LOW_PEAK_PERTURBATIONS[max(which - 1, 0)]
-            found = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
-        found = drop_dead_runs(wiring, found)
-        if found.peak_bytes < best.peak_bytes:
-            best = found
+            candidate = evict(wiring, start, target_bytes, perturbation=perturbation, deadline=soon)
+        candidate = drop_dead_runs(wiring, candidate)
+        if candidate.peak_bytes < best.peak_bytes:
+            best = candidate
     return best

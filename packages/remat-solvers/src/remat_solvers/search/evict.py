@@ -44,9 +44,9 @@ def evict(
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
     Nothing helps after `patience` steps without a gain, or beyond `most_time` of the sequence;
-    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
-    `likely` are the seconds that each value may take to have again, by which the search for the
-    cheapest goes; it is kept up to date, for calls with sequences that are much the same.
+    `deadline` is a time of `time.perf_counter`. Returns the trace with the lowest peak. `likely`
+    are the seconds that each value may take to have again, by which the search for the cheapest
+    goes; it is kept up to date, for calls with sequences that are much the same.
     """
     weights = perturbation.weights(wiring.value_count)
     likely = wiring.time[wiring.producer] if likely is None else likely
@@ -73,7 +73,7 @@ def lowered(
 ) -> Trace:
     """Change a sequence step by step, until it fits, no step is left, or they gain nothing.
 
-    Or until it takes longer than `most_time`. The trace with the least peak is returned.
+    Or until it takes longer than `most_time`. Returns the trace with the lowest peak.
     """
     now = best = trace(wiring, sequence)
     least_excess, since = now.excess(budget_bytes), 0
@@ -122,21 +122,21 @@ def _cheapest(
         if least * weight >= worst:
             continue
         op = wiring.producer_list[v]
-        crowd = wiring.made_list[op] + wiring.workspace_list[op] - free
+        crowd = wiring.output_bytes[op] + wiring.workspace_list[op] - free
         if least * weight * perturbation.dearer(crowd, over) >= worst:
             continue
         if time.perf_counter() > deadline:
             return []
         most = worst * gain / weight
-        found = closures.at(v, q, perturbation.hold, most, free, perturbation.crowding / over)
-        likely[v] = max(likely[v], _FAR * most) if found is None else found.seconds
-        if found is None or found.held_bytes >= size:
+        needed = closures.at(v, q, perturbation.hold, most, free, perturbation.crowding / over)
+        likely[v] = max(likely[v], _FAR * most) if needed is None else needed.seconds
+        if needed is None or needed.held_bytes >= size:
             continue
-        freed = size - found.held_bytes
-        price = found.seconds * min(size, over) / (gain * min(freed, over)) * weight
-        price *= perturbation.dearer(found.made_bytes + found.held_bytes - free, over)
+        freed = size - needed.held_bytes
+        price = needed.seconds * min(size, over) / (gain * min(freed, over)) * weight
+        price *= perturbation.dearer(needed.new_bytes + needed.held_bytes - free, over)
         if price < worst:
-            insort(best, (price, q, found.ops, freed))
+            insort(best, (price, q, needed.ops, freed))
             del best[at_once:]
             worst = best[-1][0] if len(best) == at_once else math.inf
     chosen: list[tuple[int, list[int]]] = []
@@ -197,7 +197,7 @@ class Closure:
 
     ops: list[int]
     seconds: float
-    made_bytes: int
+    new_bytes: int
     held_bytes: int
 
 
@@ -236,12 +236,12 @@ class Closures:
         inputs, producer, slot = wiring.inputs, wiring.producer_list, wiring.slot_list
         size, latest, until = self._size, self._latest, self._until
         key, first, end = self._key, self._first, self._end
-        times, replayable, outputs = wiring.time_list, wiring.replayable_list, wiring.made_list
+        times, replayable, outputs = wiring.time_list, wiring.replayable_list, wiring.output_bytes
         small = hold * size[v]
         wanted = [producer[v]]
         chosen = {producer[v]}
         held: set[int] = set()
-        cost, made = times[producer[v]], outputs[producer[v]]
+        cost, new_bytes = times[producer[v]], outputs[producer[v]]
         while wanted:
             for u in inputs[wanted.pop()]:
                 op = producer[u]
@@ -257,11 +257,15 @@ class Closures:
                     held.add(u)
                     continue
                 cost += times[op]
-                made += outputs[op]
-                if cost > most or (made > room and cost * (1 + dear * (made - room)) > most):
+                new_bytes += outputs[op]
+                if cost > most or (
+                    new_bytes > room and cost * (1 + dear * (new_bytes - room)) > most
+                ):
                     return None
                 chosen.add(op)
                 wanted.append(op)
         ops = sorted(chosen)
-        made += max(wiring.workspace_list[op] for op in ops)
-        return Closure(ops, cost, made, sum(size[u] for u in held if producer[u] not in chosen))
+        new_bytes += max(wiring.workspace_list[op] for op in ops)
+        return Closure(
+            ops, cost, new_bytes, sum(size[u] for u in held if producer[u] not in chosen)
+        )

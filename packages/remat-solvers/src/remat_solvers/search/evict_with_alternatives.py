@@ -1,11 +1,11 @@
-"""Bring a sequence within a budget where values have several makers: evict by the cheapest of them.
+"""Bring a sequence within a budget where there are alternatives: evict by the cheapest.
 
 As `evict`: at the time step of the peak, of what is alive but idle, that is evicted which costs
-least time per byte freed. It is made again just before its next use by whichever of its makers,
-with all that this one needs, is cheapest; what packs it runs right after its last use, and what is
-packed weighs against what is freed. Or the op that runs at the peak gives way to others that make
-the same and need less. Complexity: a trace per eviction, and for each a walk over what can be
-evicted.
+least time per byte freed. It is made again just before its next use by whichever of its
+implementations, with all that this one needs, is cheapest; what packs it runs right after its last
+use, and what is packed weighs against what is freed. Or the op that runs at the peak gives way to
+others that make the same and need less. Complexity: a trace per eviction, and for each a walk over
+what can be evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionP
 
 __all__ = ["evict_with_alternatives"]
 
-_INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that gains tell
+_INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that gains count
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Way:
 
 def evict_with_alternatives(
     wiring: Wiring,
-    makers: Alternatives,
+    alternatives: Alternatives,
     sequence: Ints,
     budget_bytes: int,
     *,
@@ -61,11 +61,11 @@ def evict_with_alternatives(
 ) -> Trace:
     """Evict until the peak is within the budget or nothing helps; the caller looks at the peak.
 
-    Nor does anything beyond `most_time` of the sequence; `deadline` is a moment of
-    `time.perf_counter`. The trace with the least peak is returned.
+    Nor does anything beyond `most_time` of the sequence; `deadline` is a time of
+    `time.perf_counter`. Returns the trace with the lowest peak.
     """
     weights = perturbation.weights(wiring.value_count)
-    evictor = _Evictor(wiring, makers, budget_bytes, perturbation, weights)
+    evictor = _Evictor(wiring, alternatives, budget_bytes, perturbation, weights)
 
     def step(now: Trace) -> Ints | None:
         return evictor.step(now) if time.perf_counter() < deadline else None
@@ -79,16 +79,18 @@ class _Evictor:
     def __init__(
         self,
         wiring: Wiring,
-        makers: Alternatives,
+        alternatives: Alternatives,
         budget_bytes: int,
         perturbation: EvictionPerturbation,
         weights: list[float],
     ) -> None:
-        self._wiring, self._makers = wiring, makers
+        self._wiring, self._alternatives = wiring, alternatives
         self._budget_bytes = budget_bytes
         self._perturbation, self._weights = perturbation, weights
         self._makes: list[list[int]] = [[op] for op in wiring.producer_list]
-        for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
+        for v, op in zip(
+            alternatives.more_value.tolist(), alternatives.more_op.tolist(), strict=True
+        ):
             self._makes[v].append(op)
         for row in self._makes:
             row[:] = [op for op in row if wiring.replayable_list[op]]
@@ -135,15 +137,15 @@ class _Evictor:
 
     def _need(self, ops: tuple[int, ...]) -> int:
         wiring = self._wiring
-        made = sum(wiring.made_list[op] for op in ops)
-        return made + max((wiring.workspace_list[op] for op in ops), default=0)
+        outputs = sum(wiring.output_bytes[op] for op in ops)
+        return outputs + max((wiring.workspace_list[op] for op in ops), default=0)
 
     def _ways(self, lives: _Lives, v: int, since: int, q: int, most: float) -> Iterator[_Way]:
-        """List the ways to have a value again at `q`, if it ends at `since`: by each maker."""
-        known: dict[int, _Way | None] = {v: None}
+        """List the ways to have a value again at `q`, if it ends at `since`."""
+        ways: dict[int, _Way | None] = {v: None}
         self._small = self._perturbation.hold * float(self._wiring.size[v])
         for op in self._makes[v]:
-            way = self._by(lives, op, since, q, known, most)
+            way = self._by(lives, op, since, q, ways, most)
             if way is not None:
                 yield way
 
@@ -153,27 +155,27 @@ class _Evictor:
         op: int,
         since: int,
         q: int,
-        known: dict[int, _Way | None],
+        ways: dict[int, _Way | None],
         most: float,
     ) -> _Way | None:
         """Find a way to run an op at `q`, of at most so many seconds.
 
-        `known` are the ways to have what is not there; `None` where there is none, or not yet.
+        `ways` are the ways to have what is not there; `None` where there is none, or not yet.
         """
         if not all(lives.done_before(earlier, q) for earlier in self._after[op]):
             return None
         own = self._wiring.time_list[op]
         way = _Way()
         for u in self._wiring.inputs[op]:
-            if u not in known and lives.alive(u, q):
+            if u not in ways and lives.alive(u, q):
                 continue
-            if u not in known:
-                known[u] = None
-                known[u] = self._have(lives, u, since, q, known, most - own - way.seconds)
-            found = known[u]
-            if found is None or found.seconds + way.seconds + own > most:
+            if u not in ways:
+                ways[u] = None
+                ways[u] = self._have(lives, u, since, q, ways, most - own - way.seconds)
+            needed = ways[u]
+            if needed is None or needed.seconds + way.seconds + own > most:
                 return None
-            way += found
+            way += needed
         return way + _Way((op,), (), own, 0)
 
     def _have(
@@ -182,7 +184,7 @@ class _Evictor:
         u: int,
         since: int,
         q: int,
-        known: dict[int, _Way | None],
+        ways: dict[int, _Way | None],
         most: float,
     ) -> _Way | None:
         """Find the cheapest way to have a value at `q` that is not there.
@@ -190,9 +192,9 @@ class _Evictor:
         What is small, or cannot be made again, is kept longer.
         """
         wiring = self._wiring
-        if self._makers.optional_value[u]:
+        if self._alternatives.optional_value[u]:
             size = int(wiring.size[u])
-            if lives.made_before(u, q):
+            if lives.existed(u, q):
                 return _Way(held=size)
             op = wiring.producer_list[u]
             if not wiring.replayable_list[op]:
@@ -202,44 +204,44 @@ class _Evictor:
             if all(lives.just_used(w, since) for w in wiring.inputs[op]):
                 return _Way((), (op,), wiring.time_list[op], size)
             return None
-        if not lives.made_before(u, q):
+        if not lives.existed(u, q):
             return None
         if not self._makes[u] or wiring.size[u] <= self._small:
             return _Way(held=int(wiring.size[u]))
         best = None
         for op in self._makes[u]:
-            way = self._by(lives, op, since, q, known, most)
+            way = self._by(lives, op, since, q, ways, most)
             if way is not None:
                 best, most = way, way.seconds
         return best
 
     def _other_ways(self, now: Trace, peak: int) -> Iterator[tuple[float, Ints]]:
         """Let others of the group take the place of the op that runs at the peak."""
-        wiring, makers = self._wiring, self._makers
+        wiring, alternatives = self._wiring, self._alternatives
         op = int(now.sequence[peak])
-        if makers.optional[op] or not makers.chosen[op]:
+        if alternatives.optional[op] or not alternatives.chosen[op]:
             return
         lives = _Lives(wiring, now)
         over = int(now.during[peak]) - self._budget_bytes
-        made = set(wiring.outputs[op])
-        members = [p for p in makers.members(int(makers.group[op])).tolist() if p != op]
-        parts = [p for p in members if set(wiring.outputs[p]) < made]
-        wholes = [[p] for p in members if set(wiring.outputs[p]) >= made]
+        outputs = set(wiring.outputs[op])
+        members = [p for p in alternatives.members(int(alternatives.group[op])).tolist() if p != op]
+        parts = [p for p in members if set(wiring.outputs[p]) < outputs]
+        wholes = [[p] for p in members if set(wiring.outputs[p]) >= outputs]
         for ops in (*wholes, parts):
-            if set().union(*(wiring.outputs[p] for p in ops)) < made:
+            if set().union(*(wiring.outputs[p] for p in ops)) < outputs:
                 continue
-            found: _Way | None = _Way()
+            together: _Way | None = _Way()
             for p in ops:
                 way = self._by(lives, p, peak, peak, {}, math.inf)
-                found = None if way is None or found is None else found + way
-            if found is None or found.packs or found.held:
+                together = None if way is None or together is None else together + way
+            if together is None or together.packs or together.held:
                 continue
             need = max(self._alone(p) for p in ops)
             freed = min(self._alone(op) - need, over)
             if freed > 0:
-                seconds = found.seconds - wiring.time_list[op]
+                seconds = together.seconds - wiring.time_list[op]
                 sequence = np.insert(
-                    np.delete(now.sequence, peak), [peak] * len(found.ops), found.ops
+                    np.delete(now.sequence, peak), [peak] * len(together.ops), together.ops
                 )
                 yield max(seconds, self._instant) / freed, sequence
 
@@ -247,7 +249,7 @@ class _Evictor:
         """Sum what an op needs while it runs, but for what it reads."""
         wiring = self._wiring
         over = sum(int(wiring.size[v]) for v in wiring.overwritten[op])
-        return wiring.made_list[op] + wiring.workspace_list[op] - over
+        return wiring.output_bytes[op] + wiring.workspace_list[op] - over
 
 
 class _Lives:
@@ -266,10 +268,10 @@ class _Lives:
         """Say whether an op, or others that make the same, ran before a position."""
         outputs = self._outputs[op]
         if outputs:
-            return all(self.made_before(v, position) for v in outputs)
+            return all(self.existed(v, position) for v in outputs)
         return bool(np.any(self._sequence[:position] == op))
 
-    def made_before(self, v: int, position: int) -> bool:
+    def existed(self, v: int, position: int) -> bool:
         """Say whether a value was made before a position."""
         return self._latest(v, position) is not None
 

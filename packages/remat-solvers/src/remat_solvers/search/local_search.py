@@ -3,10 +3,10 @@
 A large-neighbourhood search on the tracer. A step frees a window of time steps (or some at random)
 of its recomputations, which makes the schedule faster and too large, and repairs it with noise in
 the prices; what recomputes a little more than the best is not gone on with. The result is taken if
-it is not slower. Where values have several makers, a step may also change the ways in which one
-group, or all that are alike, run first. When nothing comes of many steps, `restarted_search` begins
-again further away: a large part of the recomputations is freed and repaired at other prices,
-whatever that takes. Deterministic for a seed and a number of steps.
+it is not slower. Where values have several implementations, a step may also change the ways in
+which one group, or all that are alike, run first. When nothing comes of many steps,
+`restarted_search` begins again further away: a large part of the recomputations is freed and
+repaired at other prices, whatever that takes. Deterministic for a seed and a number of steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.perturbations import EvictionPerturbation
-from remat_solvers.search.repair import made_again, repaired
+from remat_solvers.search.repair import recomputations, repaired
 from remat_solvers.search.swap_alternatives import swap_alternatives
 
 __all__ = ["local_search", "restarted_search"]
@@ -50,21 +50,21 @@ def local_search(
     The result fits and is never slower.
     """
     rng = np.random.default_rng(seed)
-    makers = Alternatives.of(wiring)
+    alternatives = Alternatives.of(wiring)
     best, best_time = incumbent, sequence_time(wiring, incumbent.sequence)
     once = least_time(wiring)
     likely = wiring.time[wiring.producer]
     since = 0
     while since < patience and time.perf_counter() < deadline:
         since += 1
-        positions = made_again(wiring, best)
-        if not makers.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
-            freed = swap_alternatives(wiring, makers, best, rng)
+        positions = recomputations(wiring, best)
+        if not alternatives.plain and (not len(positions) or rng.random() < _OTHER_WAYS):
+            freed = swap_alternatives(wiring, alternatives, best, rng)
         elif len(positions):
             freed = drop_dead_runs(wiring, best, _some_of(positions, rng))
         else:
             break
-        found = repaired(
+        candidate = repaired(
             wiring,
             freed,
             budget_bytes,
@@ -75,13 +75,13 @@ def local_search(
             soon=deadline,
             deadline=deadline,
         )
-        if found.peak_bytes > budget_bytes:
+        if candidate.peak_bytes > budget_bytes:
             continue
-        found_time = sequence_time(wiring, found.sequence)
-        if found_time < best_time:
+        candidate_time = sequence_time(wiring, candidate.sequence)
+        if candidate_time < best_time:
             since = 0
-        if found_time <= best_time:
-            best, best_time = found, found_time
+        if candidate_time <= best_time:
+            best, best_time = candidate, candidate_time
     return best
 
 
@@ -99,7 +99,7 @@ def restarted_search(
     since = 0
     while since < _RESTARTS and time.perf_counter() < deadline:
         since += 1
-        positions = made_again(wiring, best)
+        positions = recomputations(wiring, best)
         if not len(positions):
             break
         count = max(1, int(float(rng.choice(_FREED_AGAIN)) * len(positions)))
@@ -114,7 +114,7 @@ def restarted_search(
         )
         if start.peak_bytes > budget_bytes:
             continue
-        found = local_search(
+        candidate = local_search(
             wiring,
             start,
             budget_bytes,
@@ -122,9 +122,9 @@ def restarted_search(
             deadline=deadline,
             patience=_PATIENCE_AGAIN,
         )
-        found_time = sequence_time(wiring, found.sequence)
-        if found_time < best_time:
-            best, best_time, since = found, found_time, 0
+        candidate_time = sequence_time(wiring, candidate.sequence)
+        if candidate_time < best_time:
+            best, best_time, since = candidate, candidate_time, 0
     return best
 
 

@@ -40,7 +40,7 @@ def evict_in_one_pass(
     """Find a sequence within the budget, or `None`.
 
     `plan(op, value)` says whether the value, not read before it, is worth keeping while first
-    computations have come to `op`. `deadline` is a moment of `time.perf_counter`.
+    computations have come to `op`. `deadline` is a time of `time.perf_counter`.
     """
     walk = _OnePass(wiring, budget_bytes, perturbation, plan, deadline)
     for op in range(wiring.op_count):
@@ -106,12 +106,14 @@ class _OnePass:
             top = pending[-1]
             missing = [v for v in inputs[top] if not alive[v]]
             if missing:
-                makers = {self.wiring.producer_list[v] for v in missing}
-                maker = max(makers, key=self._closure) if len(makers) > 1 else makers.pop()
-                if not self.wiring.replayable_list[maker]:
+                producers = {self.wiring.producer_list[v] for v in missing}
+                producer = (
+                    max(producers, key=self._closure) if len(producers) > 1 else producers.pop()
+                )
+                if not self.wiring.replayable_list[producer]:
                     return False
-                pending.append(maker)
-                for v in inputs[maker]:
+                pending.append(producer)
+                for v in inputs[producer]:
                     pinned[v] += 1
                 continue
             if not self._compute(top):
@@ -125,17 +127,17 @@ class _OnePass:
     def _compute(self, op: int) -> bool:
         outputs, alive = self.wiring.outputs[op], self.alive
         fresh = [v for v in outputs if not alive[v]]
-        made = sum(self._size[v] for v in fresh)
+        new_bytes = sum(self._size[v] for v in fresh)
         for v in outputs:
             self.pinned[v] += 1
         ending = [v for v in self.wiring.overwritten[op] if self._ends(v, op)]
-        spared = sum(self._size[v] for v in ending)
-        there = self._make_room(made - spared + self.wiring.workspace_list[op], op)
+        ending_bytes = sum(self._size[v] for v in ending)
+        there = self._make_room(new_bytes - ending_bytes + self.wiring.workspace_list[op], op)
         self._unpin(outputs)
         if not there:
             return False
         self.sequence.append(op)
-        self._room -= made
+        self._room -= new_bytes
         for v in fresh:
             alive[v] = True
         for v in ending:
@@ -264,15 +266,15 @@ class _OnePass:
     def _price(self, value: int, *, deep: bool) -> float:
         size = self._size[value]
         until = self._next(value)
-        maker = self.wiring.producer_list[value]
+        producer = self.wiring.producer_list[value]
         if until > self._count:
             return self._all / max(size, 1) if self._of_use[value] >= self.now else 0.0
         if size == 0:
             return math.inf
         if deep:
-            cost = self._closure(maker)
-        elif self.wiring.replayable_list[maker]:
-            cost = self.wiring.time_list[maker]
+            cost = self._closure(producer)
+        elif self.wiring.replayable_list[producer]:
+            cost = self.wiring.time_list[producer]
         else:
             return math.inf
         span = (until - self.now + 1) / self._count
@@ -283,7 +285,7 @@ class _OnePass:
 
     def _closure(self, op: int) -> float:
         """Sum the time to compute an op again, with all of its ancestors that are gone."""
-        inputs, makers, alive = self.wiring.inputs, self.wiring.producer_list, self.alive
+        inputs, producer_of, alive = self.wiring.inputs, self.wiring.producer_list, self.alive
         times, replayable = self.wiring.time_list, self.wiring.replayable_list
         if not replayable[op]:
             return math.inf
@@ -291,13 +293,13 @@ class _OnePass:
         while pending:
             for u in inputs[pending.pop()]:
                 if not alive[u]:
-                    maker = makers[u]
-                    if maker not in seen:
-                        if not replayable[maker]:
+                    producer = producer_of[u]
+                    if producer not in seen:
+                        if not replayable[producer]:
                             return math.inf
-                        seen.add(maker)
-                        cost += times[maker]
-                        pending.append(maker)
+                        seen.add(producer)
+                        cost += times[producer]
+                        pending.append(producer)
         return cost
 
 
@@ -310,10 +312,10 @@ def _of_use(wiring: Wiring) -> list[int]:
     for v in wiring.results.tolist():
         last[v] = wiring.op_count
     for op in range(wiring.op_count - 1, -1, -1):
-        made = -1
+        until_use = -1
         if wiring.replayable_list[op]:
-            made = max((last[v] for v in wiring.outputs[op]), default=-1)
+            until_use = max((last[v] for v in wiring.outputs[op]), default=-1)
         for v in wiring.inputs[op]:
-            last[v] = max(last[v], made, op)
+            last[v] = max(last[v], until_use, op)
     once = [not wiring.replayable_list[op] for op in wiring.producer_list]
     return [until if alone else -1 for until, alone in zip(last, once, strict=True)]

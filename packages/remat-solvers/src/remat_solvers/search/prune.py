@@ -26,7 +26,7 @@ _OPS_PER_REMOVAL = 500
 def prune(wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf) -> Trace:
     """Remove what can be removed; a trace over budget is only rid of unused recomputations.
 
-    `deadline` is a moment of `time.perf_counter`; what was removed by then is gone.
+    `deadline` is a time of `time.perf_counter`; what was removed by then is gone.
     """
     now = drop_dead_runs(wiring, now)
     if now.peak_bytes > budget_bytes:
@@ -91,13 +91,13 @@ def _removable_alone(wiring: Wiring, now: Trace, budget_bytes: int) -> Ints:
 def _most(during: Ints, since: Ints, until: Ints) -> Ints:
     """Find the most in each stretch `since:until`, with a table of all spans of powers of two."""
     level = np.frexp(np.maximum(until - since, 1))[1] - 1
-    found = np.zeros(len(since), dtype=np.int64)
+    highest = np.zeros(len(since), dtype=np.int64)
     most = during
     for power in range(int(level.max(initial=0)) + 1):
         here = level == power
-        found[here] = np.maximum(most[since[here]], most[until[here] - (1 << power)])
+        highest[here] = np.maximum(most[since[here]], most[until[here] - (1 << power)])
         most = np.maximum(most[: -1 << power], most[1 << power :])
-    return found
+    return highest
 
 
 def _longer(wiring: Wiring, now: Trace, rank: int, start: int) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS, EvictionP
 from remat_solvers.search.prune import prune
 from remat_solvers.search.replay import replay
 
-__all__ = ["made_again", "prune_multi", "repaired"]
+__all__ = ["prune_multi", "recomputations", "repaired"]
 
 _NEARLY = 1.1  # of the budget
 _PATIENCE = 12  # evictions without a gain: small steps are better then
@@ -40,14 +40,14 @@ def repaired(
     soon: float = math.inf,
     deadline: float = math.inf,
 ) -> Trace:
-    """Evict until `soon`, and prune until `deadline`, moments of `time.perf_counter`.
+    """Evict until `soon`, and prune until `deadline`, times of `time.perf_counter`.
 
     Eviction that ends a little over the budget goes on in smaller steps (`replay`). Given up is
     what takes longer than `most_time` before it is pruned. `likely` is as of `evict`, `quick` as of
     `replay`.
     """
     if not wiring.graph.has_alternatives:
-        found = evict(
+        evicted = evict(
             wiring,
             now.sequence,
             budget_bytes,
@@ -57,11 +57,11 @@ def repaired(
             likely=likely,
             deadline=soon,
         )
-        nearly = budget_bytes < found.peak_bytes <= _NEARLY * budget_bytes
-        if nearly and wiring.time[found.sequence].sum() <= most_time:
-            found = replay(wiring, found, budget_bytes, quick=quick, deadline=soon)
-        return prune(wiring, found, budget_bytes, deadline=deadline)
-    found = evict_with_alternatives(
+        nearly = budget_bytes < evicted.peak_bytes <= _NEARLY * budget_bytes
+        if nearly and wiring.time[evicted.sequence].sum() <= most_time:
+            evicted = replay(wiring, evicted, budget_bytes, quick=quick, deadline=soon)
+        return prune(wiring, evicted, budget_bytes, deadline=deadline)
+    evicted = evict_with_alternatives(
         wiring,
         Alternatives.of(wiring),
         now.sequence,
@@ -70,10 +70,10 @@ def repaired(
         most_time=most_time,
         deadline=soon,
     )
-    return prune_multi(wiring, found, budget_bytes, deadline=deadline)
+    return prune_multi(wiring, evicted, budget_bytes, deadline=deadline)
 
 
-def made_again(wiring: Wiring, now: Trace) -> Ints:
+def recomputations(wiring: Wiring, now: Trace) -> Ints:
     """List the positions of computations that make nothing a first time, ascending."""
     if not wiring.graph.has_alternatives:
         ranks = np.flatnonzero(repeats(now))
@@ -91,7 +91,7 @@ def made_again(wiring: Wiring, now: Trace) -> Ints:
 def prune_multi(
     wiring: Wiring, now: Trace, budget_bytes: int, *, deadline: float = math.inf
 ) -> Trace:
-    """Make nothing once more, by whatever maker, that can be kept instead, dearest first."""
+    """Take out recomputations in whose place a value can be kept, dearest first."""
     if not wiring.graph.has_alternatives:
         return now
     now = drop_dead_runs(wiring, now)
@@ -122,7 +122,7 @@ def _spare(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
             lives = now.copy_last[copy] > at
             size = int(wiring.size[now.copy_value[copy]]) if lives else 0
             longer.setdefault(at, []).append((int(now.copy_end[former[copy]]), size))
-    found = [
+    spare = [
         at
         for at, kept in longer.items()
         if all(
@@ -131,4 +131,4 @@ def _spare(wiring: Wiring, now: Trace, budget_bytes: int) -> list[int]:
             for since, _ in kept
         )
     ]
-    return sorted(found, key=lambda at: -wiring.time_list[int(now.sequence[at])])
+    return sorted(spare, key=lambda at: -wiring.time_list[int(now.sequence[at])])

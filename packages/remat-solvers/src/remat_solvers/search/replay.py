@@ -58,7 +58,7 @@ def replay(
     """Descend until the peak is within the target, nothing helps, or `deadline`.
 
     `seed` varies which values are given up first, with no noise at 0; a `quick` descent tries few;
-    `deadline` is a moment of `time.perf_counter`. The trace with the least peak is returned.
+    `deadline` is a time of `time.perf_counter`. Returns the trace with the lowest peak.
     """
     weights = random_factors(_NOISE if seed > 0 else 0.0, seed, wiring.value_count)
     best, since = now, 0
@@ -86,10 +86,10 @@ def give_up(wiring: Wiring, now: Trace, rng: np.random.Generator) -> Trace:
     size = wiring.size[values].astype(np.float64)
     which = int(rng.choice(len(copies), p=size / size.sum()))
     position = min(int(next_after[which]), now.steps)
-    found = Closures(wiring, now).at(int(values[which]), position)
-    if found is None:
+    closure = Closures(wiring, now).at(int(values[which]), position)
+    if closure is None:
         return now
-    sequence = np.insert(now.sequence, [position] * len(found.ops), found.ops)
+    sequence = np.insert(now.sequence, [position] * len(closure.ops), closure.ops)
     return drop_dead_runs(wiring, trace(wiring, sequence))
 
 
@@ -106,9 +106,9 @@ def _lower(past: _Past, deadline: float) -> Trace | None:
         for sequence in _attempts(past, position, deadline):
             if time.perf_counter() > deadline:
                 return best
-            found = trace(past.wiring, sequence)
-            if found.excess(target_bytes) < least:
-                least, best = found.excess(target_bytes), found
+            candidate = trace(past.wiring, sequence)
+            if candidate.excess(target_bytes) < least:
+                least, best = candidate.excess(target_bytes), candidate
         if best is not None:
             return best
     return None
@@ -165,7 +165,7 @@ class _Past:
         covered = over[next_after] - over[last_before + 1]
         promise = np.minimum(size, excess[position]) * covered.astype(np.float64)
         promise *= self._weights[values]
-        found = []
+        ranked = []
         for chosen in _groups(promise, next_after, _QUICK_VALUES if self.quick else _VALUES):
             if time.perf_counter() > deadline:
                 break
@@ -177,9 +177,9 @@ class _Past:
             cost, positions = self._cut(copies[chosen].tolist(), until, during, gain)
             if cost < gain:
                 weight = float(self._weights[values[chosen]].mean())
-                found.append(((cost - gain) * weight, until, positions))
-        found.sort(key=lambda one: one[0])
-        return [(until, positions) for _, until, positions in found]
+                ranked.append(((cost - gain) * weight, until, positions))
+        ranked.sort(key=lambda one: one[0])
+        return [(until, positions) for _, until, positions in ranked]
 
     def _cut(self, copies: list[int], until: int, during: Ints, gain: float) -> tuple[float, Ints]:
         """Find what to replay before a position to have copies again, and its cost in excess.
@@ -191,11 +191,13 @@ class _Past:
         steps = self.now.steps
         room = self.target - int(self.now.before[until])
         room += sum(self.size[self._value[copy]] for copy in copies)
-        made = sorted({self._start[copy] for copy in copies})
+        producing = sorted({self._start[copy] for copy in copies})
         source, sink = -1, -2
-        arcs: list[tuple[int, int, float]] = [(source, position, math.inf) for position in made]
+        arcs: list[tuple[int, int, float]] = [
+            (source, position, math.inf) for position in producing
+        ]
         longer = _Longer(self, until, during)
-        seen, pending = set(made), made
+        seen, pending = set(producing), producing
         while pending:
             position = pending.pop()
             arcs.append((position, sink, self._again(position, room)))
@@ -208,12 +210,12 @@ class _Past:
                 if steps + u in seen:
                     continue
                 seen.add(steps + u)
-                maker = self._start[u]
-                if len(seen) < _MOST_REPLAYED and self._again(maker, room) < min(cost, gain):
-                    arcs.append((steps + u, maker, cost))
-                    if maker not in seen:
-                        seen.add(maker)
-                        pending.append(maker)
+                run = self._start[u]
+                if len(seen) < _MOST_REPLAYED and self._again(run, room) < min(cost, gain):
+                    arcs.append((steps + u, run, cost))
+                    if run not in seen:
+                        seen.add(run)
+                        pending.append(run)
                 else:
                     arcs.append((steps + u, sink, cost))
         flow, side = _least_cut(arcs, source, sink, gain)
@@ -252,19 +254,19 @@ class _Longer:
         self._end: list[int] = now.copy_end[now.first_copy[rank] + wiring.slot].tolist()
         most = np.maximum.accumulate(during[:until][::-1])[::-1]
         self._most: list[int] = most.tolist()
-        self._known: dict[int, float | None] = {}
+        self._costs: dict[int, float | None] = {}
         self._added: dict[int, list[float]] = {}
 
     def cost(self, v: int) -> float | None:
         """Sum the excess and a share of the bytes under the target; `None` if alive anyway."""
-        if v not in self._known:
+        if v not in self._costs:
             since, size = self._end[v], self._size[v]
             over = 0.0
             if since < self._until and self._most[since] + size > self._target:
                 over = self._excess_of(size)[since]
             under = _UNDER * size * (self._until - since)
-            self._known[v] = None if since > self._until else over + under
-        return self._known[v]
+            self._costs[v] = None if since > self._until else over + under
+        return self._costs[v]
 
     def _excess_of(self, size: int) -> list[float]:
         """Sum the excess that so many bytes add from each position on."""

@@ -1,4 +1,4 @@
-"""A choice of makers, and storing everything by these: where a search over makers begins.
+"""A choice of alternatives, and storing everything by these: where a search over them begins.
 
 `first` are the ops that run at the places of groups with a choice, `later` those that make some of
 their values once more for the backward half. The optional ops on which a chosen op depends come
@@ -29,15 +29,15 @@ class Choice:
     later: frozenset[int] = frozenset()
 
 
-def arrange(wiring: Wiring, makers: Alternatives, choice: Choice) -> Trace | None:
-    """Store everything by the chosen makers; `None` if these do not make all that is read."""
-    arrangement = _Arrangement(wiring, makers, choice)
+def arrange(wiring: Wiring, alternatives: Alternatives, choice: Choice) -> Trace | None:
+    """Store everything by the chosen ops; `None` if these do not make all that is read."""
+    arrangement = _Arrangement(wiring, alternatives, choice)
     if not arrangement.run():
         return None
     return trace(wiring, np.array(arrangement.sequence, dtype=np.int64))
 
 
-def first_choices(wiring: Wiring, makers: Alternatives) -> list[Choice]:
+def first_choices(wiring: Wiring, alternatives: Alternatives) -> list[Choice]:
     """List the cheapest ways, those of least need, what is owed, and three that pack.
 
     The first of these keeps least of the forward half. The others make for the backward half
@@ -46,85 +46,87 @@ def first_choices(wiring: Wiring, makers: Alternatives) -> list[Choice]:
     """
     need = while_running(wiring).astype(np.float64)
     ways = [
-        frozenset(op for ops in lightest_ways(wiring, makers, weight) for op in ops)
+        frozenset(op for ops in lightest_ways(wiring, alternatives, weight) for op in ops)
         for weight in (wiring.time, need)
     ]
-    reads_packed = [bool(makers.optional_value[list(row)].any()) for row in wiring.inputs]
+    reads_packed = [bool(alternatives.optional_value[list(row)].any()) for row in wiring.inputs]
     unpack = frozenset(
-        op for op in makers.more_maker.tolist() if wiring.replayable_list[op] and reads_packed[op]
+        op
+        for op in alternatives.more_op.tolist()
+        if wiring.replayable_list[op] and reads_packed[op]
     )
     packed = ways[0]
     for op in sorted(unpack):
-        if makers.opens[op]:
-            packed = with_way(wiring, makers, packed, op)
-    found = [Choice(first) for first in (*ways, frozenset(makers.groups()))]
-    found.append(least_kept(wiring, makers))
-    found += [Choice(first, unpack - first) for first in (ways[0], packed)]
-    return list(dict.fromkeys(found))
+        if alternatives.opens[op]:
+            packed = with_way(wiring, alternatives, packed, op)
+    choices = [Choice(first) for first in (*ways, frozenset(alternatives.groups()))]
+    choices.append(least_kept(wiring, alternatives))
+    choices += [Choice(first, unpack - first) for first in (ways[0], packed)]
+    return list(dict.fromkeys(choices))
 
 
-def least_kept(wiring: Wiring, makers: Alternatives) -> Choice:
+def least_kept(wiring: Wiring, alternatives: Alternatives) -> Choice:
     """Choose ways for which least of the forward half is kept, and unpack what can be unpacked."""
     half = wiring.graph.boundary_index
     size: dict[int, int] = dict(enumerate(wiring.size.tolist()))
     unpacks: dict[int, int] = {}
-    for v, op in zip(makers.more_value.tolist(), makers.more_maker.tolist(), strict=True):
-        packed = any(makers.optional_value[w] for w in wiring.inputs[op])
+    for v, op in zip(alternatives.more_value.tolist(), alternatives.more_op.tolist(), strict=True):
+        packed = any(alternatives.optional_value[w] for w in wiring.inputs[op])
         if packed and wiring.replayable_list[op] and wiring.producer_list[v] < half:
             read = sum(int(wiring.size[w]) for w in wiring.inputs[op])
             if read < size[v]:
                 size[v], unpacks[v] = read, op
-    anyway = _read_anyway(wiring, makers)
+    anyway = _read_anyway(wiring, alternatives)
 
     def weight(op: int) -> tuple[int, float]:
-        group = int(makers.group[op])
+        group = int(alternatives.group[op])
         kept = sum(
             size[v]
             for v in wiring.inputs[op]
-            if wiring.producer_list[v] < half or makers.optional_value[v]
+            if wiring.producer_list[v] < half or alternatives.optional_value[v]
             if anyway.get(v, set()) <= {group}
         )
         return (kept if group >= half else 0), wiring.time_list[op]
 
     first = []
-    for group in makers.groups():
-        able = [op for op in makers.members(group).tolist() if makers.opens[op]]
+    for group in alternatives.groups():
+        able = [op for op in alternatives.members(group).tolist() if alternatives.opens[op]]
         whole = [op for op in able if len(wiring.outputs[op]) == len(wiring.outputs[group])]
         first.append(min(whole, key=weight))
     return Choice(frozenset(first), frozenset(unpacks.values()) - frozenset(first))
 
 
-def _read_anyway(wiring: Wiring, makers: Alternatives) -> dict[int, set[int]]:
+def _read_anyway(wiring: Wiring, alternatives: Alternatives) -> dict[int, set[int]]:
     """Find which groups of the backward half read a value whichever of their ops runs."""
-    found: dict[int, set[int]] = {}
-    for group in np.flatnonzero(makers.owed).tolist():
+    readers_of: dict[int, set[int]] = {}
+    for group in np.flatnonzero(alternatives.owed).tolist():
         if group < wiring.graph.boundary_index:
             continue
-        members = makers.members(group).tolist()
+        members = alternatives.members(group).tolist()
         for v in wiring.inputs[group]:
             readers = {op for op in members if v in wiring.inputs[op]}
             if len(members) == 1 or any(
                 readers.issuperset(op for op in members if w in wiring.outputs[op])
                 for w in wiring.outputs[group]
             ):
-                found.setdefault(v, set()).add(group)
-    return found
+                readers_of.setdefault(v, set()).add(group)
+    return readers_of
 
 
 def with_way(
-    wiring: Wiring, makers: Alternatives, first: frozenset[int], op: int
+    wiring: Wiring, alternatives: Alternatives, first: frozenset[int], op: int
 ) -> frozenset[int]:
     """Let an op run first, in place of those that overlap with it, and the rest by parts."""
-    if op in first or not makers.opens[op]:
+    if op in first or not alternatives.opens[op]:
         return first
-    members = makers.members(int(makers.group[op])).tolist()
-    rest = set(wiring.outputs[makers.group[op]]) - set(wiring.outputs[op])
-    found = {op}
+    members = alternatives.members(int(alternatives.group[op])).tolist()
+    rest = set(wiring.outputs[alternatives.group[op]]) - set(wiring.outputs[op])
+    ops = {op}
     for p in sorted(members, key=lambda p: wiring.time_list[p]):
         if rest and set(wiring.outputs[p]) <= rest:
-            found.add(p)
+            ops.add(p)
             rest -= set(wiring.outputs[p])
-    return first if rest else (first - set(members)) | found
+    return first if rest else (first - set(members)) | ops
 
 
 _Place = tuple[int, ...]
@@ -138,11 +140,11 @@ class _Arrangement:
     """
 
     wiring: Wiring
-    makers: Alternatives
+    alternatives: Alternatives
     choice: Choice
     _placed: list[tuple[_Place, int]] = field(default_factory=list)
     _ran: set[int] = field(default_factory=set)
-    _made: set[int] = field(default_factory=set)
+    _available: set[int] = field(default_factory=set)
     _later: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
     _touched: dict[int, _Place] = field(default_factory=dict)  # where a value is read or made last
@@ -155,19 +157,19 @@ class _Arrangement:
 
     def run(self) -> bool:
         """Place all ops; say whether everything that they read is there."""
-        wiring, makers = self.wiring, self.makers
+        wiring, alternatives = self.wiring, self.alternatives
         self._later = {
             v: op
             for op in sorted(self.choice.later - self.choice.first)
             if wiring.replayable_list[op]
             for v in wiring.outputs[op]
         }
-        for c in np.flatnonzero(makers.owed).tolist():
-            members = makers.members(c).tolist() if makers.chosen[c] else [c]
+        for c in np.flatnonzero(alternatives.owed).tolist():
+            members = alternatives.members(c).tolist() if alternatives.chosen[c] else [c]
             for op in members:
-                if (op in self.choice.first or not makers.chosen[c]) and not self._place(op):
+                if (op in self.choice.first or not alternatives.chosen[c]) and not self._place(op):
                     return False
-            if not self._made.issuperset(wiring.outputs[c]):
+            if not self._available.issuperset(wiring.outputs[c]):
                 return False
         return True
 
@@ -177,7 +179,7 @@ class _Arrangement:
         late = wiring.graph.ops[op].stage is Stage.BACKWARD
         if not self._ready(wiring.inputs[op], late=late):
             return False
-        if not self._made.isdisjoint(wiring.outputs[op]):
+        if not self._available.isdisjoint(wiring.outputs[op]):
             return False
         self._add(op)
         return True
@@ -186,13 +188,13 @@ class _Arrangement:
         """Make what is read, for the backward half once more; say whether it is there."""
         for v in wanted:
             again = self._later.get(v)
-            once = v in self._made and v not in self._again
+            once = v in self._available and v not in self._again
             if late and again is not None and once and self._is_due(again):
                 if not self._ready(self.wiring.inputs[again], late=False):
                     return False
                 self._add(again)
                 self._again.update(self.wiring.outputs[again])
-            elif v not in self._made and not self._pack(v):
+            elif v not in self._available and not self._pack(v):
                 return False
         return True
 
@@ -201,7 +203,8 @@ class _Arrangement:
         graph, outputs = self.wiring.graph, self.wiring.outputs
         earlier = (graph.op_index[name] for name in graph.ops[op].order_after)
         return all(
-            self._made.issuperset(outputs[e]) if outputs[e] else e in self._ran for e in earlier
+            self._available.issuperset(outputs[e]) if outputs[e] else e in self._ran
+            for e in earlier
         )
 
     def _pack(self, value: int) -> bool:
@@ -223,6 +226,6 @@ class _Arrangement:
     def _put(self, op: int, place: _Place) -> None:
         self._placed.append((place, op))
         self._ran.add(op)
-        self._made.update(self.wiring.outputs[op])
+        self._available.update(self.wiring.outputs[op])
         for v in (*self.wiring.inputs[op], *self.wiring.outputs[op]):
             self._touched[v] = max(place, self._touched.get(v, place))

@@ -41,34 +41,34 @@ _ATTEMPT_SHARE = 1 / 3
 
 
 def starts(
-    wiring: Wiring, budget_bytes: int, given: Schedule | None, deadline: float
+    wiring: Wiring, budget_bytes: int, start: Schedule | None, deadline: float
 ) -> Iterator[Trace]:
     """Yield schedules that may fit, for a small share of the time until `deadline`.
 
-    `deadline` is a moment of `time.perf_counter`.
+    `deadline` is a time of `time.perf_counter`.
     """
     now = time.perf_counter()
     left = deadline - now
     until = now + max(_SHARE * left, min(_LEAST_SECONDS, left / 3))
     fits = False
-    for found in _always(wiring, budget_bytes, given, until):
-        fits |= found.peak_bytes <= budget_bytes
-        yield found
+    for schedule in _always(wiring, budget_bytes, start, until):
+        fits |= schedule.peak_bytes <= budget_bytes
+        yield schedule
     if fits:
         return
-    for found in _at_need(wiring, budget_bytes, until):
-        yield found
-        if found.peak_bytes <= budget_bytes or time.perf_counter() >= until:
+    for schedule in _at_need(wiring, budget_bytes, until):
+        yield schedule
+        if schedule.peak_bytes <= budget_bytes or time.perf_counter() >= until:
             return
 
 
 def _always(
-    wiring: Wiring, budget_bytes: int, given: Schedule | None, until: float
+    wiring: Wiring, budget_bytes: int, start: Schedule | None, until: float
 ) -> Iterator[Trace]:
-    begun = None if given is None else in_order(wiring, given)
-    if begun is not None:
-        yield trace(wiring, begun)
-        yield _repaired(wiring, begun, budget_bytes, EVICTION_PERTURBATIONS[0], until)
+    sequence = None if start is None else in_order(wiring, start)
+    if sequence is not None:
+        yield trace(wiring, sequence)
+        yield _repaired(wiring, sequence, budget_bytes, EVICTION_PERTURBATIONS[0], until)
     yield _repaired(
         wiring, np.arange(wiring.op_count), budget_bytes, EVICTION_PERTURBATIONS[0], until
     )
@@ -76,9 +76,11 @@ def _always(
 
 def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]:
     for eviction, other in zip(EVICTION_PERTURBATIONS[1:], ONE_PASS_PERTURBATIONS, strict=True):
-        found = evict_in_one_pass(wiring, budget_bytes, perturbation=other, deadline=_soon(until))
-        if found is not None:
-            yield prune(wiring, trace(wiring, found), budget_bytes, deadline=until)
+        sequence = evict_in_one_pass(
+            wiring, budget_bytes, perturbation=other, deadline=_soon(until)
+        )
+        if sequence is not None:
+            yield prune(wiring, trace(wiring, sequence), budget_bytes, deadline=until)
         yield _repaired(wiring, np.arange(wiring.op_count), budget_bytes, eviction, until)
     yield _descended(wiring, budget_bytes, until)
 
@@ -86,18 +88,18 @@ def _at_need(wiring: Wiring, budget_bytes: int, until: float) -> Iterator[Trace]
 def _descended(wiring: Wiring, budget_bytes: int, until: float) -> Trace:
     """Descend to the budget whatever the time, then search locally: what is found so is slow."""
     now = time.perf_counter()
-    found = descend_to(wiring, budget_bytes, now + (until - now) / 2)
-    found = prune(wiring, found, budget_bytes, deadline=until)
-    if found.peak_bytes > budget_bytes:
-        return found
-    return local_search(wiring, found, budget_bytes, seed=1, deadline=until)
+    low = descend_to(wiring, budget_bytes, now + (until - now) / 2)
+    low = prune(wiring, low, budget_bytes, deadline=until)
+    if low.peak_bytes > budget_bytes:
+        return low
+    return local_search(wiring, low, budget_bytes, seed=1, deadline=until)
 
 
 def _repaired(
     wiring: Wiring, start: Ints, budget_bytes: int, perturbation: EvictionPerturbation, until: float
 ) -> Trace:
-    found = evict(wiring, start, budget_bytes, perturbation=perturbation, deadline=_soon(until))
-    return prune(wiring, found, budget_bytes, deadline=until)
+    evicted = evict(wiring, start, budget_bytes, perturbation=perturbation, deadline=_soon(until))
+    return prune(wiring, evicted, budget_bytes, deadline=until)
 
 
 def _soon(until: float) -> float:

@@ -1,4 +1,4 @@
-"""Change by which makers groups run first in a sequence: one group, or all that are alike."""
+"""Change which ops of a group run first in a sequence: one group, or all that are alike."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ALIKE = 0.5  # of the changes, of all ops of an equivalence class
 
 
 def swap_alternatives(
-    wiring: Wiring, makers: Alternatives, now: Trace, rng: np.random.Generator
+    wiring: Wiring, alternatives: Alternatives, now: Trace, rng: np.random.Generator
 ) -> Trace:
     """Let an op, or some or all that are equal to it, run first in place of those that do.
 
     Where what they read has not been made by then, all stays as it is.
     """
-    able = np.flatnonzero(makers.chosen & makers.opens)
+    able = np.flatnonzero(alternatives.chosen & alternatives.opens)
     if not len(able):
         return now
     ops = wiring.graph.ops
@@ -30,21 +30,25 @@ def swap_alternatives(
     alike = [op]
     if ops[op].equivalence is not None and rng.random() < _ALIKE:
         alike = [p for p in able.tolist() if ops[p].equivalence == ops[op].equivalence]
-    ways = {int(makers.group[p]): with_way(wiring, makers, frozenset(), p) for p in alike}
+    ways = {
+        int(alternatives.group[p]): with_way(wiring, alternatives, frozenset(), p) for p in alike
+    }
     sequence: list[int] = []
-    made: set[int] = set()
-    made_before: set[int] = set()  # in the sequence as it was
+    available: set[int] = set()
+    available_before: set[int] = set()  # in the sequence as it was
     changed: set[int] = set()
     for p in now.sequence.tolist():
-        c = int(makers.group[p])
-        first = ways.get(c, frozenset()) if not made_before.issuperset(wiring.outputs[p]) else ()
-        made_before.update(wiring.outputs[p])
+        c = int(alternatives.group[p])
+        first = (
+            ways.get(c, frozenset()) if not available_before.issuperset(wiring.outputs[p]) else ()
+        )
+        available_before.update(wiring.outputs[p])
         if c in changed and first:
             continue
         here = [p]
-        if first and all(made.issuperset(wiring.inputs[q]) for q in first):
+        if first and all(available.issuperset(wiring.inputs[q]) for q in first):
             here = sorted(first)
             changed.add(c)
         sequence += here
-        made.update(v for q in here for v in wiring.outputs[q])
+        available.update(v for q in here for v in wiring.outputs[q])
     return trace(wiring, without_dead_runs(wiring, np.array(sequence, dtype=np.int64)))

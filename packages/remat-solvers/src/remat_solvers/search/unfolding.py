@@ -1,4 +1,4 @@
-"""A sequence that uses several makers of a value, as one of an ordinary graph.
+"""A sequence that uses several implementations of a value, as one of an ordinary graph.
 
 Each *version* of an op, the op together with the versions of all that it reads, becomes an op of
 its own, in the order in which they first run, and so each version of a value a value of its own.
@@ -30,16 +30,16 @@ Version = tuple[int, tuple[int, ...]]  # an op, and which versions of ops made w
 class Unfolded:
     """The ordinary graph, wired, whose op `i` is op `origin[i]` of the given one."""
 
-    given: Wiring
+    original: Wiring
     wiring: Wiring
     origin: Ints
     start: Trace
 
     def fold(self, now: Trace) -> Trace:
-        """Turn a sequence of the ordinary graph into one of the given graph, without waste."""
-        if self.wiring is self.given:
+        """Turn a sequence of the ordinary graph into one of the original, without dead runs."""
+        if self.wiring is self.original:
             return now
-        return trace(self.given, without_dead_runs(self.given, self.origin[now.sequence]))
+        return trace(self.original, without_dead_runs(self.original, self.origin[now.sequence]))
 
     def keeps(self) -> Keeps:
         """Say, of an op and a value, whether the value is there when the op first runs."""
@@ -57,36 +57,36 @@ def unfold(wiring: Wiring, now: Trace) -> Unfolded:
     if not wiring.graph.has_alternatives:
         return Unfolded(wiring, wiring, np.arange(wiring.op_count), now)
     number: dict[Version, int] = {}
-    maker = [-1] * wiring.value_count
+    latest = [-1] * wiring.value_count
     order: list[int] = []
     for op in without_dead_runs(wiring, now.sequence).tolist():
-        version = (op, tuple(maker[v] for v in wiring.inputs[op]))
+        version = (op, tuple(latest[v] for v in wiring.inputs[op]))
         order.append(number.setdefault(version, len(number)))
         for v in wiring.outputs[op]:
-            maker[v] = order[-1]
-    graph = _graph(wiring, list(number), [maker[v] for v in wiring.results.tolist()])
+            latest[v] = order[-1]
+    graph = _graph(wiring, list(number), [latest[v] for v in wiring.results.tolist()])
     unfolded = Wiring.of(graph)
     origin = np.array([op for op, _ in number], dtype=np.int64)
     return Unfolded(wiring, unfolded, origin, trace(unfolded, np.array(order, dtype=np.int64)))
 
 
-def _graph(wiring: Wiring, versions: list[Version], made_last: list[int]) -> Graph:
-    """Write the ordinary graph; `made_last` are the versions that make the results."""
-    given = wiring.graph
+def _graph(wiring: Wiring, versions: list[Version], last_versions: list[int]) -> Graph:
+    """Write the ordinary graph; `last_versions` are the versions that make the results."""
+    graph = wiring.graph
     names: set[str] = set()
     named: dict[tuple[int, int], str] = {}
-    values = [given.value_by_name[name] for name in sorted(given.resident)]
+    values = [graph.value_by_name[name] for name in sorted(graph.resident)]
     ops: list[Op] = []
     boundary = None
-    for i, (number, makers) in enumerate(versions):
-        op = given.ops[number]
+    for i, (number, sources) in enumerate(versions):
+        op = graph.ops[number]
         again = f" #{i}" if op.name in names else ""
         names.add(op.name)
         if boundary is None and op.stage is Stage.BACKWARD:
             boundary = op.name
         new = {
-            wiring.values[v]: named[maker, v]
-            for v, maker in zip(wiring.inputs[number], makers, strict=True)
+            wiring.values[v]: named[source, v]
+            for v, source in zip(wiring.inputs[number], sources, strict=True)
         }
         for v in wiring.outputs[number]:
             name = wiring.values[v]
@@ -102,13 +102,13 @@ def _graph(wiring: Wiring, versions: list[Version], made_last: list[int]) -> Gra
                 stage=Stage.FORWARD if boundary is None else Stage.BACKWARD,
                 twin=None,
                 order_after=(),
-                overwrites=tuple((new[read], new[made]) for read, made in op.overwrites),
+                overwrites=tuple((new[read], new[written]) for read, written in op.overwrites),
                 alternative_of=None,
                 optional=False,
             )
         )
-    results = zip(wiring.results.tolist(), made_last, strict=True)
-    ends = frozenset(named[maker, v] for v, maker in results)
+    results = zip(wiring.results.tolist(), last_versions, strict=True)
+    ends = frozenset(named[source, v] for v, source in results)
     return Graph(
-        tuple(values), tuple(ops), given.resident, ends | given.results & given.resident, boundary
+        tuple(values), tuple(ops), graph.resident, ends | graph.results & graph.resident, boundary
     )

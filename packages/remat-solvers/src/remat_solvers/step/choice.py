@@ -1,14 +1,14 @@
 """Chooses one option for every region of a training step, within one budget, by integer program.
 
-At each moment of the step, what the code between regions holds, what each region keeps that is
+At each time step of the step, what the code between regions holds, what each region keeps that is
 between its halves, and what the half at work holds must fit. One option of every region; the least
-sum of times: a multiple-choice knapsack with a row per moment. Options that another of the region
-beats, moments that cannot bind, and moments that another implies are left out before.
+sum of times: a multiple-choice knapsack with a row per time step. Options that another of the
+region beats, time steps that cannot bind, and time steps that another implies are left out before.
 
 Guarantee: the choice is within the budget in whole numbers; `OPTIMAL` is proved to 1e-6 of the
 time, which is tried for most of a second; after that, a proof to 0.1% is enough.
-Complexity: a MILP of one column per option and one row per moment; less than a second for 100
-regions of 10 options and 200 moments, as a rule.
+Complexity: a MILP of one column per option and one row per time step; less than a second for 100
+regions of 10 options and 200 time steps, as a rule.
 Source: HiRemate (top level of H-ILP), with blocks that are regions.
 """
 
@@ -44,7 +44,7 @@ _SHARE = 0.7  # of the time, before the least budget is looked for
 
 @dataclass(frozen=True, slots=True)
 class TimeStep:
-    """A moment of the step: `fixed_bytes` held by others, and what regions hold then.
+    """A time step of the step: `fixed_bytes` held by others, and what regions hold then.
 
     `live` are pairs of a region and how many calls of it are between their halves. `running` is the
     region whose half is at work; what that half holds includes what its own call keeps, so that
@@ -61,8 +61,8 @@ class StepChoice:
     """One option per region, by its position: `indices[r]` in the options of region r.
 
     `time` is the sum over regions of calls and time. No choice of options within the budget takes
-    less than `lower_bound`. `peak_bytes` is the most at any of the moments. `doubt` is as that of a
-    `Solution`.
+    less than `lower_bound`. `peak_bytes` is the most at any of the time steps. `doubt` is as that
+    of a `Solution`.
     """
 
     indices: tuple[int, ...]
@@ -76,8 +76,8 @@ class StepChoice:
 class StepTooLarge(BudgetTooSmall):
     """No choice of options is within the budget, or none was found within the limit.
 
-    `smallest_bytes` is the most at any moment under the choice of options for which that is least,
-    as far as found; no choice of these options goes below `least_bytes`.
+    `smallest_bytes` is the most at any time step under the choice of options for which that is
+    least, as far as found; no choice of these options goes below `least_bytes`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StepTooLarge(BudgetTooSmall):
 def choose(
     options: Sequence[Sequence[RegionOption]],
     calls: Sequence[int],
-    moments: Sequence[TimeStep],
+    time_steps: Sequence[TimeStep],
     budget_bytes: int,
     *,
     limit_seconds: float | None = None,
@@ -109,11 +109,11 @@ def choose(
     second when it is proved within 0.1% of it, or at the limit (10 s if none is set).
 
     Raises:
-        InvalidProblem: if a region has no options or no calls, a moment names no region, or a
+        InvalidProblem: if a region has no options or no calls, a time step names no region, or a
             number is not what it should be.
         StepTooLarge: if nothing fits, or nothing was found within the limit; a `BudgetTooSmall`.
     """
-    table = tabulate(options, calls, moments, budget_bytes)
+    table = tabulate(options, calls, time_steps, budget_bytes)
     limit = Limit.starting_now(limit_seconds)
     until = limit.started + limit.left(_SECONDS)
     soon = limit.started + _SHARE * limit.left(_SECONDS)
@@ -122,22 +122,22 @@ def choose(
     if columns is None:
         smallest = table.smallest(until)
         if smallest.peak_bytes > budget_bytes:
-            is_told = bound == math.inf and doubt_of(HIGHS) is None
-            proved = is_told or smallest.least_bytes > budget_bytes
+            infeasible = bound == math.inf and doubt_of(HIGHS) is None
+            proved = infeasible or smallest.least_bytes > budget_bytes
             least = max(smallest.least_bytes, budget_bytes + 1) if proved else smallest.least_bytes
             status = Status.INFEASIBLE if proved else Status.LIMIT
             raise StepTooLarge(budget_bytes, smallest.peak_bytes, least, status)
         columns = smallest.columns
-    taken = table.time_of(columns)
-    if bound > taken * (1 + TOLERANCE):
-        said = f"the bound {bound:g} to a step within {budget_bytes} bytes"
-        distrust(HIGHS, f"it gave {said}, but a choice takes {taken:g}")
+    step_time = table.time_of(columns)
+    if bound > step_time * (1 + TOLERANCE):
+        claim = f"the bound {bound:g} to a step within {budget_bytes} bytes"
+        distrust(HIGHS, f"it gave {claim}, but a choice takes {step_time:g}")
         bound = table.least_time
-    closed = taken <= bound * (1 + TOLERANCE)
+    closed = step_time <= bound * (1 + TOLERANCE)
     return StepChoice(
         indices=tuple(c - first for c, first in zip(columns, table.start.tolist(), strict=False)),
-        time=taken,
-        lower_bound=min(bound, taken),
+        time=step_time,
+        lower_bound=min(bound, step_time),
         status=Status.OPTIMAL if closed else Status.FEASIBLE,
         peak_bytes=table.peak_bytes(columns),
         doubt=None if closed else doubt_of(HIGHS),
@@ -147,7 +147,7 @@ def choose(
 def step_bound(
     fronts: Sequence[RegionFront],
     calls: Sequence[int],
-    moments: Sequence[TimeStep],
+    time_steps: Sequence[TimeStep],
     budget_bytes: int,
     *,
     limit_seconds: float | None = None,
@@ -165,9 +165,9 @@ def step_bound(
     since the step after the boundary starts from what was kept and the incoming gradients, the
     backward half holds at least these. So for each cell and each of the two halves there is an
     option, of those bytes and that time, which is nowhere more than the schedule it stands for. The
-    options that stand for the schedules fit at every moment, since memory is a sum of theirs, with
-    weights that are not negative; and take no more time. Hence the least time over choices of such
-    options is a bound, and so is every lower bound on it, such as that of the integer program.
+    options that stand for the schedules fit at every time step, since memory is a sum of theirs,
+    with weights that are not negative; and take no more time. Hence the least time over choices of
+    such options is a bound, and so is every lower bound on it, such as that of the integer program.
 
     Raises:
         InvalidProblem: as `choose`.
@@ -176,7 +176,7 @@ def step_bound(
     cells = [_cells(front) for front in fronts]
     if not all(cells):
         return math.inf
-    table = tabulate(cells, calls, moments, budget_bytes)
+    table = tabulate(cells, calls, time_steps, budget_bytes)
     return table.fastest(budget_bytes, limit.started + limit.left(_SECONDS)).lower_bound
 
 
@@ -209,28 +209,28 @@ def _cells(front: RegionFront) -> tuple[RegionOption, ...]:
 def tabulate(
     options: Sequence[Sequence[RegionOption]],
     calls: Sequence[int],
-    moments: Sequence[TimeStep],
+    time_steps: Sequence[TimeStep],
     budget_bytes: int,
 ) -> Table:
-    """Check, and add up what each option holds at each moment.
+    """Check, and add up what each option holds at each time step.
 
     Raises:
         InvalidProblem: as `choose`.
     """
     check_whole("budget_bytes", budget_bytes)
-    _check(options, calls, moments)
+    _check(options, calls, time_steps)
     start = np.cumsum([0, *(len(row) for row in options)])
-    rows = list(dict.fromkeys(moments))
+    rows = list(dict.fromkeys(time_steps))
     kept, forward, backward = (
         [np.array([getattr(o, name) for o in row], dtype=np.int64) for row in options]
         for name in ("kept_bytes", "forward_bytes", "backward_bytes")
     )
     weight = np.zeros((len(rows), int(start[-1])), dtype=np.int64)
-    for at, moment in enumerate(rows):
-        for region, count in moment.live:
+    for at, step in enumerate(rows):
+        for region, count in step.live:
             weight[at, start[region] : start[region + 1]] += count * kept[region]
-        if moment.running is not None:
-            region, half = moment.running
+        if step.running is not None:
+            region, half = step.running
             held = forward if half == "forward" else backward
             weight[at, start[region] : start[region + 1]] += held[region]
     return Table(
@@ -239,12 +239,12 @@ def tabulate(
             [count * o.time for row, count in zip(options, calls, strict=True) for o in row]
         ),
         weight=weight,
-        fixed=np.array([moment.fixed_bytes for moment in rows], dtype=np.int64),
+        fixed=np.array([step.fixed_bytes for step in rows], dtype=np.int64),
     )
 
 
 def _check(
-    options: Sequence[Sequence[RegionOption]], calls: Sequence[int], moments: Sequence[TimeStep]
+    options: Sequence[Sequence[RegionOption]], calls: Sequence[int], time_steps: Sequence[TimeStep]
 ) -> None:
     """Refuse what does not go together.
 
@@ -259,16 +259,16 @@ def _check(
         if not row:
             raise InvalidProblem(f"region {region} has no options; give one or more")
         check_whole(f"calls[{region}]", count)
-    for moment in moments:
-        check_whole("fixed_bytes", moment.fixed_bytes, least=0)
-        named = [region for region, _ in moment.live]
-        for _, count in moment.live:
+    for step in time_steps:
+        check_whole("fixed_bytes", step.fixed_bytes, least=0)
+        named = [region for region, _ in step.live]
+        for _, count in step.live:
             check_whole("the count of a live region", count, least=0)
-        if moment.running is not None:
-            region, half = moment.running
+        if step.running is not None:
+            region, half = step.running
             named.append(region)
             if half not in ("forward", "backward"):
-                raise InvalidProblem(f"half {half!r} of {moment}; 'forward' or 'backward'")
+                raise InvalidProblem(f"half {half!r} of {step}; 'forward' or 'backward'")
         for region in named:
             if not 0 <= region < len(options):
-                raise InvalidProblem(f"{moment} names region {region} of {len(options)}")
+                raise InvalidProblem(f"{step} names region {region} of {len(options)}")

@@ -131,12 +131,12 @@ def refined_options(
     limit = Limit.starting_now(limit_seconds)
     if _is_closed(front, kept_bytes, peak_bytes):
         return front
-    asked = _Search(front.graph, peak_bytes, solver, hierarchy, limit)
+    region_search = _Search(front.graph, peak_bytes, solver, hierarchy, limit)
     seconds = _KEEPING_SHARE * limit.left(math.inf)
-    front = asked.keep(front, kept_bytes, seconds, KeptBytesProgram(Wiring.of(front.graph)))
+    front = region_search.keep(front, kept_bytes, seconds, KeptBytesProgram(Wiring.of(front.graph)))
     if _is_closed(front, kept_bytes, peak_bytes):
         return front
-    return asked.solve(front, kept_bytes, peak_bytes, limit.left(math.inf))
+    return region_search.solve(front, kept_bytes, peak_bytes, limit.left(math.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +173,11 @@ class _Search:
         self, front: RegionFront, kept_bytes: int, seconds: float, keeping: KeptBytesProgram
     ) -> RegionFront:
         """Find the fastest schedule that keeps so many bytes, whatever its peaks."""
-        found = keeping.fastest(kept_bytes, seconds)
-        if found is None:
+        fastest = keeping.fastest(kept_bytes, seconds)
+        if fastest is None:
             return front
-        option = measure_option(self.graph, expand(keeping.wiring, found.sequence))
-        bound = RegionBound(kept_bytes, ANY_BYTES, found.lower_bound)
+        option = measure_option(self.graph, expand(keeping.wiring, fastest.sequence))
+        bound = RegionBound(kept_bytes, ANY_BYTES, fastest.lower_bound)
         return self._merged(front, [option], [bound])
 
     def solve(
@@ -199,22 +199,22 @@ class _Search:
                 raise
             _log.warning("%s", error)
             return front
-        found = [] if answer.schedule is None else [measure_option(self.graph, answer.schedule)]
+        options = [] if answer.schedule is None else [measure_option(self.graph, answer.schedule)]
         time = math.inf if answer.status is Status.INFEASIBLE else answer.lower_bound
-        proved = [] if time is None else [RegionBound(kept_bytes, peak_bytes, time)]
-        return self._merged(front, found, proved)
+        bounds = [] if time is None else [RegionBound(kept_bytes, peak_bytes, time)]
+        return self._merged(front, options, bounds)
 
     def _merged(
-        self, front: RegionFront, found: Sequence[RegionOption], proved: Sequence[RegionBound]
+        self, front: RegionFront, options: Sequence[RegionOption], bounds: Sequence[RegionBound]
     ) -> RegionFront:
         """Merge in what is found and proved; what an option refutes is given up.
 
         Raises:
             BrokenSolver: if a solver said so, and no back end of ours.
         """
-        options = (*front.options, *found)
-        bounds = [b for b in (*front.bounds, *proved) if not self._is_refuted(b, options)]
-        return dataclasses.replace(front, bounds=tuple(bounds)).with_(found, [])
+        all_options = (*front.options, *options)
+        held = [b for b in (*front.bounds, *bounds) if not self._is_refuted(b, all_options)]
+        return dataclasses.replace(front, bounds=tuple(held)).with_(options, [])
 
     def _is_refuted(self, bound: RegionBound, options: Sequence[RegionOption]) -> bool:
         """Say whether an option within the box of a bound is faster; then blame who proved it."""
@@ -267,7 +267,7 @@ class _Search:
 
 
 def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionFront:
-    """Know of each half what its ops need one by one, and what was kept at the first after it."""
+    """Bound each half by what its ops need one by one, and the second by what was kept."""
     need = while_running(wiring)
     middle = graph.boundary_index
     after = least_kept_bytes + incoming_bytes(graph) if middle + 1 < len(graph.ops) else 0
@@ -289,7 +289,7 @@ def _with_workspace(graph: Graph, workspace_bytes: int) -> Graph:
 
 
 def _is_closed(front: RegionFront, kept_bytes: int, peak_bytes: int) -> bool:
-    """Say whether a solve within the box could tell no more than is known."""
+    """Say whether a solve within the box could show no more than is known."""
     bound = front.bound(kept_bytes, peak_bytes)
     best = front.best(kept_bytes, peak_bytes)
     return bound == math.inf or (best is not None and best.time <= bound * (1 + _CLOSE))

@@ -1,9 +1,9 @@
-"""The program of a step: a column per option, a row per moment, and how it is solved.
+"""The program of a step: a column per option, a row per time step, and how it is solved.
 
 What cannot matter is left out before: options that another of the same region is as good as at
-every moment, moments at which every choice fits, and moments that another one implies, since
-whatever the choice it holds as much. A time is proved to
-1e-6 where that takes less than a second; beyond that, 0.1% is near enough.
+every time step, time steps at which every choice fits, and time steps that another one implies,
+since whatever the choice it holds as much. A time is proved to 1e-6 where that takes less than a
+second; beyond that, 0.1% is near enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCALE = 1e4  # what budget and time are brought to
 _EXACT, _GAP = 5e-7, 1e-3  # that is small enough to stop at: at first, and after some time
 _EXACT_SECONDS = 0.8
 _TOLERANCE = 1e-9  # of a bound, for tolerances
-_MOST_COMPARED = 100_000_000  # numbers, to find moments that others imply
+_MOST_COMPARED = 100_000_000  # numbers, to find time steps that others imply
 _ATTEMPTS = 8  # with a budget lowered for the tolerance of the back end
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The choice of least peak, as far as found, and a lower bound on that of all."""
+    """The choice of minimal peak, as far as found, and a lower bound on that of all."""
 
     columns: tuple[int, ...]
     peak_bytes: int
@@ -55,7 +55,7 @@ class Smallest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Columns `start[r]:start[r + 1]` are of region r; `weight[m, c]` is held at moment m.
+    """Columns `start[r]:start[r + 1]` are of region r; `weight[m, c]` is held at time step m.
 
     `fixed[m]` is held whatever the choice; `time[c]` is that of all calls.
     """
@@ -70,7 +70,7 @@ class Table:
         return math.fsum(self.time[list(columns)].tolist())
 
     def peak_bytes(self, columns: tuple[int, ...]) -> int:
-        """Return the most that a choice holds at a moment."""
+        """Return the most that a choice holds at a time step."""
         held = self.fixed + self.weight[:, list(columns)].sum(axis=1)
         return int(held.max(initial=0))
 
@@ -98,20 +98,22 @@ class Table:
                     bound = math.inf
                 elif math.isfinite(answer.bound):
                     bound = max(bound, (answer.bound - _TOLERANCE * abs(answer.bound)) / scale)
-            found = self._read(columns, answer)
-            excess = 0 if found is None else self.peak_bytes(found) - budget_bytes
+            choice = self._read(columns, answer)
+            excess = 0 if choice is None else self.peak_bytes(choice) - budget_bytes
             if excess <= 0:
                 break
             lowered += excess
-        if found is None or excess > 0 or (start and self.time_of(start) < self.time_of(found)):
-            found = start
-        if found is not None:
-            found = self._hastened(found, budget_bytes)
-            taken = self.time_of(found)
-            if bound > taken * (1 + TOLERANCE):
-                distrust(HIGHS, f"it gave a step the bound {bound:g}, but a choice takes {taken:g}")
-            bound = min(bound, taken)
-        return Chosen(found, self.least_time if doubt_of(HIGHS) else bound)
+        if choice is None or excess > 0 or (start and self.time_of(start) < self.time_of(choice)):
+            choice = start
+        if choice is not None:
+            choice = self._hastened(choice, budget_bytes)
+            step_time = self.time_of(choice)
+            if bound > step_time * (1 + TOLERANCE):
+                distrust(
+                    HIGHS, f"it gave a step the bound {bound:g}, but a choice takes {step_time:g}"
+                )
+            bound = min(bound, step_time)
+        return Chosen(choice, self.least_time if doubt_of(HIGHS) else bound)
 
     def smallest(self, until: float) -> Smallest:
         """Find the choice that needs the least budget."""
@@ -134,19 +136,19 @@ class Table:
             integral=np.concatenate([np.ones(count, np.bool_), [False]]),
         )
         answer = _solve(program, until, None)
-        found = self._lowered(self._read(columns, answer) or self._lowest())
+        choice = self._lowered(self._read(columns, answer) or self._lowest())
         proved = (answer.bound * (1 - 1e-7) - 1e-6) / unit
-        peak = self.peak_bytes(found)
+        peak = self.peak_bytes(choice)
         if proved > peak:
             distrust(HIGHS, f"it said that no choice takes {peak} bytes, but one does")
         elif math.isfinite(proved) and not doubt_of(HIGHS):
             least = max(least, math.ceil(proved))
-        return Smallest(found, peak, min(least, peak))
+        return Smallest(choice, peak, min(least, peak))
 
     def _regions(self, least_or_most: np.ufunc, rows: NDArray[np.generic]) -> NDArray[np.generic]:
         """Take the least or the most of each region in each row."""
-        taken: NDArray[np.generic] = least_or_most.reduceat(rows, self.start[:-1], axis=1)
-        return taken
+        values: NDArray[np.generic] = least_or_most.reduceat(rows, self.start[:-1], axis=1)
+        return values
 
     def _columns(self) -> Ints:
         """Leave out the columns that another of the region is as good as."""
@@ -206,16 +208,16 @@ class Table:
         """Read the choice off a point; of two columns of a region the faster."""
         if answer.point is None:
             return None
-        taken = columns[answer.point[: len(columns)] > 0.5].tolist()
+        chosen = columns[answer.point[: len(columns)] > 0.5].tolist()
         first: dict[int, int] = {}
-        for c in sorted(taken, key=lambda c: (self.time[c], c)):
+        for c in sorted(chosen, key=lambda c: (self.time[c], c)):
             first.setdefault(int(np.searchsorted(self.start, c, side="right")) - 1, c)
         if len(first) < len(self.start) - 1:
             return None
         return tuple(first[region] for region in sorted(first))
 
     def _lowest(self) -> tuple[int, ...]:
-        """Take in each region the column that adds least to its highest moment."""
+        """Take in each region the column that adds least to its highest time step."""
         bounds = zip(self.start[:-1].tolist(), self.start[1:].tolist(), strict=True)
         return tuple(
             first + int(self.weight[:, first:end].max(axis=0, initial=0).argmin())

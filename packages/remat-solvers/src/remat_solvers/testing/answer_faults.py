@@ -24,8 +24,8 @@ def faults(problem: Problem, answer: object, best: float | None) -> list[str]:
 
 
 def _claims(answer: Solution, best: float | None) -> Iterator[str]:
-    found = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
-    if found != (answer.schedule is not None):
+    claims_schedule = answer.status in (Status.OPTIMAL, Status.FEASIBLE)
+    if claims_schedule != (answer.schedule is not None):
         has = "no schedule" if answer.schedule is None else "a schedule"
         yield f"it claims {answer.status.value!r} with {has}"
     if answer.status is Status.INFEASIBLE and best is not None:

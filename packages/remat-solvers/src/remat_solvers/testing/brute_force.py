@@ -1,19 +1,18 @@
 """The fastest schedule within a budget, by looking at all: Dijkstra over states.
 
 Of all schedules that compute every op, the first time in the order of the graph; of a graph with
-alternatives, those that make what each owed op makes, by any of its makers. Complexity: exponential
-in the number of values, of which a dozen are few enough.
+alternatives, those that make what each owed op makes, by any of its implementations. Complexity:
+exponential in the number of values, of which a dozen are few enough.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 
 from remat_graph import Graph, Op
 
-__all__ = ["fastest", "overwritten", "smallest"]
+__all__ = ["fastest", "overwritten"]
 
 _State = tuple[int, int, int]
 
@@ -31,7 +30,7 @@ def fastest(graph: Graph, budget_bytes: int) -> float | None:
     place = {name: at for at, name in enumerate(owed)}
     reads = [sum(bit[v] for v in op.inputs if v in bit) for op in graph.ops]
     makes = [sum(bit[v] for v in op.outputs) for op in graph.ops]
-    made = [sum(size[v] for v in op.outputs) + op.workspace_bytes for op in graph.ops]
+    needed = [sum(size[v] for v in op.outputs) + op.workspace_bytes for op in graph.ops]
     owes = [makes[graph.op_index[name]] for name in owed]
     wanted = sum(bit[v] for v in graph.results if v in bit)
     start: _State = (0, 0, 0)
@@ -58,7 +57,7 @@ def fastest(graph: Graph, budget_bytes: int) -> float | None:
                 if which == owes[done]:
                     after, which = done + 1, 0
             for over in overwritten(op):
-                if weight + made[i] - sum(size[v] for v in over) <= budget_bytes:
+                if weight + needed[i] - sum(size[v] for v in over) <= budget_bytes:
                     left = alive & ~sum(bit[v] for v in over)
                     following.append(((after, left | makes[i], which), op.time))
         for new, cost in following:
@@ -66,21 +65,6 @@ def fastest(graph: Graph, budget_bytes: int) -> float | None:
                 distance[new] = time + cost
                 heapq.heappush(heap, (time + cost, new))
     return None
-
-
-def smallest(graph: Graph, search: Callable[[Graph, int], float | None] = fastest) -> int:
-    """Return the least budget for which a schedule exists, by halving."""
-    low, high = (
-        0,
-        sum(v.size_bytes for v in graph.values) * 2 + max(op.workspace_bytes for op in graph.ops),
-    )
-    while low < high:
-        middle = (low + high) // 2
-        if search(graph, middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def overwritten(op: Op) -> list[tuple[str, ...]]:

@@ -60,7 +60,7 @@ class SolverCheck:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Tell all, the faults first."""
+        """Write all, the faults first."""
         lines = [
             f"solver {self.solver!r}: {len(self.faults)} faults; of {self.problems} problems "
             f"{self.solved} solved, {self.proved} with proof, {self.refused} refused",
@@ -90,27 +90,29 @@ def check_solver(
             exact less than half of the problems proved.
         SolverError: if there is no such solver.
     """
-    made = solver() if isinstance(solver, type) else get_solver(solver)
-    check = SolverCheck(str(getattr(made, "name", made)))
-    check.faults += _attributes(made)
+    checked = solver() if isinstance(solver, type) else get_solver(solver)
+    check = SolverCheck(str(getattr(checked, "name", checked)))
+    check.faults += _attributes(checked)
     if not check.faults:
-        run = _Check(made, check, limit_seconds)
-        for label, problem in _problems(made, problems, seed):
+        run = _Check(checked, check, limit_seconds)
+        for label, problem in _problems(checked, problems, seed):
             run.solve(label, problem)
             if len(check.faults) >= _MOST_FAULTS:
                 break
         else:
             run.ends_at_its_limit()
             run.lets_errors_through()
-        asked = check.problems - check.refused
-        if made.exact and check.proved < asked / 2 and not check.faults:
-            check.faults.append(f"it says that it is exact, but proved {check.proved} of {asked}")
+        accepted = check.problems - check.refused
+        if checked.exact and check.proved < accepted / 2 and not check.faults:
+            check.faults.append(
+                f"it says that it is exact, but proved {check.proved} of {accepted}"
+            )
         if not check.solved and not check.faults:
             check.faults.append("it solved none of these problems, not even a chain with room")
-        if with_settings(made.name, made) is None:
+        if with_settings(checked.name, checked) is None:
             check.notes.append(
                 "its settings are not attributes named like the arguments of its class, or no "
-                "plain values: plans do not tell of them, and its solutions are not cached"
+                "plain values: plans do not name them, and its solutions are not cached"
             )
     if check.faults:
         raise SolverCheckFailed(check)
@@ -122,9 +124,9 @@ def _attributes(solver: Solver) -> Iterator[str]:
     if not (isinstance(getattr(solver, "name", None), str) and solver.name.strip()):
         yield "its `name` is no text"
     for name in ("exact", "needs_hierarchy", "takes_alternatives"):
-        told = getattr(solver, name, None)
-        if not isinstance(told, bool):
-            yield f"its `{name}` is {told!r}; it must be True or False"
+        value = getattr(solver, name, None)
+        if not isinstance(value, bool):
+            yield f"its `{name}` is {value!r}; it must be True or False"
     for name in ("can_solve", "solve"):
         if not callable(getattr(solver, name, None)):
             yield f"it has no method `{name}`"
@@ -176,14 +178,14 @@ class _Check:
         check = self._check
         check.problems += 1
         best = fastest(problem.graph, problem.budget_bytes)
-        told: list[Progress] = []
-        found = self._ask(problem, self._limit_seconds, told)
-        wrong = [found] if isinstance(found, str) else []
-        if isinstance(found, Solution):
-            wrong += faults(problem, found, best)
-            check.solved += found.schedule is not None
-            check.proved += found.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        for progress in told:
+        reports: list[Progress] = []
+        answer = self._ask(problem, self._limit_seconds, reports)
+        wrong = [answer] if isinstance(answer, str) else []
+        if isinstance(answer, Solution):
+            wrong += faults(problem, answer, best)
+            check.solved += answer.schedule is not None
+            check.proved += answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        for progress in reports:
             wrong += _reported(problem, progress, best)
         check.faults += [f"{label}: {fault}" for fault in dict.fromkeys(wrong)]
 
@@ -192,10 +194,10 @@ class _Check:
         problem = _problem(self._solver, unit_chain(_LARGE_STEPS), 40)
         for seconds in (0.0, 1.0):
             limit = Limit.starting_now(seconds)
-            found = self._ask(problem, seconds, [])
+            answer = self._ask(problem, seconds, [])
             label = f"a chain of {_LARGE_STEPS} steps within {seconds:g} s"
-            if isinstance(found, str):
-                self._check.faults.append(f"{label}: {found}")
+            if isinstance(answer, str):
+                self._check.faults.append(f"{label}: {answer}")
             if limit.elapsed > seconds + _LATE_SECONDS:
                 self._check.faults.append(f"{label}: it took {limit.elapsed:.1f} s")
 
@@ -215,11 +217,11 @@ class _Check:
         except _Stop:
             return
         except Exception as error:
-            self._check.faults.append(f"stopped by its report, it raised {_told(error)}")
+            self._check.faults.append(f"stopped by its report, it raised {_described(error)}")
         if raised:
             self._check.faults.append("it went on where its report raised, which is to stop it")
 
-    def _ask(self, problem: Problem, seconds: float, told: list[Progress]) -> object:
+    def _ask(self, problem: Problem, seconds: float, reports: list[Progress]) -> object:
         """Ask whether the solver can, and let it; what it gives, or as text what was wrong."""
         try:
             reason = self._solver.can_solve(problem)
@@ -227,15 +229,15 @@ class _Check:
                 self._check.refused += 1
                 good = isinstance(reason, str) and reason.strip()
                 return None if good else f"it refused without a reason: {reason!r}"
-            report = told.append if told is not None else silent
-            found: object = self._solver.solve(problem, Limit.starting_now(seconds), report)
+            report = reports.append if reports is not None else silent
+            answer: object = self._solver.solve(problem, Limit.starting_now(seconds), report)
         except Exception as error:
-            return f"it raised {_told(error)}"
-        return found if isinstance(found, Solution) else f"it returned {found!r}, no Solution"
+            return f"it raised {_described(error)}"
+        return answer if isinstance(answer, Solution) else f"it returned {answer!r}, no Solution"
 
 
 def _reported(problem: Problem, progress: object, best: float | None) -> Iterator[str]:
-    """Check what was told on the way."""
+    """Check what was reported on the way."""
     if not isinstance(progress, Progress):
         yield f"it reported a {type(progress).__name__}, no Progress"
         return
@@ -254,6 +256,6 @@ def _reported(problem: Problem, progress: object, best: float | None) -> Iterato
                 yield f"a schedule that it reported peaks at {timeline.peak_bytes} bytes"
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"

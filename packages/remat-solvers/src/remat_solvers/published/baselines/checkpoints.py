@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from remat_graph import Solution
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.baselines.forward import (
     articulation_ops,
@@ -55,12 +55,9 @@ _CHEN_PAPER = (
 )
 
 
-class _Checkpoints:
+class _Checkpoints(PlainSolver):
     name: ClassVar[str]
     citation: ClassVar[str] = CHECKMATE_PAPER
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without two halves."""

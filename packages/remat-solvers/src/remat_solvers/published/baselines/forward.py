@@ -31,9 +31,9 @@ def why_unsuitable(graph: Graph, most_ops: int = _MOST_OPS) -> str | None:
 def why_no_chain(graph: Graph) -> str | None:
     """Say why the forward ops are no chain, or `None`."""
     for i, op in enumerate(graph.ops[: graph.boundary_index]):
-        made = [v for v in op.inputs if v not in graph.resident]
-        foreign = [v for v in made if graph.producer[v] != i - 1]
-        if foreign or (i > 0 and not made):
+        inputs = [v for v in op.inputs if v not in graph.resident]
+        foreign = [v for v in inputs if graph.producer[v] != i - 1]
+        if foreign or (i > 0 and not inputs):
             what = f"reads {foreign[0]!r}, not made by" if foreign else "reads nothing made by"
             return (
                 f"it is for chains, and forward op {op.name!r} {what} the op right before it; "
@@ -61,13 +61,13 @@ def turns(stages: Stages) -> list[int]:
     since = graph.boundary_index
     twins = any(op.twin is not None for op in graph.ops)
     now = since - 1
-    found = []
+    turns_of = []
     for i, op in enumerate(graph.ops[since:], since):
-        makers = [wiring.producer_list[v] for v in wiring.inputs[i]]
-        forward = [maker for maker in makers if maker < since]
+        producers = [wiring.producer_list[v] for v in wiring.inputs[i]]
+        forward = [producer for producer in producers if producer < since]
         if op.twin is not None:
             now = min(now, graph.op_index[op.twin])
         elif not twins and forward:
             now = min(now, max(forward))
-        found.append(now)
-    return found
+        turns_of.append(now)
+    return turns_of

@@ -24,18 +24,16 @@ from remat_graph import Solution
 from remat_solvers.core.alternatives import Alternatives
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.search.selection import arrange, least_kept
 
 __all__ = ["Gist"]
 
 
-class Gist:
+class Gist(PlainSolver):
     """Keep everything packed; compute nothing again."""
 
     name: ClassVar[str] = "gist"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
     takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "A. Jain, A. Phanishayee, J. Mars, L. Tang, G. Pekhimenko: "
@@ -49,13 +47,13 @@ class Gist:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
         wiring = problem.wiring
-        makers = Alternatives.of(wiring)
+        alternatives = Alternatives.of(wiring)
         kept = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
-        arranged = arrange(wiring, makers, least_kept(wiring, makers))
+        arranged = arrange(wiring, alternatives, least_kept(wiring, alternatives))
         if arranged is None:
             kept.say("what reads packed copies cannot run in this order")
             return kept.solution()
-        found = drop_dead_runs(wiring, arranged)
-        fits = kept.offer(found)
-        kept.say("fits" if fits else f"needs {found.peak_bytes} bytes")
+        stored = drop_dead_runs(wiring, arranged)
+        fits = kept.offer(stored)
+        kept.say("fits" if fits else f"needs {stored.peak_bytes} bytes")
         return kept.solution()

@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.published.baselines.forward import turns, why_no_chain, why_unsuitable
 from remat_solvers.published.baselines.sweep import cheapest
 from remat_solvers.published.checkmate.stages import Bits, Stages
@@ -39,15 +39,15 @@ def snapshots_taken(steps: int, slots: int) -> list[tuple[int, int]]:
 
     `slots` do not count the input. A snapshot is given up once the turn is past its step.
     """
-    taken: list[tuple[int, int]] = []
+    snapshots_at: list[tuple[int, int]] = []
     pending = [(0, steps, slots)]
     while pending:
         since, until, free = pending.pop()
         if until - since > 1 and free > 0:
             middle = since + _advance(until - since, free + 1)
-            taken.append((middle - 1, until - 1))
+            snapshots_at.append((middle - 1, until - 1))
             pending += [(since, middle, free), (middle, until, free - 1)]
-    return taken
+    return snapshots_at
 
 
 def _advance(steps: int, snapshots: int) -> int:
@@ -63,7 +63,7 @@ def keep_snapshots(stages: Stages, slots: int) -> Bits:
     """Say what is kept at each stage with so many slots."""
     wiring = stages.wiring
     steps = wiring.graph.boundary_index
-    maker = wiring.producer
+    producer = wiring.producer
     turn = np.array(turns(stages))
     numbers = np.arange(steps + 1)
     # `turn` never rises: the first stage whose turn is at or before a step, the last at or after.
@@ -72,32 +72,29 @@ def keep_snapshots(stages: Stages, slots: int) -> Bits:
 
     stage = np.arange(stages.count)[:, None]
     inside = stages.read_op < steps
-    last_forward = maker.copy()
+    last_forward = producer.copy()
     np.maximum.at(last_forward, stages.read_value[inside], stages.read_op[inside])
     first_backward = np.full(wiring.value_count, stages.count)
     np.minimum.at(first_backward, stages.read_value[~inside], stages.read_op[~inside])
 
-    step = np.minimum(maker, steps - 1)
+    step = np.minimum(producer, steps - 1)
     since = np.maximum(opens[step + 1], first_backward)
-    since[maker >= steps - 2] = 0
+    since[producer >= steps - 2] = 0
     kept: Bits = (stage > since) & (stage <= np.minimum(closes[step], stages.last_read))
     for held, at in snapshots_taken(steps, slots):
         since_stage = held if at == steps - 1 else int(opens[at])
-        kept[:, maker == held] |= (stage > since_stage) & (stage <= closes[held])
-    always = maker >= steps
+        kept[:, producer == held] |= (stage > since_stage) & (stage <= closes[held])
+    always = producer >= steps
     always[wiring.results] = True
     kept |= always | (stage <= last_forward)
     kept &= stages.may_keep()
     return kept
 
 
-class Griewank:
+class Griewank(PlainSolver):
     """Revolve over a chain, with as many slots as fit."""
 
     name: ClassVar[str] = "griewank"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "A. Griewank, A. Walther: Algorithm 799: Revolve: An Implementation of Checkpointing for "
         "the Reverse or Adjoint Mode of Computational Differentiation. ACM TOMS 26(1), 2000."

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from remat_graph import Solution
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.published.baselines.checkpoints import CHECKMATE_PAPER
 from remat_solvers.published.baselines.forward import why_unsuitable
 from remat_solvers.published.baselines.sweep import cheapest
@@ -25,13 +25,10 @@ __all__ = ["LastNode"]
 _MOST_OPS = 2000
 
 
-class LastNode:
+class LastNode(PlainSolver):
     """Between two stages only what the op before made is kept."""
 
     name: ClassVar[str] = "last-node"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = CHECKMATE_PAPER
 
     def can_solve(self, problem: Problem) -> str | None:
@@ -41,8 +38,8 @@ class LastNode:
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Schedule the one choice there is."""
         stages = Stages.of(problem.wiring)
-        maker = stages.wiring.producer
-        kept = np.arange(stages.count)[:, None] == maker + 1
+        producer = stages.wiring.producer
+        kept = np.arange(stages.count)[:, None] == producer + 1
         kept[:, stages.wiring.results] = True
         return cheapest(
             self.name,

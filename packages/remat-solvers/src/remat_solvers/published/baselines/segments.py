@@ -28,9 +28,9 @@ def keep_segments(stages: Stages, checkpoints: Sequence[int]) -> Bits:
     wiring = stages.wiring
     boundary = wiring.graph.boundary_index
     chosen = np.array(checkpoints, dtype=np.int64)
-    maker = wiring.producer
-    segment = np.searchsorted(chosen, maker)
-    always = (maker >= boundary) | np.isin(maker, chosen) | (segment == len(chosen))
+    producer = wiring.producer
+    segment = np.searchsorted(chosen, producer)
+    always = (producer >= boundary) | np.isin(producer, chosen) | (segment == len(chosen))
     always[wiring.results] = True
 
     turn = np.searchsorted(chosen, turns(stages))
@@ -40,7 +40,7 @@ def keep_segments(stages: Stages, checkpoints: Sequence[int]) -> Bits:
     closes = boundary + np.searchsorted(-turn, -numbers, side="right") - 1
 
     forward = stages.read_op < boundary
-    last_forward = maker.copy()
+    last_forward = producer.copy()
     np.maximum.at(last_forward, stages.read_value[forward], stages.read_op[forward])
     backward = stages.last_read >= boundary
     stage = np.arange(stages.count)[:, None]
@@ -63,18 +63,18 @@ def greedy_choices(stages: Stages, candidates: Sequence[int]) -> list[tuple[floa
     bytes have come together ends the segment.
     """
     wiring = stages.wiring
-    made = wiring.made_list[: wiring.graph.boundary_index]
-    total = sum(made)
-    least = min((size for size in made if size), default=1)
+    output_bytes = wiring.output_bytes[: wiring.graph.boundary_index]
+    total = sum(output_bytes)
+    least = min((size for size in output_bytes if size), default=1)
     allowed = set(candidates)
-    found: dict[tuple[int, ...], float] = {}
+    choices: dict[tuple[int, ...], float] = {}
     for size in [0.0, *np.geomspace(least, max(total, least), _SIZES).tolist()]:
         chosen: list[int] = []
         together = 0
-        for op, more in enumerate(made):
+        for op, more in enumerate(output_bytes):
             together += more
             if op in allowed and together > size:
                 chosen.append(op)
                 together = 0
-        found.setdefault(tuple(chosen), size)
-    return [(size, list(chosen)) for chosen, size in found.items()]
+        choices.setdefault(tuple(chosen), size)
+    return [(size, list(chosen)) for chosen, size in choices.items()]

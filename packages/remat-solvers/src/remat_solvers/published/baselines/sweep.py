@@ -29,12 +29,12 @@ def cheapest(
     proposals: Iterable[tuple[str, Bits]],
 ) -> Solution:
     """Try all proposals (what they are, what they keep), at least one whatever the limit."""
-    found = Incumbent(solver, stages.wiring, budget_bytes, limit, report)
+    incumbent = Incumbent(solver, stages.wiring, budget_bytes, limit, report)
     for label, kept in proposals:
-        fits = found.offer(stages.schedule(kept))
-        found.say(f"{label}: {'fits' if fits else 'over budget'}")
+        fits = incumbent.offer(stages.schedule(kept))
+        incumbent.say(f"{label}: {'fits' if fits else 'over budget'}")
         if limit.left(_DEFAULT_SECONDS) <= 0:
             break
     if peak_bound(stages.wiring).peak_bytes > budget_bytes:
-        found.refuse()
-    return found.solution()
+        incumbent.refuse()
+    return incumbent.solution()

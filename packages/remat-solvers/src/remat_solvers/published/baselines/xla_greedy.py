@@ -24,7 +24,7 @@ import numpy as np
 
 from remat_graph import Solution
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.problem import Limit, Problem, Report
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.search.evict import idle_copies
@@ -34,31 +34,24 @@ __all__ = ["XLAGreedy", "greedy_sequence"]
 _DEFAULT_SECONDS = 30.0
 
 
-class XLAGreedy:
+class XLAGreedy(PlainSolver):
     """XLA's greedy heuristic; `LIMIT` where it does not reach the budget."""
 
     name: ClassVar[str] = "xla-greedy"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang. "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019. Section 4, GreedyRemat; "
         "the heuristic is that of XLA's HloRematerialization (openxla.org)."
     )
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
-
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Walk once through the graph, in at most 30 s if no limit is set."""
         wiring = problem.wiring
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
-        found = trace(wiring, greedy_sequence(wiring, problem.budget_bytes, deadline))
+        greedy = trace(wiring, greedy_sequence(wiring, problem.budget_bytes, deadline))
         incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
-        incumbent.offer(found)
-        incumbent.say(f"peak {found.peak_bytes} bytes")
+        incumbent.offer(greedy)
+        incumbent.say(f"peak {greedy.peak_bytes} bytes")
         return incumbent.solution()
 
 

@@ -96,7 +96,7 @@ class Formulation:
         freed = run[t, k] & ~later[t, v] & (last_use[t, v] <= k)
         point[self.free_start : self.free_start + len(t)] = freed
         stage, op = np.nonzero(self.run_column >= 0)
-        delta = run[stage, op] * np.append(wiring.made_list, 0.0)[op]
+        delta = run[stage, op] * np.append(wiring.output_bytes, 0.0)[op]
         begins = np.flatnonzero(np.diff(stage, prepend=-1))
         delta[begins] += kept @ wiring.size
         gone = np.zeros(run.shape)
@@ -196,8 +196,8 @@ def _reads_at(stages: Stages) -> Bits:
 def _add_dependencies(rows: Rows, stages: Stages, run: Ints, kept: Ints) -> None:
     t, e = np.nonzero(run[:, stages.read_op] >= 0)
     v, k = stages.read_value[e], stages.read_op[e]
-    maker = stages.wiring.producer[v]
-    rows.add(0.0, len(t), (run[t, k], 1.0), (run[t, maker], -1.0), (kept[t, v], -1.0))
+    producer = stages.wiring.producer[v]
+    rows.add(0.0, len(t), (run[t, k], 1.0), (run[t, producer], -1.0), (kept[t, v], -1.0))
 
 
 def _add_tight(
@@ -206,15 +206,15 @@ def _add_tight(
     t, p = np.nonzero(free >= 0)
     rows.add(0.0, len(t), (free[t, p], 1.0), (run[t, pairs.op[p]], -1.0))
 
-    maker = stages.wiring.producer
+    producer = stages.wiring.producer
     later = np.vstack([kept[1:], np.full((1, kept.shape[1]), -1)])
-    t_kept, v_kept = np.nonzero((later >= 0) & (np.arange(stages.count)[:, None] > maker))
+    t_kept, v_kept = np.nonzero((later >= 0) & (np.arange(stages.count)[:, None] > producer))
     where = np.full(kept.shape, -1, dtype=np.int64)
     where[t_kept, v_kept] = 0
     where[t, pairs.value[p]] = 0
     s, v = np.nonzero(where == 0)
     where[s, v] = rows.add(
-        0.0, len(s), (later[s, v], 1.0), (run[s, maker[v]], -1.0), (kept[s, v], -1.0)
+        0.0, len(s), (later[s, v], 1.0), (run[s, producer[v]], -1.0), (kept[s, v], -1.0)
     )
     rows.extend(where[t, pairs.value[p]], free[t, p], 1.0)
 
@@ -230,9 +230,9 @@ def _add_tight(
 def _add_printed(
     rows: Rows, stages: Stages, pairs: _Pairs, run: Ints, kept: Ints, free: Ints
 ) -> None:
-    maker = stages.wiring.producer
-    t, v = np.nonzero((kept[1:] >= 0) & (np.arange(1, stages.count)[:, None] > maker + 1))
-    rows.add(0.0, len(t), (kept[t + 1, v], 1.0), (run[t, maker[v]], -1.0), (kept[t, v], -1.0))
+    producer = stages.wiring.producer
+    t, v = np.nonzero((kept[1:] >= 0) & (np.arange(1, stages.count)[:, None] > producer + 1))
+    rows.add(0.0, len(t), (kept[t + 1, v], 1.0), (run[t, producer[v]], -1.0), (kept[t, v], -1.0))
 
     later = np.vstack([kept[1:], np.full((1, kept.shape[1]), -1)])
     t, p = np.nonzero(free >= 0)
@@ -283,12 +283,12 @@ def _add_memory(
     """Add (2), (3) and the budget; returns what a byte of budget adds to each right side."""
     wiring = stages.wiring
     size = wiring.size / unit
-    made = np.append(wiring.made_list, 0.0) / unit
+    outputs = np.append(wiring.output_bytes, 0.0) / unit
     work = np.append(wiring.workspace_list, 0.0) / unit
     t, k = np.nonzero(used >= 0)
     opens = np.diff(t, prepend=-1) != 0
     former = np.where(opens, -1, np.roll(used[t, k], 1))
-    numbers = rows.add(0.0, len(t), (used[t, k], -1.0), (former, 1.0), (run[t, k], made[k]))
+    numbers = rows.add(0.0, len(t), (used[t, k], -1.0), (former, 1.0), (run[t, k], outputs[k]))
     s, v = np.nonzero((kept >= 0) & (wiring.size > 0))
     rows.extend(numbers[np.flatnonzero(opens)[s]], kept[s, v], size[v])
     after = np.full(used.shape, -1, dtype=np.int64)
@@ -296,9 +296,9 @@ def _add_memory(
     s, p = np.nonzero(free >= 0)
     rows.extend(after[s, pairs.op[p]], free[s, p], -size[pairs.value[p]])
     op, value = _overwritten(wiring)
-    spared = np.zeros(used.shape)
-    np.add.at(spared, (op, op), size[value])
-    within = rows.add(spared[t, k], len(t), (used[t, k], 1.0), (run[t, k], work[k]))
+    overwritten = np.zeros(used.shape)
+    np.add.at(overwritten, (op, op), size[value])
+    within = rows.add(overwritten[t, k], len(t), (used[t, k], 1.0), (run[t, k], work[k]))
     row = np.full(used.shape, -1, dtype=np.int64)
     row[t, k] = within
     rows.extend(row[op, op], kept[op + 1, value], size[value])

@@ -20,36 +20,32 @@ Source: Jain et al. 2020, section 5, algorithm 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from remat_graph import Solution
-from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, BudgetedProgram, relaxed
-from remat_solvers.core.problem import Limit, Problem, Report, check_whole
-from remat_solvers.core.trace import sequence_time
+from remat_solvers.core.problem import Problem, check_whole
+from remat_solvers.core.trace import Trace, sequence_time
 from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.bound import bound_all, why_not
+from remat_solvers.published.checkmate.bound import MOST_COLUMNS, ProgramSolver
 from remat_solvers.published.checkmate.formulation import Form, formulate
 from remat_solvers.published.checkmate.stages import Stages
 from remat_solvers.search.prune import prune
-from remat_solvers.search.starts import starts
 
 __all__ = ["CheckmateRounding"]
 
-_MOST_COLUMNS = 200_000
 _EPSILONS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 _PATIENCE = 3
 _THRESHOLDS = (0.5, *(k / 20 for k in range(1, 20) if k != 10))
 
 
 @dataclass(frozen=True, slots=True)
-class CheckmateRounding:
+class CheckmateRounding(ProgramSolver):
     """Deterministic two-phase rounding; with `draws`, that many random ones per epsilon as well.
 
     Raises:
@@ -58,14 +54,13 @@ class CheckmateRounding:
     """
 
     name: ClassVar[str] = "checkmate-rounding"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020, "
         "section 5."
     )
+
+    _whole_bound: ClassVar[bool] = False
 
     thresholds: tuple[float, ...] = _THRESHOLDS
     draws: int = 0
@@ -73,7 +68,7 @@ class CheckmateRounding:
     pruned: bool = True
     back_end: str = HIGHS
     form: Form = Form.TIGHT
-    most_columns: int = _MOST_COLUMNS
+    most_columns: int = MOST_COLUMNS
 
     def __post_init__(self) -> None:
         check_whole("draws", self.draws, 0)
@@ -89,22 +84,10 @@ class CheckmateRounding:
         if not self.draws and not self.thresholds:
             raise InvalidProblem("thresholds=() and draws=0; give one of them, such as (0.5,)")
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Refuse programs that are too large, and back ends that are not installed."""
-        return why_not(problem, self.back_end, self.most_columns)
+    def _starts(self, attempt: Attempt, problem: Problem) -> Iterable[Trace]:
+        return ProgramSolver._starts(self, attempt, problem) if self.pruned else ()
 
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Search for the epsilon, until the limit is reached (60 s if none is set)."""
-        attempt = Attempt(self.name, problem, limit, report)
-        wiring, budget = attempt.wiring, attempt.budget_bytes
-        return attempt.run(
-            peak_bound(wiring).peak_bytes,
-            starts(wiring, budget, problem.start, attempt.deadline) if self.pruned else (),
-            lambda seconds: bound_all(attempt, seconds, self.back_end, whole=False),
-            lambda _: self._search(attempt),
-        )
-
-    def _search(self, attempt: Attempt) -> None:
+    def _search(self, attempt: Attempt, _fitting: list[Trace]) -> None:
         stages = Stages.of(attempt.wiring)
         formulation = formulate(stages, self.form)
         program = BudgetedProgram(relaxed(formulation.program), formulation.per_byte, self.back_end)
@@ -117,10 +100,10 @@ class CheckmateRounding:
             answer = program.solve(attempt.budget_bytes * (1 - epsilon), seconds=attempt.left())
             if answer.point is None:
                 return
-            taken = self._round(attempt, stages, formulation.read(answer.point)[1], rng)
-            idle = idle + 1 if fastest <= taken < math.inf else 0
-            fastest = min(fastest, taken)
-            fits = "fits" if taken < math.inf else "over budget"
+            rounded_time = self._round(attempt, stages, formulation.read(answer.point)[1], rng)
+            idle = idle + 1 if fastest <= rounded_time < math.inf else 0
+            fastest = min(fastest, rounded_time)
+            fits = "fits" if rounded_time < math.inf else "over budget"
             attempt.say(f"rounded at epsilon {epsilon:.4g}: {fits}")
 
     def _round(
@@ -131,16 +114,16 @@ class CheckmateRounding:
         choices += [rng.random(share.shape) < share for _ in range(self.draws)]
         fastest = math.inf
         for kept in choices:
-            found = stages.schedule(kept)
-            if attempt.offer(found):
+            rounded = stages.schedule(kept)
+            if attempt.offer(rounded):
                 if self.pruned:
-                    found = prune(attempt.wiring, found, attempt.budget_bytes)
-                    attempt.offer(found)
-                fastest = min(fastest, sequence_time(attempt.wiring, found.sequence))
+                    rounded = prune(attempt.wiring, rounded, attempt.budget_bytes)
+                    attempt.offer(rounded)
+                fastest = min(fastest, sequence_time(attempt.wiring, rounded.sequence))
         return fastest
 
 
-def _are_shares(given: object) -> bool:
-    if not isinstance(given, Sequence):
+def _are_shares(thresholds: object) -> bool:
+    if not isinstance(thresholds, Sequence):
         return False
-    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in given)
+    return all(isinstance(share, int | float) and 0 <= share <= 1 for share in thresholds)

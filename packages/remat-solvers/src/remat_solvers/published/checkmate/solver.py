@@ -21,26 +21,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat_graph import Solution
-from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt, solve_below
 from remat_solvers.core.milp import HIGHS, BudgetedProgram
-from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.problem import check_gap, check_whole
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Floats
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.bound import bound_all, why_not
+from remat_solvers.published.checkmate.bound import MOST_COLUMNS, ProgramSolver
 from remat_solvers.published.checkmate.formulation import Form, Formulation, formulate
 from remat_solvers.published.checkmate.stages import Stages
-from remat_solvers.search.starts import starts
 
-__all__ = ["MOST_COLUMNS", "Checkmate"]
-
-MOST_COLUMNS = 200_000
+__all__ = ["Checkmate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkmate:
+class Checkmate(ProgramSolver):
     """The integer program of Checkmate, by any MILP solver that CVXPY has installed.
 
     `gap` is the relative gap of the program's objective, the time of recomputation, at which the
@@ -53,8 +48,6 @@ class Checkmate:
 
     name: ClassVar[str] = "checkmate"
     exact: ClassVar[bool] = True
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, K. Keutzer, I. Stoica, J. Gonzalez: "
         "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. MLSys 2020."
@@ -71,26 +64,12 @@ class Checkmate:
         if not isinstance(self.form, Form):
             raise InvalidProblem(f"form={self.form!r}; give one of {', '.join(map(str, Form))}")
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Refuse programs that are too large, and back ends that are not installed."""
-        return why_not(problem, self.back_end, self.most_columns)
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
-        attempt = Attempt(self.name, problem, limit, report)
-        return attempt.run(
-            peak_bound(attempt.wiring).peak_bytes,
-            starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
-            lambda seconds: bound_all(attempt, seconds, self.back_end),
-            lambda begun: self._search(attempt, begun),
-        )
-
-    def _search(self, attempt: Attempt, begun: list[Trace]) -> None:
+    def _search(self, attempt: Attempt, fitting: list[Trace]) -> None:
         """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
         stages = Stages.of(attempt.wiring)
         formulation = formulate(stages, self.form)
         program = BudgetedProgram(formulation.program, formulation.per_byte, self.back_end)
-        start = _start(stages, attempt.budget_bytes, begun, formulation)
+        start = _start(stages, attempt.budget_bytes, fitting, formulation)
         _, ended = solve_below(
             lambda share, seconds: program.solve(
                 attempt.budget_bytes * share, seconds=seconds, gap=self.gap, start=start
@@ -102,11 +81,11 @@ class Checkmate:
 
 
 def _start(
-    stages: Stages, budget_bytes: int, begun: list[Trace], formulation: Formulation
+    stages: Stages, budget_bytes: int, fitting: list[Trace], formulation: Formulation
 ) -> Floats | None:
     """Write as a point the first of the schedules that in Checkmate's stages still fits."""
-    for found in begun:
-        kept = stages.read_off(found)
+    for schedule in fitting:
+        kept = stages.read_off(schedule)
         if stages.schedule(kept).peak_bytes <= budget_bytes:
             return formulation.embed(stages.least_run(kept), kept)
     return None

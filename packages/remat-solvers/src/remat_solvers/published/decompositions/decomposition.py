@@ -65,14 +65,14 @@ class Precedence:
 
     def ancestors(self, wanted: Iterable[int], among: frozenset[int]) -> frozenset[int]:
         """Collect some nodes and all that they need, as far as these are `among` some."""
-        found = set(wanted)
-        waiting = list(found)
+        nodes = set(wanted)
+        waiting = list(nodes)
         while waiting:
             for node in self.before[waiting.pop()]:
-                if node in among and node not in found:
-                    found.add(node)
+                if node in among and node not in nodes:
+                    nodes.add(node)
                     waiting.append(node)
-        return frozenset(found)
+        return frozenset(nodes)
 
     def undirected(self, *, spine: bool = False) -> nx.Graph[int]:
         """Write the graph without directions; with a spine, a path through all in order."""
@@ -99,12 +99,12 @@ def tree_of(precedence: Precedence) -> Tree:
 
 def _tree_of(graph: nx.Graph[int]) -> Tree:
     few = len(graph) <= _MOST_NODES_FOR_FILL_IN
-    _, found = treewidth_min_fill_in(graph) if few else treewidth_min_degree(graph)
+    _, decomposition = treewidth_min_fill_in(graph) if few else treewidth_min_degree(graph)
     # The heuristics return a graph of sets whose order varies from run to run.
-    bags = sorted((frozenset(bag) for bag in found), key=sorted)
+    bags = sorted((frozenset(bag) for bag in decomposition), key=sorted)
     number = {bag: i for i, bag in enumerate(bags)}
     neighbours = tuple(
-        tuple(sorted(number[frozenset(other)] for other in found[bag])) for bag in bags
+        tuple(sorted(number[frozenset(other)] for other in decomposition[bag])) for bag in bags
     )
     return _shrunk(Tree(tuple(bags), neighbours))
 

@@ -65,17 +65,17 @@ class PathRecursion(Recursion):
     def _compute(self, path: _Path, wanted: Bag) -> list[int] | None:
         needed = self.precedence.ancestors(wanted, frozenset().union(*path))
         key = (needed, wanted)
-        if key in self._known:
-            return self._known[key]
+        if key in self._memo:
+            return self._memo[key]
         path = shrink_path([bag & needed for bag in path])
         if len(path) < max(self._k, 2):
-            self._known[key] = sorted(needed)
-            return self._known[key]
+            self._memo[key] = sorted(needed)
+            return self._memo[key]
         middle = len(path) // 2
         separator = path[middle]
         sides = [
             tuple(bag - separator for bag in side) for side in (path[:middle], path[middle + 1 :])
         ]
         parts = [(side, frozenset[int]().union(*side)) for side in sides]
-        self._known[key] = self._divide(sorted(separator), parts, wanted, self._compute)
-        return self._known[key]
+        self._memo[key] = self._divide(sorted(separator), parts, wanted, self._compute)
+        return self._memo[key]

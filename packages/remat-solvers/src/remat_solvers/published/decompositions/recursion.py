@@ -17,7 +17,7 @@ import numpy as np
 from remat_graph import Solution
 from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.incumbent import Incumbent
-from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.decompositions.decomposition import Bag, Precedence
@@ -58,7 +58,7 @@ class Recursion(ABC):
     def _start(self, k: int, most: int) -> None:
         self._k = k
         self._most = most
-        self._known: dict[Hashable, list[int] | None] = {}
+        self._memo: dict[Hashable, list[int] | None] = {}
 
     def _divide(
         self,
@@ -69,7 +69,7 @@ class Recursion(ABC):
     ) -> list[int] | None:
         """Compute a separator node by node, and with it there what else is wanted."""
         before = self.precedence.before
-        found: list[int] = []
+        order: list[int] = []
         goals: list[tuple[Bag, int | None]] = [(frozenset(before[v]), v) for v in separator]
         goals.append((wanted.difference(separator), None))
         for goal, node in goals:
@@ -77,12 +77,12 @@ class Recursion(ABC):
                 inner = goal & members
                 if inner:
                     more = compute(part, inner)
-                    if more is None or len(found) + len(more) > self._most:
+                    if more is None or len(order) + len(more) > self._most:
                         return None
-                    found.extend(more)
+                    order.extend(more)
             if node is not None:
-                found.append(node)
-        return found
+                order.append(node)
+        return order
 
 
 def playable(wiring: Wiring, order: Sequence[int]) -> Ints:
@@ -119,7 +119,7 @@ def sequences(
 
 
 @dataclass(frozen=True)
-class RecursionSolver(ABC):
+class RecursionSolver(PlainSolver, ABC):
     """Takes the fastest sequence of a recursion within the budget: with one k, or over all.
 
     Raises:
@@ -127,9 +127,6 @@ class RecursionSolver(ABC):
     """
 
     name: ClassVar[str]
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
 
     k: int | None = None
 
@@ -141,10 +138,6 @@ class RecursionSolver(ABC):
     def recursion(self, precedence: Precedence) -> Recursion:
         """Decompose a graph."""
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
-
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Try k from storing everything down to 1 (for 30 s if no limit is set).
 
@@ -155,10 +148,10 @@ class RecursionSolver(ABC):
         deadline = time.perf_counter() + limit.left(_DEFAULT_SECONDS)
         incumbent = Incumbent(self.name, wiring, problem.budget_bytes, limit, report, bounded=False)
         for k, sequence in sequences(wiring, recursion, deadline, self.k):
-            found = trace(wiring, sequence)
-            incumbent.offer(found)
-            taken = sequence_time(wiring, sequence)
-            incumbent.say(f"k={k}: time {taken:.6g}, peak {found.peak_bytes} bytes")
+            schedule = trace(wiring, sequence)
+            incumbent.offer(schedule)
+            duration = sequence_time(wiring, sequence)
+            incumbent.say(f"k={k}: time {duration:.6g}, peak {schedule.peak_bytes} bytes")
             if incumbent.closed():
                 break
         return incumbent.solution()

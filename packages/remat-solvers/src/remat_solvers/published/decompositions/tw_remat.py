@@ -85,16 +85,16 @@ class TreeRecursion(Recursion):
 
     def _compute(self, part: _Part, wanted: Bag) -> list[int] | None:
         key = (id(part), wanted)
-        if key in self._known:
-            return self._known[key]
+        if key in self._memo:
+            return self._memo[key]
         needed = self.precedence.ancestors(wanted, part.members)
         if part.bag_count < self._k:
-            self._known[key] = sorted(needed)
-            return self._known[key]
+            self._memo[key] = sorted(needed)
+            return self._memo[key]
         separator = [node for node in part.separator if node in needed]
         inner = [(p, p.members) for p in part.parts]
-        self._known[key] = self._divide(separator, inner, wanted, self._compute)
-        return self._known[key]
+        self._memo[key] = self._divide(separator, inner, wanted, self._compute)
+        return self._memo[key]
 
 
 def _divided(tree: Tree) -> _Part:

@@ -27,7 +27,7 @@ import numpy as np
 from remat_graph import Solution
 from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
-from remat_solvers.core.problem import Limit, Problem, Report, check_whole
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report, check_whole
 from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Ints
 from remat_solvers.errors import InvalidProblem
@@ -50,7 +50,7 @@ _BLOCKS_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class HTWRemat:
+class HTWRemat(PlainSolver):
     """TW-Remat over the hierarchy of the problem.
 
     `most_options` is shared out among the blocks of a level. The top level is swept several times:
@@ -63,9 +63,7 @@ class HTWRemat:
     """
 
     name: ClassVar[str] = "h-tw-remat"
-    exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = True
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Ravi Kumar, Manish Purohit, Zoya Svitkina, Erik Vee, Joshua R. Wang: "
         "Efficient Rematerialization for Deep Networks. NeurIPS 2019. "
@@ -82,10 +80,6 @@ class HTWRemat:
             raise InvalidProblem(f"most_nodes={self.most_nodes!r}; give a tuple of whole numbers")
         for most in self.most_nodes:
             check_whole("most_nodes", most)
-
-    def can_solve(self, problem: Problem) -> str | None:
-        """Take any graph that has an op."""
-        return None if problem.graph.ops else "the graph has no ops"
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
@@ -107,8 +101,8 @@ class HTWRemat:
 
 def _fitting(level: Level, budget_bytes: int, seconds: float) -> list[Ints]:
     """Find the sequences of a level within the budget; a `Planner` of `blocks.bottom_up`."""
-    found = sequences_within(level, budget_bytes, time.perf_counter() + seconds)
-    return sorted(found, key=lambda sequence: -sequence_time(level.wiring, sequence))
+    fitting = sequences_within(level, budget_bytes, time.perf_counter() + seconds)
+    return sorted(fitting, key=lambda sequence: -sequence_time(level.wiring, sequence))
 
 
 def sequences_within(level: Level, budget_bytes: int, deadline: float) -> Iterator[Ints]:

@@ -1,4 +1,4 @@
-"""MONeT: one integer program for what is kept, what is computed again, and by which makers.
+"""MONeT: one integer program for what is kept, what runs again, and by which implementations.
 
 `layout` reads a graph as MONeT sees it, `formulation` writes the program, `memory` its rows of
 bytes, `point` goes between points and schedules, `solver` solves it.

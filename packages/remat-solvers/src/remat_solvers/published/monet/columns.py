@@ -79,9 +79,9 @@ class Columns:
         choose, run, kept, there = (
             numbering.table(present) for present in (chosen, may_run, may_keep, sometimes)
         )
-        found = cls(layout, choose, fixed, run, kept, there, {}, numbering.width)
-        found._number_overwritings()
-        return found
+        columns = cls(layout, choose, fixed, run, kept, there, {}, numbering.width)
+        columns._number_overwritings()
+        return columns
 
     def new(self, terms: Terms) -> int:
         """Add a column that is a sum of others, for memory."""
@@ -98,17 +98,19 @@ class Columns:
 
     def again(self, b: int, value: int) -> list[int]:
         """List the columns by which a value is made again in segment b."""
-        return [int(self.run[b, op]) for op in self.layout.makers_of(value) if self.run[b, op] >= 0]
+        return [
+            int(self.run[b, op]) for op in self.layout.producers_of(value) if self.run[b, op] >= 0
+        ]
 
     def unions(self) -> list[Union]:
         """List what each `there` is the union of."""
-        layout, found = self.layout, []
+        layout, unions = self.layout, []
         for b, v in zip(*(axis.tolist() for axis in np.nonzero(self.there >= 0)), strict=True):
             readers = [op for op in layout.segments[b - 1].ops if v in layout.wiring.inputs[op]]
             of = [int(self.choose[op]) for op in readers]
             of += [int(self.kept[b, v])] if self.kept[b, v] >= 0 else []
-            found.append(Union(int(self.there[b, v]), tuple(of)))
-        return found
+            unions.append(Union(int(self.there[b, v]), tuple(of)))
+        return unions
 
     def _number_overwritings(self) -> None:
         layout, wiring = self.layout, self.layout.wiring

@@ -12,10 +12,10 @@ Columns, with b a segment, i an op of the forward half, p any op, v a value of t
 
 Rows:
 
-- (7) `run[b, i] <= kept[b-1, v] + sum of run[b, makers of v]` for what i reads;
-  `kept[b, v] <= kept[b-1, v] + sum of run[b, makers of v]`;
+- (7) `run[b, i] <= kept[b-1, v] + sum of run[b, producers of v]` for what i reads;
+  `kept[b, v] <= kept[b-1, v] + sum of run[b, producers of v]`;
 - (8) the sum of `choose[p]` over p that read v and make some w is at most the same right side;
-- exactly one maker is chosen for each value, at most one runs again in a segment;
+- exactly one implementation is chosen for each value, at most one runs again in a segment;
 - C.3: `over` plus any other use of v in the segment is at most 1;
 - memory: see `memory`.
 
@@ -85,34 +85,34 @@ def _add_recomputation(rows: Rows, columns: Columns) -> None:
         for v in layout.wiring.inputs[op]:
             b = np.flatnonzero(run[:, op] >= 0)
             numbers = rows.add(0.0, len(b), (run[b, op], 1.0), (kept[b - 1, v], -1.0))
-            for maker in layout.makers_of(v) if place[v] < own else ():
-                rows.extend(numbers, run[b, maker], -1.0)
+            for producer in layout.producers_of(v) if place[v] < own else ():
+                rows.extend(numbers, run[b, producer], -1.0)
     for v in np.flatnonzero(layout.last_keep > 0).tolist():
         b = np.flatnonzero(kept[:, v] >= 0)[1:]
         numbers = rows.add(0.0, len(b), (kept[b, v], 1.0), (kept[b - 1, v], -1.0))
-        makers = layout.makers_of(v)
-        for maker in makers:
-            rows.extend(numbers, run[b, maker], -1.0)
-        if len(makers) > 1:
+        producers = layout.producers_of(v)
+        for producer in producers:
+            rows.extend(numbers, run[b, producer], -1.0)
+        if len(producers) > 1:
             b = np.arange(1, layout.last_keep[v] + 1)
-            rows.add(1.0, len(b), *((run[b, maker], 1.0) for maker in makers))
+            rows.add(1.0, len(b), *((run[b, producer], 1.0) for producer in producers))
 
 
 def _add_choice(rows: Rows, columns: Columns) -> None:
-    """Add (8), and that each value has one maker; what is optional is kept only if it was made."""
+    """Add (8), and one implementation of each value; what is optional is kept only if made."""
     layout, choose, kept = columns.layout, columns.choose, columns.kept
     wiring = layout.wiring
     for node in layout.nodes:
         chosen = [op for op in node.first if choose[op] >= 0]
         for v in node.values:
-            makers = choose[[op for op in chosen if v in wiring.outputs[op]]]
+            choices = choose[[op for op in chosen if v in wiring.outputs[op]]]
             if node.optional:
-                add_row(rows, 0.0, [(int(kept[0, v]), 1.0), *((int(c), -1.0) for c in makers)])
+                add_row(rows, 0.0, [(int(kept[0, v]), 1.0), *((int(c), -1.0) for c in choices)])
             elif len(chosen) > 1:
-                _add_one_of(rows, makers)
+                _add_one_of(rows, choices)
         for op in node.first:
             for v in wiring.inputs[op]:
-                if layout.makers.optional_value[v] and (choose[op] >= 0 or columns.fixed[op]):
+                if layout.alternatives.optional_value[v] and (choose[op] >= 0 or columns.fixed[op]):
                     right = -1.0 if columns.fixed[op] else 0.0
                     add_row(rows, right, [(int(choose[op]), 1.0), (int(kept[0, v]), -1.0)])
     for b, segment in enumerate(layout.segments, 1):
@@ -150,7 +150,7 @@ def _add_overwriting(rows: Rows, columns: Columns) -> None:
                 add_row(rows, 1.0, [(over.column, 1.0), (use, 1.0)])
 
 
-def _add_one_of(rows: Rows, makers: Ints) -> None:
-    ones: Floats = np.ones(len(makers))
-    rows.add_sum(1.0, makers, ones)
-    rows.add_sum(-1.0, makers, -ones)
+def _add_one_of(rows: Rows, columns: Ints) -> None:
+    ones: Floats = np.ones(len(columns))
+    rows.add_sum(1.0, columns, ones)
+    rows.add_sum(-1.0, columns, -ones)

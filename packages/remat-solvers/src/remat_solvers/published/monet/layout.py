@@ -67,7 +67,7 @@ class Layout:
     """
 
     wiring: Wiring
-    makers: Alternatives
+    alternatives: Alternatives
     nodes: tuple[Node, ...]
     segments: tuple[Segment, ...]
     place: Ints
@@ -78,8 +78,8 @@ class Layout:
     @classmethod
     def of(cls, wiring: Wiring) -> Layout:
         """Lay out a graph."""
-        makers = Alternatives.of(wiring)
-        nodes = _nodes(wiring, makers)
+        alternatives = Alternatives.of(wiring)
+        nodes = _nodes(wiring, alternatives)
         place = np.full(wiring.value_count, -1, dtype=np.int64)
         order = np.full(wiring.op_count, -1, dtype=np.int64)
         at = 0
@@ -87,32 +87,34 @@ class Layout:
             place[list(node.values)] = number
             order[list(node.ops)] = np.arange(at, at + len(node.ops))
             at += len(node.ops)
-        segments = tuple(_segments(wiring, makers, place))
+        segments = tuple(_segments(wiring, alternatives, place))
         last_keep, last_run = _last_uses(wiring, nodes, segments, place)
-        return cls(wiring, makers, nodes, segments, place, order, last_keep, last_run)
+        return cls(wiring, alternatives, nodes, segments, place, order, last_keep, last_run)
 
     @property
     def pool(self) -> list[int]:
         """The ops of all nodes in order."""
         return [op for node in self.nodes for op in node.ops]
 
-    def makers_of(self, value: int) -> Row:
+    def producers_of(self, value: int) -> Row:
         """List the ops that can make a value of the forward half."""
         return tuple(
             op for op in self.nodes[self.place[value]].ops if value in self.wiring.outputs[op]
         )
 
 
-def _nodes(wiring: Wiring, makers: Alternatives) -> tuple[Node, ...]:
+def _nodes(wiring: Wiring, alternatives: Alternatives) -> tuple[Node, ...]:
     """Collect owed groups in order, each optional op behind the last node that it reads."""
-    owed = [op for op in np.flatnonzero(makers.owed).tolist() if op < wiring.graph.boundary_index]
-    found: list[Node] = []
-    made = {v for op in owed for v in wiring.outputs[op]}
+    owed = [
+        op for op in np.flatnonzero(alternatives.owed).tolist() if op < wiring.graph.boundary_index
+    ]
+    nodes: list[Node] = []
+    available = {v for op in owed for v in wiring.outputs[op]}
     free: list[int] = []
-    for op in np.flatnonzero(makers.optional).tolist():
-        if made.issuperset(wiring.inputs[op]):
+    for op in np.flatnonzero(alternatives.optional).tolist():
+        if available.issuperset(wiring.inputs[op]):
             free.append(op)
-            made.update(wiring.outputs[op])
+            available.update(wiring.outputs[op])
     ready: set[int] = set()
 
     def add_free() -> None:
@@ -120,34 +122,36 @@ def _nodes(wiring: Wiring, makers: Alternatives) -> tuple[Node, ...]:
             if ready.issuperset(wiring.inputs[op]):
                 free.remove(op)
                 ready.update(wiring.outputs[op])
-                found.append(Node((op,), (op,), wiring.outputs[op], optional=True))
+                nodes.append(Node((op,), (op,), wiring.outputs[op], optional=True))
 
     add_free()
     for group in owed:
         members = [
-            op for op in makers.members(group).tolist() if made.issuperset(wiring.inputs[op])
+            op
+            for op in alternatives.members(group).tolist()
+            if available.issuperset(wiring.inputs[op])
         ]
-        first = tuple(op for op in members if makers.opens[op])
-        found.append(Node(tuple(members), first, wiring.outputs[group], optional=False))
+        first = tuple(op for op in members if alternatives.opens[op])
+        nodes.append(Node(tuple(members), first, wiring.outputs[group], optional=False))
         ready.update(wiring.outputs[group])
         add_free()
-    return tuple(found)
+    return tuple(nodes)
 
 
-def _segments(wiring: Wiring, makers: Alternatives, place: Ints) -> Iterator[Segment]:
+def _segments(wiring: Wiring, alternatives: Alternatives, place: Ints) -> Iterator[Segment]:
     groups = [
-        op for op in np.flatnonzero(makers.owed).tolist() if op >= wiring.graph.boundary_index
+        op for op in np.flatnonzero(alternatives.owed).tolist() if op >= wiring.graph.boundary_index
     ]
-    made_by = {v: number for number, group in enumerate(groups) for v in wiring.outputs[group]}
-    ways = [_ways(wiring, makers, group, place) for group in groups]
-    last = dict(made_by)
+    segment_of = {v: number for number, group in enumerate(groups) for v in wiring.outputs[group]}
+    ways = [_ways(wiring, alternatives, group, place) for group in groups]
+    last = dict(segment_of)
     for number, ops in enumerate(ways):
         for op in ops:
             last.update({v: max(number, last[v]) for v in wiring.inputs[op] if v in last})
     last.update({v: len(groups) for v in wiring.results.tolist() if v in last})
     for number, (group, ops) in enumerate(zip(groups, ways, strict=True)):
         values = wiring.outputs[group]
-        held = {v for v, by in made_by.items() if by < number <= last[v]}
+        held = {v for v, by in segment_of.items() if by < number <= last[v]}
         reads = {op: {v for v in wiring.inputs[op] if place[v] >= 0} for op in ops}
         every = set().union(*reads.values())
         yield Segment(
@@ -160,7 +164,7 @@ def _segments(wiring: Wiring, makers: Alternatives, place: Ints) -> Iterator[Seg
             dying=frozenset(v for v in held if last[v] == number),
         )
     results = frozenset(v for v in wiring.results.tolist() if place[v] >= 0)
-    at_end = [v for v in made_by if last[v] == len(groups)]
+    at_end = [v for v in segment_of if last[v] == len(groups)]
     size = int(wiring.size[at_end].sum())
     yield Segment((), (), results, results, size, frozenset(), frozenset())
 
@@ -172,16 +176,19 @@ def _is_always_read(wiring: Wiring, values: Row, reads: dict[int, set[int]], v: 
     return any(all(v in reads[op] for op in reads if w in wiring.outputs[op]) for w in values)
 
 
-def _ways(wiring: Wiring, makers: Alternatives, group: int, place: Ints) -> Row:
+def _ways(wiring: Wiring, alternatives: Alternatives, group: int, place: Ints) -> Row:
     """List the ops of a backward group, those first that read most of the forward half."""
-    made = {v for v in range(wiring.value_count) if place[v] >= 0}
-    owed = ~makers.optional_value
+    forward_values = {v for v in range(wiring.value_count) if place[v] >= 0}
+    owed = ~alternatives.optional_value
     able = [
         op
-        for op in makers.members(group).tolist()
-        if makers.opens[op] and all(v in made or owed[v] for v in wiring.inputs[op])
+        for op in alternatives.members(group).tolist()
+        if alternatives.opens[op] and all(v in forward_values or owed[v] for v in wiring.inputs[op])
     ]
-    read = {op: sum(int(wiring.size[v]) for v in wiring.inputs[op] if v in made) for op in able}
+    read = {
+        op: sum(int(wiring.size[v]) for v in wiring.inputs[op] if v in forward_values)
+        for op in able
+    }
     return tuple(sorted(able, key=lambda op: (-read[op], op)))
 
 

@@ -39,7 +39,7 @@ def add_row(rows: Rows, right: float, terms: Terms) -> None:
 
 
 def add_memory(rows: Rows, columns: Columns, budget_bytes: float) -> None:
-    """Add the rows that keep all moments within the budget."""
+    """Add the rows that keep all time steps within the budget."""
     _Memory(rows, columns, budget_bytes / BUDGET).add()
 
 
@@ -51,7 +51,7 @@ class _Memory:
         self._rows = rows
         self._columns = columns
         self._size: list[float] = (wiring.size / unit).tolist()
-        self._made = [made / unit for made in wiring.made_list]
+        self._outputs = [outputs / unit for outputs in wiring.output_bytes]
         self._work = [work / unit for work in wiring.workspace_list]
         self._unit = unit
 
@@ -80,13 +80,13 @@ class _Memory:
             for op in filter(able.__contains__, node.first):
                 waiting = {v for v in waiting if last[v] >= layout.order[op]}
                 held = waiting - _overwritten(layout, op, able)
-                own, right = self._made[op] + self._work[op], BUDGET
+                own, right = self._outputs[op] + self._work[op], BUDGET
                 terms: Terms = [(stored, 1.0)]
                 for v in sorted(held):
                     right -= size[v]
                     terms.append((int(kept[v]), -size[v]))
                 for other in _before(layout, op, node.first):
-                    terms.append((int(columns.choose[other]), self._made[other]))
+                    terms.append((int(columns.choose[other]), self._outputs[other]))
                 right -= own if columns.fixed[op] else 0.0
                 add_row(self._rows, right, [*terms, (int(columns.choose[op]), own)])
             weighs = [(int(kept[v]), size[v]) for v in node.values if kept[v] >= 0 and size[v]]
@@ -110,7 +110,7 @@ class _Memory:
                 if run[op] < 0:
                     continue
                 waiting = {v for v in waiting if last[v] >= layout.order[op]}
-                own, right = self._made[op] + self._work[op], room - fixed
+                own, right = self._outputs[op] + self._work[op], room - fixed
                 terms: Terms = [(passed, 1.0)]
                 for v in sorted(waiting):
                     always, there = columns.there_at(b, v)
@@ -122,7 +122,8 @@ class _Memory:
                     (over.column, -size[v]) for v, over in columns.overwritings.get((b, op), ())
                 ]
                 terms += [
-                    (int(run[other]), self._made[other]) for other in _before(layout, op, node.ops)
+                    (int(run[other]), self._outputs[other])
+                    for other in _before(layout, op, node.ops)
                 ]
                 add_row(self._rows, right, [*terms, (int(run[op]), own)])
             changes: Terms = []
@@ -144,7 +145,7 @@ class _Memory:
         beside = _disjoint(layout, op, later)
         needed = {v for other in beside for v in wiring.inputs[other]}
         gone = set(wiring.overwritten[op]) - needed
-        own = self._made[op] + self._work[op] - sum(size[v] for v in gone & segment.dying)
+        own = self._outputs[op] + self._work[op] - sum(size[v] for v in gone & segment.dying)
         terms: Terms = [(passed, 1.0)]
         for v in sorted(segment.reads - (needed | set(wiring.inputs[op]) - gone)):
             always, there = columns.there_at(b, v)
@@ -184,5 +185,5 @@ def _before(layout: Layout, op: int, ops: tuple[int, ...]) -> list[int]:
 
 def _disjoint(layout: Layout, op: int, ops: Iterable[int]) -> list[int]:
     """Leave out ops that make some of the same, and so do not run beside this one."""
-    made = set(layout.wiring.outputs[op])
-    return [other for other in ops if made.isdisjoint(layout.wiring.outputs[other])]
+    outputs = set(layout.wiring.outputs[op])
+    return [other for other in ops if outputs.isdisjoint(layout.wiring.outputs[other])]

@@ -30,12 +30,12 @@ class Decision:
 
     def sequence(self, layout: Layout) -> Ints:
         """List all computations in order."""
-        found = [op for node in layout.nodes for op in node.first if op in self.chosen]
+        ops = [op for node in layout.nodes for op in node.first if op in self.chosen]
         pool = layout.pool
         for runs, segment in zip(self.runs, layout.segments, strict=True):
-            found += [op for op in pool if op in runs]
-            found += [op for op in segment.ops if op in self.chosen]
-        return np.array(found, dtype=np.int64)
+            ops += [op for op in pool if op in runs]
+            ops += [op for op in segment.ops if op in self.chosen]
+        return np.array(ops, dtype=np.int64)
 
 
 def read_point(columns: Columns, point: Floats) -> Decision:
@@ -78,10 +78,10 @@ def settle(columns: Columns, now: Trace) -> Decision | None:
     first = _first_positions(layout, now)
     chosen = {op for node in layout.nodes if not node.optional for op in _way(node, first, now)}
     chosen |= {op for segment in layout.segments for op in _way(segment, first, now)}
-    moments = _moments(layout, first, now)
+    ends = _end_positions(layout, first, now)
     kept = np.zeros(columns.kept.shape, dtype=np.bool_)
-    for b, moment in enumerate(moments):
-        alive = (now.copy_start <= moment) & (now.copy_last > moment)
+    for b, end in enumerate(ends):
+        alive = (now.copy_start <= end) & (now.copy_last > end)
         kept[b, now.copy_value[alive]] = True
     kept &= columns.kept >= 0
     for node in reversed(layout.nodes):
@@ -89,43 +89,43 @@ def settle(columns: Columns, now: Trace) -> Decision | None:
             chosen.update(node.ops)
         for op in set(node.first) & chosen:
             for v in layout.wiring.inputs[op]:
-                kept[0, v] |= layout.makers.optional_value[v]
+                kept[0, v] |= layout.alternatives.optional_value[v]
     runs: list[frozenset[int]] = []
     for b, segment in enumerate(layout.segments, 1):
-        ran = set(now.sequence[moments[b - 1] + 1 : moments[b] + 1].tolist())
+        ran = set(now.sequence[ends[b - 1] + 1 : ends[b] + 1].tolist())
         wanted = {v for op in chosen & set(segment.ops) for v in layout.wiring.inputs[op]}
         wanted |= set(segment.always) | set(np.flatnonzero(kept[b]).tolist())
-        found = _least_runs(columns, b, kept, wanted, ran)
-        if found is None:
+        reruns = _least_runs(columns, b, kept, wanted, ran)
+        if reruns is None:
             return None
-        runs.append(found)
+        runs.append(reruns)
     return Decision(frozenset(chosen), tuple(runs), kept)
 
 
 def _least_runs(
     columns: Columns, b: int, kept: NDArray[np.bool_], wanted: set[int], ran: set[int]
 ) -> frozenset[int] | None:
-    """Find what must run again for what is wanted, by makers that did run where there is choice."""
+    """Find what must run again for what is wanted, by ops that did run where there is choice."""
     layout, wiring = columns.layout, columns.layout.wiring
-    found: set[int] = set()
+    reruns: set[int] = set()
     for node in reversed(layout.nodes):
         for v in node.values:
-            made = any(v in wiring.outputs[op] for op in found)
-            if v not in wanted or kept[b - 1, v] or made:
+            available = any(v in wiring.outputs[op] for op in reruns)
+            if v not in wanted or kept[b - 1, v] or available:
                 continue
             number = layout.place[v]
             able = [
                 op
-                for op in layout.makers_of(v)
+                for op in layout.producers_of(v)
                 if columns.run[b, op] >= 0
                 and all(kept[b - 1, w] for w in wiring.inputs[op] if layout.place[w] >= number)
             ]
             if not able:
                 return None
             op = min(able, key=lambda op: (op not in ran, wiring.time_list[op]))
-            found.add(op)
+            reruns.add(op)
             wanted.update(wiring.inputs[op])
-    return frozenset(found)
+    return frozenset(reruns)
 
 
 def _first_positions(layout: Layout, now: Trace) -> Ints:
@@ -143,7 +143,7 @@ def _way(group: Node | Segment, first: Ints, now: Trace) -> set[int]:
     return ops if ops <= able else {min(able)}
 
 
-def _moments(layout: Layout, first: Ints, now: Trace) -> list[int]:
+def _end_positions(layout: Layout, first: Ints, now: Trace) -> list[int]:
     """Give the positions at which the forward pass and each segment have first made everything."""
     position = {op: i for i, op in reversed(list(enumerate(now.sequence.tolist())))}
     owed = [node for node in layout.nodes if not node.optional]
@@ -153,7 +153,7 @@ def _moments(layout: Layout, first: Ints, now: Trace) -> list[int]:
             return int(first[list(group.values)].max())
         return min((position[op] for op in group.ops), default=now.steps)
 
-    found = [max((end(node) for node in owed), default=-1)]
+    ends = [max((end(node) for node in owed), default=-1)]
     for segment in layout.segments:
-        found.append(max(found[-1], end(segment)))
-    return found
+        ends.append(max(ends[-1], end(segment)))
+    return ends

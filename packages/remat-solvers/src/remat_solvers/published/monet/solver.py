@@ -3,16 +3,16 @@
 Over a graph with alternatives (`Graph.with_numerics` says how exact) it is MONeT, over
 `Graph.without_alternatives()` MONeT's checkpointing alone. It begins with what is found without a
 program: storing everything in the fastest ways, the given schedule, and, where there is a choice,
-storing everything under Gist's choice of makers and some others, brought within the budget. Then
-the program is solved, warm-started from the fastest of these that it admits.
+storing everything under Gist's choice of implementations and some others, brought within the
+budget. Then the program is solved, warm-started from the fastest of these that it admits.
 
 Guarantee: given enough time, no schedule of MONeT's form that its program admits is faster than the
 one returned, which may be one to begin with, of another form: the forward pass is run once, before
 each op of the backward half ops of the forward half are computed again once at most and in order,
 gradients are never computed again, and while something is computed again, what later ops may read
 counts. The optimum of this program bounds no other schedules, so there is no `lower_bound` but the
-time of the cheapest ways, told where it is reached, and no `INFEASIBLE` but where one op needs too
-much. Progress tells the optimum or the bound of the program.
+time of the cheapest ways, stated where it is reached, and no `INFEASIBLE` but where one op needs
+too much. Progress states the optimum or the bound of the program.
 Complexity: a MILP of O(segments x values) columns; see `most_columns`.
 Limits: for graphs with a forward and a backward half; refused above `most_columns` columns.
 Source: Shah et al. 2021, "Memory Optimization for Deep Networks", section 4, appendices B and C.
@@ -31,7 +31,7 @@ from remat_solvers.core.alternatives import store_all_sequence
 from remat_solvers.core.attempt import Attempt, solve_below
 from remat_solvers.core.dead_runs import without_dead_runs
 from remat_solvers.core.milp import HIGHS, Answer, missing_back_end, solve_program
-from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace, sequence_time, trace
 from remat_solvers.core.wiring import Floats, Ints, expand, sequence_of
 from remat_solvers.published.baselines.forward import why_unsuitable
@@ -50,7 +50,7 @@ _MOST_OPS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Monet:
+class Monet(PlainSolver):
     """The integer program of MONeT, by any MILP solver that CVXPY has installed.
 
     `gap` is the relative gap of the whole time of a step, at which the back end may stop.
@@ -61,8 +61,6 @@ class Monet:
     """
 
     name: ClassVar[str] = "monet"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
     takes_alternatives: ClassVar[bool] = True
     citation: ClassVar[str] = (
         "A. Shah, C.-Y. Wu, J. Mohan, V. Chidambaram, P. Krähenbühl: "
@@ -104,7 +102,7 @@ class _Course:
     def __init__(self, solver: str, problem: Problem, limit: Limit, report: Report) -> None:
         self.kept = Attempt(solver, problem, limit, report, bounded=False)
         self._layout = Layout.of(problem.wiring)
-        self._begun: list[Trace] = []
+        self._starts: list[Trace] = []
 
     def begin(self, problem: Problem) -> bool:
         """Offer schedules that are found without a program; say whether there is nothing to gain.
@@ -114,27 +112,27 @@ class _Course:
         kept, wiring = self.kept, self._layout.wiring
         if kept.settled_at_once(peak_bound(wiring).peak_bytes):
             return True
-        self._begun.append(trace(wiring, store_all_sequence(wiring)))
+        self._starts.append(trace(wiring, store_all_sequence(wiring)))
         if problem.start is not None:
             self._offer(sequence_of(wiring, problem.start))
         if not problem.graph.has_alternatives:
-            for found in starts(wiring, kept.budget_bytes, None, kept.deadline):
-                self._offer(found.sequence)
+            for schedule in starts(wiring, kept.budget_bytes, None, kept.deadline):
+                self._offer(schedule.sequence)
         else:
             self._begin_with_choices()
         kept.say("began without a program")
         return kept.closed()
 
     def _begin_with_choices(self) -> None:
-        """Offer what is found under each of the first choices of makers."""
+        """Offer what is found under each of the first choices of implementations."""
         layout, budget = self._layout, self.kept.budget_bytes
-        wiring, makers = layout.wiring, layout.makers
-        for choice in first_choices(wiring, makers):
-            arranged = arrange(wiring, makers, choice)
+        wiring, alternatives = layout.wiring, layout.alternatives
+        for choice in first_choices(wiring, alternatives):
+            arranged = arrange(wiring, alternatives, choice)
             if arranged is not None:
                 unfolded = unfold(wiring, arranged)
-                for found in starts(unfolded.wiring, budget, None, self.kept.deadline):
-                    self._offer(unfolded.fold(found).sequence)
+                for schedule in starts(unfolded.wiring, budget, None, self.kept.deadline):
+                    self._offer(unfolded.fold(schedule).sequence)
 
     def search(self, back_end: str, gap: float) -> None:
         """Solve the program; slightly below the budget where its tolerances spoil the schedule."""
@@ -160,8 +158,8 @@ class _Course:
         """Write as a point the fastest schedule that the program admits."""
         program = formulation.program
         best: Floats | None = None
-        for found in self._begun:
-            decision = settle(formulation.columns, found)
+        for schedule in self._starts:
+            decision = settle(formulation.columns, schedule)
             if decision is None:
                 continue
             point = embed(formulation.columns, decision, len(program.cost))
@@ -178,10 +176,10 @@ class _Course:
         """
         wiring = self._layout.wiring
         simulate(wiring.graph, expand(wiring, sequence))
-        found = trace(wiring, sequence)
+        schedule = trace(wiring, sequence)
         before = self.kept.best_time
-        fits = self.kept.offer(found)
-        self._begun.append(found)
+        fits = self.kept.offer(schedule)
+        self._starts.append(schedule)
         if self.kept.best_time < before:
             self.kept.say(f"a schedule of {sequence_time(wiring, sequence):.6g} was found")
         return fits

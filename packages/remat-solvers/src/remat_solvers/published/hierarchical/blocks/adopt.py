@@ -42,7 +42,7 @@ def follow(level: Level, sequence: Ints) -> tuple[int, ...]:
         wanted = _halves(level.wiring, layer, sequence)
         costs = [_cost(level.wiring, option, leaving[number]) for option in layer.options]
         most, _ = _cost(level.wiring, wanted, leaving[number])
-        above = [(max(0, kept - most), taken) for kept, taken in costs]
+        above = [(max(0, kept - most), duration) for kept, duration in costs]
         exact = layer.options.index(wanted) if wanted in layer.options else above.index(min(above))
         chosen.append(exact)
     return tuple(chosen)

@@ -18,7 +18,12 @@ from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.hierarchical.blocks.adopt import adopt
 from remat_solvers.published.hierarchical.blocks.closed import close
 from remat_solvers.published.hierarchical.blocks.level import Layer, Level
-from remat_solvers.published.hierarchical.blocks.options import Option, choose, read_option, shares
+from remat_solvers.published.hierarchical.blocks.options import (
+    BlockOption,
+    choose,
+    read_option,
+    shares,
+)
 from remat_solvers.published.hierarchical.blocks.targets import targets_of
 
 __all__ = ["Blocks", "Planner", "plan_block"]
@@ -28,12 +33,12 @@ Planner = Callable[[Level, int, float], "list[Ints]"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _BlockPlan:
     """A class of blocks, its subgraph, and the options found for it."""
 
     unique: UniqueBlock
     subgraph: Subgraph
-    options: tuple[Option, ...]
+    options: tuple[BlockOption, ...]
 
 
 class Blocks:
@@ -42,7 +47,7 @@ class Blocks:
     def __init__(self, hierarchy: Hierarchy, most_options: int) -> None:
         self.hierarchy = hierarchy
         self._most_options = most_options
-        self._planned: dict[str, _Planned] = {}
+        self._plans: dict[str, _BlockPlan] = {}
 
     def plan(
         self,
@@ -68,23 +73,23 @@ class Blocks:
             for unique, (_, task), options in zip(
                 wave, tasks, run_all(executor, plan_block, tasks), strict=True
             ):
-                found = _Planned(unique, task[1], options)
-                self._planned.update(dict.fromkeys((b.name for b in unique.members), found))
+                plan = _BlockPlan(unique, task[1], options)
+                self._plans.update(dict.fromkeys((b.name for b in unique.members), plan))
             done += len(wave)
             tell(f"planned {done} of {total} kinds of blocks")
 
-    def top(self, most_nodes: int, begun: Sequence[Ints] = ()) -> Level:
+    def top(self, most_nodes: int, starts: Sequence[Ints] = ()) -> Level:
         """Make the level of the whole graph.
 
         The blocks of fewest ops are dissolved into it while it has at most `most_nodes` nodes. What
-        the sequences of ops in `begun` do in the others is an option of them, too.
+        the sequences of ops in `starts` do in the others is an option of them, too.
         """
         graph = self.hierarchy.graph
         members = list(self.hierarchy.root.members)
         size = {
-            block.name: len(self._planned[block.name].subgraph.graph.ops)
+            block.name: len(self._plans[block.name].subgraph.graph.ops)
             for block in self.hierarchy.root.blocks()
-            if block.name in self._planned
+            if block.name in self._plans
         }
         inside = sum(size[m.name] for m in members if isinstance(m, Block))
         nodes = len(graph.ops) - inside + 2 * sum(isinstance(m, Block) for m in members)
@@ -98,7 +103,7 @@ class Blocks:
             members[at : at + 1] = smallest.members
         layers, order = self._layers(members, lambda op: graph.op_index[op])
         wiring = Wiring.of(graph)
-        return Level.of(wiring, [adopt(wiring, layer, begun) for layer in layers], order)
+        return Level.of(wiring, [adopt(wiring, layer, starts) for layer in layers], order)
 
     def _waves(self) -> list[list[UniqueBlock]]:
         """Sort the classes below the top by height; what is inside a block comes before it."""
@@ -136,15 +141,15 @@ class Blocks:
     ) -> tuple[tuple[Layer, ...], list[int]]:
         """Make layers of the blocks among members, and list the forward ops in their order."""
         blocks = [member for member in members if isinstance(member, Block)]
-        planned = [self._planned[block.name] for block in blocks]
-        counts = [len(found.subgraph.graph.ops) for found in planned]
+        plans = [self._plans[block.name] for block in blocks]
+        counts = [len(plan.subgraph.graph.ops) for plan in plans]
         layers: list[Layer] = []
-        for member, found, most in zip(
-            blocks, planned, shares(counts, self._most_options), strict=True
+        for member, plan, most in zip(
+            blocks, plans, shares(counts, self._most_options), strict=True
         ):
-            names = found.unique.translation(member).ops
-            numbers = [number(names[op.name]) for op in found.subgraph.graph.ops]
-            forward = len(found.subgraph.forward)
+            names = plan.unique.translation(member).ops
+            numbers = [number(names[op.name]) for op in plan.subgraph.graph.ops]
+            forward = len(plan.subgraph.forward)
             layers.append(
                 Layer(
                     name=member.name,
@@ -155,7 +160,7 @@ class Blocks:
                             _renumbered(option.forward, numbers),
                             _renumbered(option.backward, numbers),
                         )
-                        for option in choose(found.options, most)
+                        for option in choose(plan.options, most)
                     ),
                 )
             )
@@ -177,7 +182,7 @@ def plan_block(
     layers: tuple[Layer, ...],
     order: list[int],
     seconds: float,
-) -> tuple[Option, ...]:
+) -> tuple[BlockOption, ...]:
     """Plan one block for all its targets; at least storing everything is among the options."""
     started = time.perf_counter()
     closed = Wiring.of(close(subgraph))

@@ -21,8 +21,8 @@ def close(subgraph: Subgraph, *, withheld_bytes: int = 0) -> Graph:
     """Put an op for the rest of the step between the halves; position `len(subgraph.forward)`.
 
     Inputs stay resident: who holds them is decided elsewhere. Outputs need only be there when the
-    rest of the step runs, unless the user wants them. `withheld_bytes` are taken from the budget at
-    that moment.
+    rest of the step runs, unless the user wants them. `withheld_bytes` are taken from the budget
+    then.
     """
     own = subgraph.graph
     name = "elsewhere"
@@ -58,9 +58,9 @@ def _ends(subgraph: Subgraph) -> tuple[str, ...]:
 def _after(elsewhere: str, subgraph: Subgraph) -> tuple[Op, ...]:
     """Put the backward ops that read nothing of others, or of gradients, after the rest."""
     later: list[Op] = []
-    made = set(subgraph.gradients_in)
+    available = set(subgraph.gradients_in)
     for op in subgraph.backward:
-        after = () if made.intersection(op.inputs) else (elsewhere,)
+        after = () if available.intersection(op.inputs) else (elsewhere,)
         later.append(dataclasses.replace(op, order_after=(*op.order_after, *after)))
-        made.update(op.outputs)
+        available.update(op.outputs)
     return tuple(later)

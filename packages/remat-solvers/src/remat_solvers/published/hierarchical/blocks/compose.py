@@ -30,11 +30,11 @@ def compose(level: Level, selection: Sequence[int]) -> Wiring:
     after = _order(level)
     for k, node in enumerate(level.nodes):
         choice = node.choices[_choice(node, selection)]
-        made = sorted(choice.first.makes)
-        outputs = [names[v] for v in made]
+        leaving = sorted(choice.first.makes)
+        outputs = [names[v] for v in leaving]
         inputs = [names[v] for v in sorted(choice.first.reads)]
-        values += [Value(names[v], int(wiring.size[v])) for v in made]
-        inside = sum(int(wiring.size[v]) for v in made)
+        values += [Value(names[v], int(wiring.size[v])) for v in leaving]
+        inside = sum(int(wiring.size[v]) for v in leaving)
         if node.layer is not None and choice.option is not None:
             phantom = f"phantom of {node.layer}"
             if node.backward:
@@ -93,7 +93,7 @@ def expand_nodes(level: Level, picks: Sequence[Pick]) -> list[int]:
     Raises:
         ValueError: if a node is run again that cannot be.
     """
-    found: list[int] = []
+    ops: list[int] = []
     seen: set[int] = set()
     for _, k, choice in picks:
         chosen = level.nodes[k].choices[choice]
@@ -101,8 +101,8 @@ def expand_nodes(level: Level, picks: Sequence[Pick]) -> list[int]:
         seen.add(k)
         if run is None:
             raise ValueError(f"{level.nodes[k].name!r} cannot be run again")
-        found += run.ops
-    return found
+        ops += run.ops
+    return ops
 
 
 def selections(level: Level) -> list[tuple[int, ...]]:
@@ -120,15 +120,15 @@ def selections(level: Level) -> list[tuple[int, ...]]:
                 saved[node.layer][choice.option] = size[sorted(choice.saved)].sum()
                 peaks[node.layer][choice.option] = choice.first.peak_bytes
     unit = float(level.wiring.time.sum()) / max(1.0, sum(row.max(initial=0.0) for row in saved))
-    found: dict[tuple[int, ...], None] = {}
+    cheapest: dict[tuple[int, ...], None] = {}
     for weight in (0.0, 1.0):
         for price in (0.0, *(unit * 2.0**power for power in range(-6, 7))):
             costs = [
                 time + price * (kept + weight * peak)
                 for time, kept, peak in zip(times, saved, peaks, strict=True)
             ]
-            found[tuple(int(row.argmin()) if len(row) else 0 for row in costs)] = None
-    return list(found)
+            cheapest[tuple(int(row.argmin()) if len(row) else 0 for row in costs)] = None
+    return list(cheapest)
 
 
 def _order(level: Level) -> list[tuple[str, ...]]:

@@ -78,23 +78,23 @@ class Level:
         grouped = {op for half in halves for op in half}
         groups = [*halves, *((op,) for op in range(wiring.op_count) if op not in grouped)]
         leaving = _leaving(wiring, layers)
-        made = [
+        leaving_of = [
             (tuple(v for op in group for v in wiring.outputs[op] if v in leaving))
             for group in groups
         ]
         nodes: list[Node] = []
         at = 0
         for number, layer in enumerate(layers):
-            forward = made[at]
+            forward = leaving_of[at]
             at += 1
             backward: Collection[int] = ()
             if layer.backward:
-                backward = made[at]
+                backward = leaving_of[at]
                 at += 1
             nodes += _halves(wiring, number, layer, forward, backward)
         nodes += [
             _plain(wiring, group[0], outputs)
-            for group, outputs in zip(groups[at:], made[at:], strict=True)
+            for group, outputs in zip(groups[at:], leaving_of[at:], strict=True)
         ]
         placed = _ordered(wiring, groups, rank)
         return cls(wiring, layers, tuple(nodes[i] for i in placed))
@@ -131,7 +131,7 @@ def _halves(
         later = None if repeated is None else measure_run(wiring, repeated, outputs, saved)
         first = measure_run(wiring, ahead, outputs, saved)
         forward.append(Choice(option, first, later, saved))
-        run = measure_run(wiring, back, gradients, given=saved)
+        run = measure_run(wiring, back, gradients, consumed=saved)
         replayable = all(wiring.replayable_list[op] for op in back)
         backward.append(Choice(option, run, run if replayable else None, saved))
     repeated = again(wiring, layer.forward, outputs)

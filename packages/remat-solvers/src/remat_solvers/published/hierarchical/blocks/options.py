@@ -15,11 +15,11 @@ from remat_solvers.core.trace import sequence_time, trace
 from remat_solvers.core.wiring import Ints, Wiring
 from remat_solvers.published.hierarchical.blocks.runs import saved_between
 
-__all__ = ["Option", "choose", "read_option", "shares"]
+__all__ = ["BlockOption", "choose", "read_option", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class BlockOption:
     """A schedule of a block: op positions in its subgraph, forward then backward.
 
     `peak_bytes` is that of the closed block; `saved_bytes` is kept between the halves, outputs of
@@ -33,7 +33,7 @@ class Option:
     saved_bytes: int
 
 
-def read_option(wiring: Wiring, sequence: Ints) -> Option | None:
+def read_option(wiring: Wiring, sequence: Ints) -> BlockOption | None:
     """Read an option off a sequence of computations of a closed block.
 
     `None` if a backward op comes before the rest of the step, which no option can express.
@@ -45,7 +45,7 @@ def read_option(wiring: Wiring, sequence: Ints) -> Option | None:
     if any(op > elsewhere for op in forward):
         return None
     saved = saved_between(wiring, forward, backward, wiring.inputs[elsewhere])
-    return Option(
+    return BlockOption(
         forward=tuple(forward),
         backward=tuple(op - 1 if op > elsewhere else op for op in backward),
         time=sequence_time(wiring, sequence),
@@ -54,7 +54,7 @@ def read_option(wiring: Wiring, sequence: Ints) -> Option | None:
     )
 
 
-def choose(options: Iterable[Option], most: int) -> tuple[Option, ...]:
+def choose(options: Iterable[BlockOption], most: int) -> tuple[BlockOption, ...]:
     """Choose up to `most` options whose memory is farthest apart (HiRemate, section 3.2.2).
 
     Options that another one beats in time, peak and saved bytes are left out. The one with the
@@ -68,7 +68,7 @@ def choose(options: Iterable[Option], most: int) -> tuple[Option, ...]:
     peaks = [option.peak_bytes for option in front]
     widest_peak = max(1, max(peaks) - min(peaks))
 
-    def apart(one: Option, other: Option) -> float:
+    def apart(one: BlockOption, other: BlockOption) -> float:
         saved = abs(one.saved_bytes - other.saved_bytes) / widest_saved
         return saved + abs(one.peak_bytes - other.peak_bytes) / widest_peak
 
@@ -81,7 +81,7 @@ def choose(options: Iterable[Option], most: int) -> tuple[Option, ...]:
     return tuple(option for option in front if option in chosen)
 
 
-def _undominated(options: Iterable[Option]) -> list[Option]:
+def _undominated(options: Iterable[BlockOption]) -> list[BlockOption]:
     """Sort by falling saved bytes, the option that stores everything first."""
     by_time = sorted(
         set(options), key=lambda o: (o.time, o.saved_bytes, o.peak_bytes, o.forward, o.backward)

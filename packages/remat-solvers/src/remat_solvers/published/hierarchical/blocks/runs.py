@@ -3,7 +3,7 @@
 A run reads values that are there before it and makes values that leave it. Everything else lives
 inside: it is freed right after its last use. While the run goes on, the values that it reads may be
 freed as soon as they have been read, and those that leave it are there as soon as they are made;
-whether that happens is decided outside. So the memory of a run is a list of moments (HiRemate, B.3,
+whether that happens is decided outside. So the memory of a run is a list of peaks (HiRemate, B.3,
 correction terms): bytes on top of what was there before, less those of freed values. Moments that
 others dominate are left out: at most one per value read or leaving remains, or per op if those are
 fewer. Linear in the ops and what they touch.
@@ -25,15 +25,15 @@ __all__ = ["Run", "RunPeak", "again", "measure_run", "saved_between"]
 
 @dataclass(frozen=True, slots=True)
 class RunPeak:
-    """Bytes held at one moment of a run on top of what was there before it.
+    """Bytes held at a peak of a run, on top of what was there before it.
 
-    `extra_bytes` has all leaving values in `made`, whether or not they were there before; values in
-    `freed` have been read for the last time in this run.
+    `extra_bytes` has all leaving values in `outputs`, whether or not they were there before; values
+    in `freed` have been read for the last time in this run.
     """
 
     extra_bytes: int
     freed: frozenset[int]
-    made: frozenset[int]
+    outputs: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Run:
     time: float
     reads: frozenset[int]
     makes: frozenset[int]
-    moments: tuple[RunPeak, ...]
+    peaks: tuple[RunPeak, ...]
 
     @property
     def peak_bytes(self) -> int:
         """The most held on top of what was there before, with nothing freed early."""
-        return max((moment.extra_bytes for moment in self.moments), default=0)
+        return max((peak.extra_bytes for peak in self.peaks), default=0)
 
 
 def measure_run(
@@ -57,11 +57,12 @@ def measure_run(
     ops: Sequence[int],
     leaving: Collection[int],
     saved: Collection[int] = (),
-    given: Collection[int] = (),
+    consumed: Collection[int] = (),
 ) -> Run:
-    """Follow a run: `saved` stays after it though it does not leave; `given` goes in it.
+    """Follow a run: `saved` stays after it though it does not leave; `consumed` goes in it.
 
-    `given` values are there before and are counted there; each goes right after its last use here.
+    `consumed` values are there before and are counted there; each goes right after its last use
+    here.
     """
     size, steps = wiring.size, len(ops)
     starts: list[int] = []
@@ -80,48 +81,50 @@ def measure_run(
             values.append(v)
             starts.append(i)
             lasts.append(i)
-    made = {v: starts[current[v]] for v in leaving if v in current}
-    for v in {*made, *(v for v in saved if v in current)}:
+    starts_of = {v: starts[current[v]] for v in leaving if v in current}
+    for v in {*starts_of, *(v for v in saved if v in current)}:
         lasts[current[v]] = steps
     change = np.zeros(steps + 2, dtype=np.int64)
     np.add.at(change, starts, size[values])
     np.subtract.at(change, np.array(lasts, np.int64) + 1, size[values])
-    for v in given:
+    for v in consumed:
         change[reads.pop(v, -1) + 1] -= size[v]
     held = np.cumsum(change)[:steps] + wiring.workspace[list(ops)]
     return Run(
         ops=tuple(ops),
         time=math.fsum(wiring.time_list[op] for op in ops),
         reads=frozenset(reads),
-        makes=frozenset(made),
-        moments=_moments(held.tolist(), reads, made),
+        makes=frozenset(starts_of),
+        peaks=_peaks(held.tolist(), reads, starts_of),
     )
 
 
-def _moments(held: list[int], reads: dict[int, int], made: dict[int, int]) -> tuple[RunPeak, ...]:
-    """Keep the moments at which more is held than at any before, when less was freed or made."""
-    moments: list[RunPeak] = []
+def _peaks(
+    held: list[int], reads: dict[int, int], starts_of: dict[int, int]
+) -> tuple[RunPeak, ...]:
+    """Keep the steps at which more is held than at any before, when less was freed or made."""
+    peaks: list[RunPeak] = []
     most = -1
     for i, extra in enumerate(held):
         if extra > most:
             most = extra
             freed = frozenset(v for v, last in reads.items() if last < i)
-            there = frozenset(v for v, start in made.items() if start <= i)
-            if moments and (moments[-1].freed, moments[-1].made) == (freed, there):
-                moments.pop()
-            moments.append(RunPeak(extra, freed, there))
-    return tuple(moments)
+            there = frozenset(v for v, start in starts_of.items() if start <= i)
+            if peaks and (peaks[-1].freed, peaks[-1].outputs) == (freed, there):
+                peaks.pop()
+            peaks.append(RunPeak(extra, freed, there))
+    return tuple(peaks)
 
 
 def saved_between(
     wiring: Wiring, forward: Iterable[int], backward: Iterable[int], outputs: Collection[int]
 ) -> frozenset[int]:
     """Find the values of the forward run, but for outputs, that the backward run reads of it."""
-    made = {v for op in forward for v in wiring.outputs[op]}.difference(outputs)
+    outside = {v for op in forward for v in wiring.outputs[op]}.difference(outputs)
     saved: set[int] = set()
     for op in backward:
-        saved.update(v for v in wiring.inputs[op] if v in made)
-        made.difference_update(wiring.outputs[op])
+        saved.update(v for v in wiring.inputs[op] if v in outside)
+        outside.difference_update(wiring.outputs[op])
     return frozenset(saved)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_solvers.core.wiring import Wiring
-from remat_solvers.published.hierarchical.blocks.options import Option, read_option
+from remat_solvers.published.hierarchical.blocks.options import BlockOption, read_option
 from remat_solvers.search.descent import minimal_peak_trace
 
 __all__ = ["Target", "targets_of"]
@@ -32,7 +32,7 @@ class Target:
     withheld_bytes: int
 
 
-def targets_of(wiring: Wiring, deadline: float) -> tuple[list[Option], list[Target]]:
+def targets_of(wiring: Wiring, deadline: float) -> tuple[list[BlockOption], list[Target]]:
     """List the options of a closed block that are there at once, and the targets to plan it for.
 
     The peak is that of storing everything, or halfway down to the smallest found; what may be kept
@@ -43,8 +43,8 @@ def targets_of(wiring: Wiring, deadline: float) -> tuple[list[Option], list[Targ
         raise ValueError("the halves of a block are out of order")
     until = min(deadline, time.perf_counter() + _PROBE_SECONDS)
     smallest = read_option(wiring, minimal_peak_trace(wiring, until).sequence)
-    found = [full] if smallest is None else [full, smallest]
-    least = found[-1].peak_bytes
+    options = [full] if smallest is None else [full, smallest]
+    least = options[-1].peak_bytes
     elsewhere = wiring.graph.boundary_index
     border = wiring.inputs[elsewhere] + wiring.outputs[elsewhere]
     around = int(wiring.size[list(border)].sum())
@@ -54,4 +54,4 @@ def targets_of(wiring: Wiring, deadline: float) -> tuple[list[Option], list[Targ
         for kept in _SAVED:
             withheld = max(0, peak - around - int(kept * full.saved_bytes))
             targets.append(Target(peak, withheld))
-    return found, list(dict.fromkeys(targets))
+    return options, list(dict.fromkeys(targets))

@@ -20,8 +20,8 @@ class Columns(Numbering):
     """Numbers of the columns by phase, -1 where there is none.
 
     `run[k]` has a row for each choice of node k, `saved[j]` one for each option of layer j;
-    `kept[d]` and `made[d]` are of value d, `free[d][k]` of freeing it after node k. `width` counts
-    all. `halves[j, backward]` is a node of layer j.
+    `kept[d]` and `creation[d]` are of value d, `free[d][k]` of freeing it after node k. `width`
+    counts all. `halves[j, backward]` is a node of layer j.
     """
 
     def __init__(self, level: Level, *, corrected: bool) -> None:
@@ -31,14 +31,14 @@ class Columns(Numbering):
         self.size = level.wiring.size
         self.phases = len(level.nodes) + 1
         self.phase = np.arange(self.phases)
-        self.maker: dict[int, int] = {}
+        self.producer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
         self.halves: dict[tuple[int, bool], int] = {}
         for k, node in enumerate(level.nodes):
             if node.layer is not None:
                 self.halves[node.layer, node.backward] = k
             for choice in node.choices:
-                self.maker.update(dict.fromkeys(choice.first.makes, k))
+                self.producer.update(dict.fromkeys(choice.first.makes, k))
                 for d in reads(choice):
                     if k not in self.readers.setdefault(d, []):
                         self.readers[d].append(k)
@@ -54,10 +54,12 @@ class Columns(Numbering):
             )
             for k, node in enumerate(level.nodes)
         ]
-        self.kept = {d: self._span(self.maker[d] + 1, last) for d, last in self.last_keep.items()}
+        self.kept = {
+            d: self._span(self.producer[d] + 1, last) for d, last in self.last_keep.items()
+        }
         self.saved = [self._phantoms(j) for j in range(len(level.layers))]
-        self.made = {d: self._creations(d) for d in self.maker if self._needs_creation(d)}
-        self.free = {d: self._frees(d) for d in self.maker}
+        self.creation = {d: self._creations(d) for d in self.producer if self._needs_creation(d)}
+        self.free = {d: self._frees(d) for d in self.producer}
 
     def phantom_bytes(self, layer: int, option: int) -> int:
         """Count what an option keeps between the halves."""
@@ -93,23 +95,23 @@ class Columns(Numbering):
         return np.array(rows, dtype=np.int64).reshape(count, self.phases)
 
     def _needs_creation(self, d: int) -> bool:
-        node = self.level.nodes[self.maker[d]]
+        node = self.level.nodes[self.producer[d]]
         return node.layer is not None or len(node.choices[0].first.makes) > 1
 
     def _creations(self, d: int) -> Ints:
-        k = self.maker[d]
+        k = self.producer[d]
         again = any(c.later is not None and d in c.later.makes for c in self.level.nodes[k].choices)
         return self._span(k, self.last_run[k] if again else k)
 
     def _frees(self, d: int) -> dict[int, Ints]:
         """Give columns to freeing a value after its readers.
 
-        After its maker too if several values come of that; in the phase of a node itself only where
-        corrections ask for it.
+        After its producer too if several values come of that; in the phase of a node itself only
+        where corrections ask for it.
         """
         if self.size[d] == 0:
             return {}
-        k = self.maker[d]
+        k = self.producer[d]
         after = [r for r in self.readers.get(d, []) if r < self.phases - 1]
         if self._needs_creation(d):
             after.append(k)

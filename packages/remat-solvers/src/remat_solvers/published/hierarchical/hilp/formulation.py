@@ -4,11 +4,11 @@ HiRemate (Gusak et al. 2024), appendix B. With t a phase, k a node, o one of its
 j a layer (the two halves of a smaller block), columns exist where they can be of use:
 
 - `run[t, k, o]` (R): node k runs with choice o in phase t, whose goal is the first run of node t;
-- `kept[t, d]` (P): d is there when phase t begins. Every value has one maker here, sums of
+- `kept[t, d]` (P): d is there when phase t begins. Every value has one producer here, sums of
   gradients are ops of their own, so the contributions S of the paper are P;
 - `saved[t, j, o]` (Sp): the phantom of layer j is there with option o;
-- `made[t, d]` (C): d comes into being in phase t; where the maker is a plain op of one output, that
-  is `run` of it;
+- `creation[t, d]` (C): d comes into being in phase t; where the producer is a plain op of one
+  output, that is `run` of it;
 - `free[t, d, k]` (D): d goes after node k in phase t;
 - `used[t, k]` (U): bytes held in phase t before node k.
 
@@ -18,16 +18,16 @@ Rows:
 - (7 to 9) `saved[t+1, j, o] <= saved[t, j, o] + run[t, F_j, o] - run[t, B_j, o]`: a phantom comes
   with the forward half, the backward half needs it and ends it. It may also be dropped at the end
   of any phase, and made again in any: there is no restriction to the phases of its own halves;
-- `run[t, k, o] <= kept[t, d] + made[t, d]` for what choice o reads: dependencies are specific to
-  options; `made[t, d] <= sum of run[t, k, o] <= kept[t, d] + made[t, d]` over the choices o of its
-  maker that make it;
-- `sum over k of free[t, d, k] + kept[t+1, d] <= kept[t, d] + made[t, d]`, `free[t, d, k] <= sum of
-  run[t, k, o]`, and no read after a free: the deletion rules of the paper, linearised as in
+- `run[t, k, o] <= kept[t, d] + creation[t, d]` for what choice o reads: dependencies are specific
+  to options; `creation[t, d] <= sum of run[t, k, o] <= kept[t, d] + creation[t, d]` over the
+  choices o of its producer that make it;
+- `sum over k of free[t, d, k] + kept[t+1, d] <= kept[t, d] + creation[t, d]`, `free[t, d, k] <= sum
+  of run[t, k, o]`, and no read after a free: the deletion rules of the paper, linearised as in
   Checkmate and tightened (see `checkmate.formulation`);
-- memory, for each choice and each moment i of its run, which holds m_i bytes more than was there
-  before when the values `freed_i` have been read for the last time and `made_i` have been made:
+- memory, for each choice and each peak i of a run, which holds m_i bytes more than was there
+  before when the values `freed_i` have been read for the last time and `outputs_i` have been made:
   `used + m_i run[t, k, o] - sum over freed_i of size free[t, d, k]
-  - sum over made_i of size (sum_o run[t, k, o] - made[t, d]) <= budget`.
+  - sum over outputs_i of size (sum_o run[t, k, o] - creation[t, d]) <= budget`.
   Without corrections, only the largest m_i counts and nothing is freed inside a run.
 
 The columns are numbered in `columns`. All rows hold for every schedule in the phases; a point gives
@@ -57,8 +57,8 @@ __all__ = ["Formulation", "formulate"]
 class Formulation:
     """The program, with right side `program.right + budget_bytes * per_byte`.
 
-    `run[k][o]` are columns by phase, -1 where there is none; likewise `kept[d]`, `made[d]` by value
-    of the level, `free[d][k]` by value and node, `saved[j][o]` by layer and option.
+    `run[k][o]` are columns by phase, -1 where there is none; likewise `kept[d]`, `creation[d]` by
+    value of the level, `free[d][k]` by value and node, `saved[j][o]` by layer and option.
     """
 
     level: Level
@@ -66,7 +66,7 @@ class Formulation:
     per_byte: Floats
     run: tuple[Ints, ...]
     kept: dict[int, Ints]
-    made: dict[int, Ints]
+    creation: dict[int, Ints]
     free: dict[int, dict[int, Ints]]
     saved: tuple[Ints, ...]
 
@@ -106,8 +106,8 @@ class Formulation:
                 if option != o or not _mark(point, self.saved[node.layer][o], t + 1, last):
                     return None
             for d in run.makes:
-                if d in self.made:
-                    _mark(point, self.made[d], t, t)
+                if d in self.creation:
+                    _mark(point, self.creation[d], t, t)
                 until = used_until.pop(d, t)
                 if until > t and not _mark(point, self.kept[d], t + 1, until):
                     return None
@@ -159,7 +159,7 @@ class _Writer:
         """Write everything."""
         columns = self.columns
         self._choices()
-        for d in columns.maker:
+        for d in columns.producer:
             self._life(d)
         used_start = columns.width
         per_byte = self._memory()
@@ -182,7 +182,7 @@ class _Writer:
             per_byte=per_byte,
             run=tuple(columns.run),
             kept=columns.kept,
-            made=columns.made,
+            creation=columns.creation,
             free=columns.free,
             saved=tuple(columns.saved),
         )
@@ -221,14 +221,14 @@ class _Writer:
 
     def _life(self, d: int) -> None:
         """Add the rows of one value: made, read, kept, freed."""
-        k = self.columns.maker[d]
+        k = self.columns.producer[d]
         node = self.level.nodes[k]
         nothing = np.full(self.phases, -1, dtype=np.int64)
         kept = self.columns.kept.get(d, nothing)
-        if d in self.columns.made:
-            made = self.columns.made[d]
-            there = np.flatnonzero(made >= 0)
-            terms = [(made[there], 1.0)]
+        if d in self.columns.creation:
+            creation = self.columns.creation[d]
+            there = np.flatnonzero(creation >= 0)
+            terms = [(creation[there], 1.0)]
             for choice, row in zip(node.choices, self.columns.run[k], strict=True):
                 makes = there == k
                 if choice.later is not None and d in choice.later.makes:
@@ -238,11 +238,11 @@ class _Writer:
             alive = [(columns, -entry) for columns, entry in terms]
             self.rows.add(0.0, len(there), *alive, (kept[there], -1.0))
         else:
-            made = self.columns.run[k][0]
+            creation = self.columns.run[k][0]
         frees = self.columns.free[d]
         for r in self.columns.readers.get(d, []):
             if r == self.phases - 1:
-                at_end = [(kept[r:], -1.0), (made[r:], -1.0)]
+                at_end = [(kept[r:], -1.0), (creation[r:], -1.0)]
                 self.rows.add(-1.0, 1, *at_end, *((columns[r:], 1.0) for columns in frees.values()))
                 continue
             reading = [
@@ -261,7 +261,7 @@ class _Writer:
                     choice.later is not None and d in choice.later.reads,
                 )
                 terms.append((np.where(chosen, row[there], -1), 1.0))
-            self.rows.add(0.0, len(there), *terms, (kept[there], -1.0), (made[there], -1.0))
+            self.rows.add(0.0, len(there), *terms, (kept[there], -1.0), (creation[there], -1.0))
             earlier = [columns[there] for at, columns in frees.items() if at < r]
             if earlier:
                 self.rows.add(1.0, len(there), *terms, *((columns, 1.0) for columns in earlier))
@@ -279,7 +279,7 @@ class _Writer:
             len(there),
             (later[there], 1.0),
             (kept[there], -1.0),
-            (made[there], -1.0),
+            (creation[there], -1.0),
             *((columns[there], 1.0) for columns in frees.values()),
         )
 
@@ -323,8 +323,10 @@ class _Writer:
         one = np.ones(self.phases)
         changes: list[tuple[Ints, Floats]] = []
         for d in sorted({d for choice in node.choices for d in choice.first.makes}):
-            made = self.columns.made[d] if d in self.columns.made else self.columns.run[k][0]
-            changes.append((made, one * (self.size[d] / unit)))
+            creation = (
+                self.columns.creation[d] if d in self.columns.creation else self.columns.run[k][0]
+            )
+            changes.append((creation, one * (self.size[d] / unit)))
         if node.layer is not None:
             sign = -1 if node.backward else 1
             for choice, row in zip(node.choices, self.columns.run[k], strict=True):
@@ -339,7 +341,7 @@ class _Writer:
     def _within(self, k: int, used: Ints, there: Ints, unit: float) -> list[int]:
         """Add the budget for the runs of a node; returns the numbers of the rows."""
         node = self.level.nodes[k]
-        found: list[int] = []
+        numbers: list[int] = []
         for first in (True, False):
             phases = there[(there == k) == first]
             runs = [choice.first if first else choice.later for choice in node.choices]
@@ -347,39 +349,39 @@ class _Writer:
             if not len(phases) or not rows:
                 continue
             floors = [(row[phases], self._floor(k, run) / unit) for run, row in rows]
-            found += self.rows.add(0.0, len(phases), (used[phases], 1.0), *floors).tolist()
+            numbers += self.rows.add(0.0, len(phases), (used[phases], 1.0), *floors).tolist()
             for run, row in rows:
-                for moment in run.moments if self._is_corrected(run) else ():
-                    freed, made = self._corrections(k, moment)
-                    if not freed and not made:
+                for peak in run.peaks if self._is_corrected(run) else ():
+                    freed, outputs = self._corrections(k, peak)
+                    if not freed and not outputs:
                         continue
-                    terms = [(used[phases], 1.0), (row[phases], moment.extra_bytes / unit)]
+                    terms = [(used[phases], 1.0), (row[phases], peak.extra_bytes / unit)]
                     for d in freed:
                         terms.append((self.columns.free[d][k][phases], -self.size[d] / unit))
-                    for d in made:
+                    for d in outputs:
                         weight = self.size[d] / unit
-                        terms.append((self.columns.made[d][phases], weight))
+                        terms.append((self.columns.creation[d][phases], weight))
                         terms += [(other[phases], -weight) for _, other in rows]
-                    found += self.rows.add(0.0, len(phases), *terms).tolist()
-        return found
+                    numbers += self.rows.add(0.0, len(phases), *terms).tolist()
+        return numbers
 
     def _is_corrected(self, run: Run) -> bool:
-        return self.columns.corrected or len(run.moments) == 1
+        return self.columns.corrected or len(run.peaks) == 1
 
-    def _corrections(self, k: int, moment: RunPeak) -> tuple[list[int], list[int]]:
-        """List the values that may be freed by a moment, and those that may have been there."""
-        freed = sorted(d for d in moment.freed if k in self.columns.free.get(d, {}))
-        return freed, sorted(moment.made & self.columns.made.keys())
+    def _corrections(self, k: int, peak: RunPeak) -> tuple[list[int], list[int]]:
+        """List the values that may be freed before a peak, and those that may have been there."""
+        freed = sorted(d for d in peak.freed if k in self.columns.free.get(d, {}))
+        return freed, sorted(peak.outputs & self.columns.creation.keys())
 
     def _floor(self, k: int, run: Run) -> float:
         """Bytes that a run adds whatever is freed early; without corrections, the most."""
         if not self._is_corrected(run):
             return run.peak_bytes
         least = 0
-        for moment in run.moments:
-            freed, made = self._corrections(k, moment)
-            less = int(self.size[[*freed, *made]].sum())
-            least = max(least, moment.extra_bytes - less)
+        for peak in run.peaks:
+            freed, outputs = self._corrections(k, peak)
+            less = int(self.size[[*freed, *outputs]].sum())
+            least = max(least, peak.extra_bytes - less)
         return least
 
     def _cost(self) -> Floats:

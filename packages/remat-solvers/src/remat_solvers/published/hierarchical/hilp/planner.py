@@ -31,7 +31,6 @@ class LevelPlanner:
 
     gap: float = 0.005
     back_end: str = HIGHS
-    with_refine: bool = True
 
     def __call__(self, level: Level, budget_bytes: int, seconds: float) -> list[Ints]:
         """Find sequences of computations within the budget; none where there is no room."""
@@ -40,17 +39,16 @@ class LevelPlanner:
         everything = np.arange(wiring.op_count)
         if trace(wiring, everything).peak_bytes <= budget_bytes:
             return [everything]
-        found: list[Ints] = []
-        if self.with_refine:
-            problem = Problem(wiring.graph, budget_bytes)
-            limit = Limit.starting_now(_REFINE_SHARE * seconds)
-            answer = Refine().solve(problem, limit, silent)
-            if answer.status is Status.INFEASIBLE:
-                return []
-            if answer.schedule is not None:
-                found.append(sequence_of(wiring, answer.schedule))
-                if answer.gap is not None and answer.gap <= self.gap:
-                    return found
+        sequences: list[Ints] = []
+        problem = Problem(wiring.graph, budget_bytes)
+        limit = Limit.starting_now(_REFINE_SHARE * seconds)
+        answer = Refine().solve(problem, limit, silent)
+        if answer.status is Status.INFEASIBLE:
+            return []
+        if answer.schedule is not None:
+            sequences.append(sequence_of(wiring, answer.schedule))
+            if answer.gap is not None and answer.gap <= self.gap:
+                return sequences
         own = search(
             level,
             budget_bytes,
@@ -60,5 +58,5 @@ class LevelPlanner:
             back_end=self.back_end,
         )
         if own.sequence is not None:
-            found.append(own.sequence)
-        return found
+            sequences.append(own.sequence)
+        return sequences

@@ -32,7 +32,7 @@ from remat_solvers.search.evict import evict
 from remat_solvers.search.perturbations import EVICTION_PERTURBATIONS
 from remat_solvers.search.prune import prune
 
-__all__ = ["Found", "search"]
+__all__ = ["LevelResult", "search"]
 
 _PERTURBATIONS = tuple(each for each in EVICTION_PERTURBATIONS if each.noise == 0)
 _REFINE_SECONDS = 1.0
@@ -40,7 +40,7 @@ _CHANGE_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class LevelResult:
     """The fastest sequence of ops that fits, if any, and how the program ended."""
 
     sequence: Ints | None
@@ -68,13 +68,13 @@ class _Best:
         self.excess_bytes = min(self.excess_bytes, max(0, now.peak_bytes - self.budget_bytes))
         if now.peak_bytes > self.budget_bytes:
             return False
-        taken = sequence_time(wiring, sequence)
-        if taken < self.staged_time and sorted(set(picks)) == picks:
-            self.staged, self.staged_time = picks, taken
+        duration = sequence_time(wiring, sequence)
+        if duration < self.staged_time and sorted(set(picks)) == picks:
+            self.staged, self.staged_time = picks, duration
         now = prune(wiring, now, self.budget_bytes)
-        taken = sequence_time(wiring, now.sequence)
-        if taken < self.time:
-            self.now, self.time = now, taken
+        duration = sequence_time(wiring, now.sequence)
+        if duration < self.time:
+            self.now, self.time = now, duration
             self._tell(now.sequence)
         return True
 
@@ -88,24 +88,24 @@ def search(
     corrected: bool,
     back_end: str,
     tell: Callable[[Ints], object] = lambda _: None,
-    begun: Sequence[Ints] = (),
-) -> Found:
+    starts: Sequence[Ints] = (),
+) -> LevelResult:
     """Start from evictions at the level, then solve its program until `deadline` or the gap.
 
-    `tell` is called with every sequence that is faster than those before. `begun` are sequences of
+    `tell` is called with every sequence that is faster than those before. `starts` are sequences of
     ops to start from as well: as they are in a level without smaller blocks, if they have its
     order; else by the options that follow them.
     """
     best = _Best(level, budget_bytes, tell)
-    if begun and not level.layers:
+    if starts and not level.layers:
         wiring = compose(level, ())
-        for former in begun:
+        for former in starts:
             nodes = _as_nodes(level, former)
             if nodes is not None:
                 _offer(best, (), wiring, trace(wiring, nodes))
-    _start(best, deadline, begun)
+    _start(best, deadline, starts)
     if best.now is not None and best.time <= float(level.wiring.time.sum()) * (1 + 1e-9):
-        return Found(best.now.sequence, Outcome.SOLVED)
+        return LevelResult(best.now.sequence, Outcome.SOLVED)
     formulation = formulate(level, corrected=corrected)
     program = BudgetedProgram(formulation.program, formulation.per_byte, back_end)
 
@@ -115,7 +115,7 @@ def search(
 
     answer, _ = solve_below(solve, lambda point: best.offer(formulation.read(point)), deadline)
     sequence = None if best.now is None else best.now.sequence
-    return Found(sequence, Outcome.STOPPED if answer is None else answer.outcome)
+    return LevelResult(sequence, Outcome.STOPPED if answer is None else answer.outcome)
 
 
 def _as_nodes(level: Level, sequence: Ints) -> Ints | None:
@@ -126,15 +126,15 @@ def _as_nodes(level: Level, sequence: Ints) -> Ints | None:
     return np.array(nodes, dtype=np.int64) if first == sorted(first) else None
 
 
-def _start(best: _Best, deadline: float, begun: Sequence[Ints]) -> None:
+def _start(best: _Best, deadline: float, starts: Sequence[Ints]) -> None:
     """Solve the level with one option for every smaller block, for many selections of them.
 
-    The first selections are those that follow the sequences in `begun`. With the options fixed the
+    The first selections are those that follow the sequences in `starts`. With the options fixed the
     level is a plain graph. The best selection is then changed layer by layer while that helps.
     """
     level = best.level
     chosen: tuple[int, ...] | None = None
-    followed = [follow(level, sequence) for sequence in begun]
+    followed = [follow(level, sequence) for sequence in starts]
     for selection in dict.fromkeys((*followed, *selections(level))):
         if _try(best, selection, deadline, thoroughly=True):
             chosen = selection
@@ -184,11 +184,11 @@ def _fixed(
     for perturbation in _PERTURBATIONS:
         if time.perf_counter() > deadline:
             return
-        found = evict(
+        schedule = evict(
             wiring, everything, budget_bytes, perturbation=perturbation, deadline=deadline
         )
-        yield prune(wiring, found, budget_bytes)
-        if found.peak_bytes <= budget_bytes:
+        yield prune(wiring, schedule, budget_bytes)
+        if schedule.peak_bytes <= budget_bytes:
             break
     seconds = min(_REFINE_SECONDS, (deadline - time.perf_counter()) / 10)
     if thoroughly and seconds > 0 and total_bytes(wiring.graph) <= MOST_BYTES:

@@ -29,12 +29,11 @@ from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.attempt import Attempt
 from remat_solvers.core.milp import HIGHS, missing_back_end
-from remat_solvers.core.problem import Limit, Problem, Report, check_gap, check_whole
+from remat_solvers.core.problem import Limit, PlainSolver, Problem, Report, check_gap, check_whole
 from remat_solvers.core.trace import Trace
 from remat_solvers.core.wiring import Ints, sequence_of
 from remat_solvers.errors import InvalidProblem
-from remat_solvers.published.checkmate.bound import bound_all, why_not
-from remat_solvers.published.checkmate.solver import MOST_COLUMNS
+from remat_solvers.published.checkmate.bound import MOST_COLUMNS, ProgramSolver
 from remat_solvers.published.hierarchical.blocks.bottom_up import Blocks
 from remat_solvers.published.hierarchical.blocks.level import Level
 from remat_solvers.published.hierarchical.hilp.planner import LevelPlanner
@@ -49,7 +48,7 @@ _PLANNER = LevelPlanner()
 
 
 @dataclass(frozen=True, slots=True)
-class HILP:
+class HILP(PlainSolver):
     """H-ILP over the hierarchy of the problem.
 
     `most_options` (N_o) is shared out among the blocks of a level. The smallest blocks at the top
@@ -62,9 +61,7 @@ class HILP:
     """
 
     name: ClassVar[str] = "h-ilp"
-    exact: ClassVar[bool] = False
     needs_hierarchy: ClassVar[bool] = True
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "J. Gusak, X. Zhao, T. Le Hellard, Z. Li, L. Eyraud-Dubois, O. Beaumont: HiRemate: "
         "Hierarchical Approach for Efficient Re-materialization of Neural Networks. 2024."
@@ -83,9 +80,7 @@ class HILP:
 
     def can_solve(self, problem: Problem) -> str | None:
         """Refuse graphs without ops, and back ends that are not installed."""
-        if not problem.graph.ops:
-            return "the graph has no ops"
-        return missing_back_end(self.back_end)
+        return PlainSolver.can_solve(self, problem) or missing_back_end(self.back_end)
 
     def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
         """Plan the blocks, then the top, until the limit is reached (60 s if none is set)."""
@@ -96,22 +91,22 @@ class HILP:
         until = deadline - (1 - _BLOCKS_SHARE) * attempt.left()
         if attempt.settled_at_once(peak_bound(wiring, any_order=True).peak_bytes):
             return attempt.solution()
-        begun = _given(attempt, problem)
-        found = attempt.begin(starts(wiring, attempt.budget_bytes, problem.start, deadline))
-        begun += [start.sequence for start in found]
+        sequences = _user_start(attempt, problem)
+        fitting = attempt.begin(starts(wiring, attempt.budget_bytes, problem.start, deadline))
+        sequences += [start.sequence for start in fitting]
         if attempt.closed() or self._bounded(attempt):
             return attempt.solution()
         blocks = Blocks(problem.hierarchy, self.most_options)
         blocks.plan(self.planner, problem.executor, until, attempt.say)
         top = search(
-            blocks.top(self.most_nodes, begun),
+            blocks.top(self.most_nodes, sequences),
             problem.budget_bytes,
             deadline=deadline,
             gap=self.gap,
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
-            begun=begun,
+            starts=sequences,
         )
         attempt.say(f"the program of the top level is {top.outcome.value}")
         return attempt.solution()
@@ -130,7 +125,7 @@ class HILP:
         return attempt.infeasible or attempt.closed()
 
 
-def _given(attempt: Attempt, problem: Problem) -> list[Ints]:
+def _user_start(attempt: Attempt, problem: Problem) -> list[Ints]:
     """Keep the given schedule if it fits, whatever its order; list it as a sequence.
 
     Raises:
@@ -145,7 +140,7 @@ def _given(attempt: Attempt, problem: Problem) -> list[Ints]:
 
 
 @dataclass(frozen=True, slots=True)
-class RKCheckmate:
+class RKCheckmate(ProgramSolver):
     """H-ILP's program over single ops: Rockmate's extension of Checkmate.
 
     Raises:
@@ -155,8 +150,6 @@ class RKCheckmate:
 
     name: ClassVar[str] = "rk-checkmate"
     exact: ClassVar[bool] = True
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "X. Zhao, T. Le Hellard, L. Eyraud-Dubois, J. Gusak, O. Beaumont: Rockmate: an Efficient, "
         "Fast, Automatic and Generic Tool for Re-materialization in PyTorch. ICML 2023."
@@ -170,23 +163,9 @@ class RKCheckmate:
         check_gap(self.gap)
         check_whole("most_columns", self.most_columns, 0)
 
-    def can_solve(self, problem: Problem) -> str | None:
-        """Refuse programs that are too large, and back ends that are not installed."""
-        return why_not(problem, self.back_end, self.most_columns)
-
-    def solve(self, problem: Problem, limit: Limit, report: Report) -> Solution:
-        """Solve the program until it is closed or the limit is reached (60 s if none is set)."""
-        attempt = Attempt(self.name, problem, limit, report)
-        return attempt.run(
-            peak_bound(attempt.wiring).peak_bytes,
-            starts(attempt.wiring, attempt.budget_bytes, problem.start, attempt.deadline),
-            lambda seconds: bound_all(attempt, seconds, self.back_end),
-            lambda begun: self._search(attempt, begun),
-        )
-
-    def _search(self, attempt: Attempt, begun: list[Trace]) -> None:
+    def _search(self, attempt: Attempt, fitting: list[Trace]) -> None:
         """Solve the program."""
-        found = search(
+        result = search(
             Level.of(attempt.wiring),
             attempt.budget_bytes,
             deadline=attempt.deadline,
@@ -194,6 +173,6 @@ class RKCheckmate:
             corrected=True,
             back_end=self.back_end,
             tell=attempt.take,
-            begun=[start.sequence for start in begun],
+            starts=[start.sequence for start in fitting],
         )
-        attempt.say(f"the program is {found.outcome.value}")
+        attempt.say(f"the program is {result.outcome.value}")

@@ -23,7 +23,7 @@ from remat_solvers.chains.costs import Halves
 from remat_solvers.core.parallel import run_all
 from remat_solvers.core.wiring import Wiring
 from remat_solvers.published.hierarchical.blocks.bottom_up import Planner, plan_block
-from remat_solvers.published.hierarchical.blocks.options import Option, choose
+from remat_solvers.published.hierarchical.blocks.options import BlockOption, choose
 
 __all__ = ["StagePlans"]
 
@@ -41,7 +41,7 @@ class StagePlans:
         self._planner = planner
         self._most_options = most_options
         self._executor = executor
-        self._kinds: dict[str, tuple[Option, ...]] = {}
+        self._kinds: dict[str, tuple[BlockOption, ...]] = {}
 
     def of(self, chain: Chain, seconds: float) -> list[tuple[Halves, ...]]:
         """Plan the stages that are new, and list the schedules of every stage.
@@ -79,7 +79,7 @@ def _positions(stage: ChainStage) -> tuple[int, ...]:
     return tuple(sorted((*stage.forward, *stage.backward)))
 
 
-def _translated(options: Iterable[Option], stage: ChainStage) -> tuple[Halves, ...]:
+def _translated(options: Iterable[BlockOption], stage: ChainStage) -> tuple[Halves, ...]:
     ops = _positions(stage)
     return tuple(
         (tuple(ops[i] for i in option.forward), tuple(ops[i] for i in option.backward))

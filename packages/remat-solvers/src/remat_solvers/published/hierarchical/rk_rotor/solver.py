@@ -44,9 +44,6 @@ class RKRotor(Rotor):
     """
 
     name: ClassVar[str] = "rk-rotor"
-    exact: ClassVar[bool] = False
-    needs_hierarchy: ClassVar[bool] = False
-    takes_alternatives: ClassVar[bool] = False
     citation: ClassVar[str] = (
         "Xunyi Zhao, Théotime Le Hellard, Lionel Eyraud-Dubois, Julia Gusak, Olivier Beaumont. "
         "Rockmate: an Efficient, Fast, Automatic and Generic Tool for Re-materialization in "
