@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 5
+_BRIEF_SECONDS, _BRIEF_SHARE = 5.0, 1 / 6  # of a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +188,32 @@ class _Task:
             )
         solution = adapted(captured.graph, target, self.schedules)
         if solution is None:
-            solve_for = self._solve_for(target)
-            captured, solution = solved_in_best_program(offered, target, solve_for)
+            captured, solution = solved_in_best_program(
+                offered, target, self._solve_for(target), self._solve_briefly_for(target)
+            )
         schedule, asked = solution.schedule, self.settings.budget
         if self.share and schedule is not None:
             return _shared(offered, captured, solution, schedule, asked, target)
         return captured, solution
 
-    def _solve_for(self, target: int) -> Callable[[Graph], Solution]:
+    def _solve_for(
+        self, target: int, limit_seconds: float | None = None
+    ) -> Callable[[Graph], Solution]:
         settings = self.settings
+        limit = settings.limit_seconds if limit_seconds is None else limit_seconds
         return functools.partial(
             solution_for, budget=self.budget, target=target, solver=settings.solver,
-            limit_seconds=settings.limit_seconds, progress=settings.progress,
+            limit_seconds=limit, progress=settings.progress,
             keep_best=settings.keep_best, partitioner=settings.partitioner,
         )  # fmt: skip
+
+    def _solve_briefly_for(self, target: int) -> Callable[[Graph], Solution] | None:
+        """Give what solves in a part of the time; `None` if a solver was asked for by its name."""
+        if self.settings.solver != "auto":
+            return None
+        limit = self.settings.limit_seconds
+        brief = _BRIEF_SECONDS if limit is None else limit * _BRIEF_SHARE
+        return self._solve_for(target, brief)
 
     def refusal(self, error: BudgetTooSmall, target: int) -> BudgetTooSmall:
         """Say that no schedule takes so little, with a bound on every plan."""

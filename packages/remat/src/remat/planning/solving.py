@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remat.cache import (
     cached_solution,
@@ -70,13 +71,17 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
 
 
 def solved_in_best_program(
-    captured: Capture, target: int, solved: Callable[[Graph], Solution]
+    captured: Capture,
+    target: int,
+    solve_fully: Callable[[Graph], Solution],
+    solve_briefly: Callable[[Graph], Solution] | None = None,
 ) -> tuple[Capture, Solution]:
     """Solve a capture as each program that its numerics allow, unless one cannot be faster.
 
     These are other layouts, chosen for a fastest step without a look at the budget, in which there
-    may be fewer ways to make a value; and cuts in slices. The fastest solution is given with its
-    capture; its bound holds for all of them.
+    may be fewer ways to make a value; and cuts in slices. With `solve_briefly` all are solved so
+    before any is solved fully: most are then known to be slower than another. The fastest solution
+    is given with its capture; its bound holds for all of them.
 
     Raises:
         BudgetTooSmall: if it is for all, with the minimal peaks of any.
@@ -85,29 +90,55 @@ def solved_in_best_program(
     if captured.laid_out:
         programs.insert(1, captured.in_traced_layouts())
     if len(programs) == 1:
-        return captured, solved(captured.graph)
-    least = [(least_time(Wiring.of(program.graph)), program) for program in programs]
-    solutions: list[tuple[Capture, Solution]] = []
-    bounds: list[float] = []
-    refused: list[BudgetTooSmall] = []
-    for seconds, program in sorted(least, key=lambda one: one[0]):
-        if any(solution.time <= seconds * _NO_FASTER for _, solution in solutions):
-            bounds.append(seconds)
-            continue
+        return captured, solve_fully(captured.graph)
+    candidates = [_Candidate(each, least_time(Wiring.of(each.graph))) for each in programs]
+    for solved in (solve_briefly, solve_fully):
+        for each in sorted(candidates, key=lambda candidate: candidate.bound):
+            fastest = min(candidate.time for candidate in candidates)
+            if solved is not None and not each.is_settled and fastest > each.bound * _NO_FASTER:
+                each.solve(solved)
+    best = min(candidates, key=lambda candidate: candidate.time)
+    if best.solution is None:
+        raise functools.reduce(_either, (each.refusal for each in candidates if each.refusal))
+    solution, bound = best.solution, min(each.bound for each in candidates)
+    if bound != solution.lower_bound:
+        solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
+    return best.program, solution
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A program, a bound on the time of its schedules, and what solving it gave so far."""
+
+    program: Capture
+    bound: float
+    solution: Solution | None = None
+    refusal: BudgetTooSmall | None = None
+
+    @property
+    def time(self) -> float:
+        """What its fastest schedule takes so far."""
+        return math.inf if self.solution is None else self.solution.time
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether solving it for longer changes nothing."""
+        proved = self.solution is not None and self.solution.status is Status.OPTIMAL
+        return proved or math.isinf(self.bound)
+
+    def solve(self, solved: Callable[[Graph], Solution]) -> None:
+        """Solve it, and keep the better of what is known."""
         try:
-            solution = solved(program.graph)
+            solution = solved(self.program.graph)
         except BudgetTooSmall as error:
-            refused.append(error)
-            bounds += [seconds] if error.status is not Status.INFEASIBLE else []
-        else:
-            solutions.append((program, solution))
-            bounds.append(seconds if solution.lower_bound is None else solution.lower_bound)
-    if not solutions:
-        raise functools.reduce(_either, refused)
-    best, solution = min(solutions, key=lambda one: one[1].time)
-    if min(bounds) != solution.lower_bound:
-        solution = replace(solution, lower_bound=min(bounds), status=Status.FEASIBLE)
-    return best, solution
+            self.refusal = error
+            if error.status is Status.INFEASIBLE and self.solution is None:
+                self.bound = math.inf
+            return
+        if solution.lower_bound is not None:
+            self.bound = max(self.bound, solution.lower_bound)
+        if solution.time < self.time:
+            self.solution = solution
 
 
 def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
