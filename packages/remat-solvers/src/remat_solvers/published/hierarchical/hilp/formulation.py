@@ -323,9 +323,7 @@ class _Writer:
         one = np.ones(self.phases)
         changes: list[tuple[Ints, Floats]] = []
         for d in sorted({d for choice in node.choices for d in choice.first.makes}):
-            creation = (
-                self.columns.creation[d] if d in self.columns.creation else self.columns.run[k][0]
-            )
+            creation = self.columns.creation.get(d, self.columns.run[k][0])
             changes.append((creation, one * (self.size[d] / unit)))
         if node.layer is not None:
             sign = -1 if node.backward else 1
