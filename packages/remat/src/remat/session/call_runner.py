@@ -220,7 +220,7 @@ class CallRunner:
             self._step.bound.see(step.open_calls, option.backward_bytes, call)
             step.backward_begins(call)
         call.on_backward()
-        call.region.learn(call.executable, missing, frozenset())
+        call.region.learn(call.executable, missing, None)
 
     def _see_autocast(self, autocast: torch.dtype | None) -> None:
         """Record the next step if a backward's autocast is another than in those before it.

@@ -51,6 +51,7 @@ _BY_CALLS = (
     "that they gave; what runs between them was not recorded"
 )
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
+_OTHERS_EXPECTED = "more calls were expected before its backward, which share the budget"
 _MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
 _LOSS_OVER = (
     "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
@@ -142,6 +143,11 @@ class Judge:
             raise raised
 
     @property
+    def is_refused(self) -> bool:
+        """Whether something ended the planning."""
+        return self._error is not None
+
+    @property
     def awaits_plain(self) -> bool:
         """Whether the next step is to run plain."""
         return self._awaiting is not None
@@ -223,6 +229,16 @@ class Judge:
             text = self._over(at_least, budget, _IN_PART)
             warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
         return at_least > budget
+
+    def see_lone(self, peak_bytes: int, budget: int, step: int) -> None:
+        """Tell of a step over the budget that had one call, where several were expected.
+
+        It is not planned for by its record: steps of one call have plans of their own.
+        """
+        self._step = step
+        if peak_bytes > budget:
+            text = self._over(peak_bytes, budget, _OTHERS_EXPECTED)
+            warnings.warn(text, BudgetWarning, stacklevel=2)
 
     def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
         """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""

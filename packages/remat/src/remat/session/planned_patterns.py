@@ -68,6 +68,11 @@ class PlannedPatterns:
         """Whether the step follows a pattern without a plan, of which a warning was given."""
         return self._followed is not None and not self._followed.fits
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the pattern that the step follows, if it is within the budget."""
+        return self._followed.plan if self._followed is not None and self._followed.fits else None
+
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""
         others = [each for each in reversed(self.planned) if each is not self._followed]

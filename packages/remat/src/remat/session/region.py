@@ -34,6 +34,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+Plans = dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None]
+
 _SURE = 3  # backwards in a row over the same outputs
 _MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
 
@@ -64,8 +66,9 @@ class SeenLoss:
 class Region:
     """One graph of Dynamo's, and the plans to run it by, one for each set of numbers that it reads.
 
-    Its inputs are a flat list, parameters and buffers among them. What its backwards show is
-    learned, and planned for from then on.
+    A call that has the whole budget runs by one of its `plans`, one that shares it with other calls
+    by one of the `shared`. Its inputs are a flat list, parameters and buffers among them. What its
+    backwards show is learned, and planned for from then on.
     """
 
     def __init__(self, dynamo_graph: DynamoGraph, counters: Counters) -> None:
@@ -83,7 +86,8 @@ class Region:
                 self.name,
                 checkpoints,
             )
-        self.plans: dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None] = {}
+        self.plans: Plans = {}
+        self.shared: Plans = {}
         self.captures: dict[tuple[Any, ...], Capture] = {}
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
@@ -93,7 +97,7 @@ class Region:
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
         self.checked: dict[Hashable, Plan] = {}
-        self._before: dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None] = {}
+        self._before: Plans = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
 
@@ -115,13 +119,21 @@ class Region:
             *((tuple(tensor.shape), tensor.stride()) for tensor in sized),
         )
 
+    def plans_of(self, *, shared: bool) -> Plans:
+        """Give the plans of calls that share the budget, or of those that have it."""
+        return self.shared if shared else self.plans
+
     def learn(
-        self, executable: Runnable, missing: frozenset[int], released_outputs: frozenset[int]
+        self,
+        executable: Runnable,
+        missing: frozenset[int],
+        released_outputs: frozenset[int] | None,
     ) -> None:
         """Plan from now on for the gradients that came, and for what the user still held.
 
-        Not at once where the plan for fewer gradients could not be followed by a backward with all
-        of them within the budget: it may be that outputs are used in turn.
+        What that was is not known of a call that shares the budget. Not at once where the plan for
+        fewer gradients could not be followed by a backward with all of them within the budget: it
+        may be that outputs are used in turn.
         """
         self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
         self._last_missing = missing
@@ -130,18 +142,17 @@ class Region:
         changed = expected != executable.capture.missing and (
             expected != self.expected or self._in_a_row >= _SURE
         )
-        if self.released_outputs is None or self.released_outputs - released_outputs:
+        before = self.released_outputs
+        if released_outputs is not None and (before is None or before - released_outputs):
             self.released_outputs = (
-                released_outputs
-                if self.released_outputs is None
-                else self.released_outputs & released_outputs
+                released_outputs if before is None else before & released_outputs
             )
             changed = changed or executable.capture.release_changes_plan(self.released_outputs)
         if changed or self.expected is not None:
             self.expected = expected
         if changed:
             logger.info("the backward differs from what was planned for: planning anew")
-            self._before, self.plans = self.plans, {}
+            self._before, self.plans, self.shared = self.plans, {}, {}
 
     def see_loss(self, seen: SeenLoss, exceeded: Plan | None) -> None:
         """Plan from now on for what the code between forward and backward was seen to take.

@@ -163,6 +163,8 @@ class RegionPlanner:
             step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
             position = len(step.calls) if step.done == 0 else None
             number, capture = self._finder.find(region.name, capture, self.costs, position)
+            kind = self._kinds[number]
+            kind.room = kind.room or step.lone_budget  # it may be the only call
         except NoBackward:
             return None
         except CaptureError as error:
@@ -176,7 +178,7 @@ class RegionPlanner:
             return None
         changes = self._changes.setdefault(region.name, {})
         executor = get_executor(self.settings.executor)
-        return CapturedRegion(number, capture, self._kinds[number], executor, changes)
+        return CapturedRegion(number, capture, kind, executor, changes)
 
     def plan_one(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None

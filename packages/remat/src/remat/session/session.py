@@ -32,15 +32,17 @@ from remat.errors import BudgetWarning, RematError
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
-from remat.session.step import StepState
+from remat.session.step import StepState, within_backward
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
+from remat_solvers import BudgetTooSmall
 
 __all__ = ["Prepared", "Session"]
 
@@ -76,6 +78,8 @@ class Session:
         self.times_met = self._met_before = 0
         self.breaks: list[str] = []
         self._one_region = one_region and settings.step_plan is None
+        self._counts = CallCounts()
+        self._has_several = self._was_several = self._had_backward = False
         self._settings = settings
         self._on_plan = on_plan
         self._parameters = parameters
@@ -87,9 +91,9 @@ class Session:
         self._not_planned: NotPlanned | None = None
         self._has_run = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
-        planner = StepPlanner(settings, auto, on_plan, breaks=self.breaks)
+        planner = StepPlanner(settings, auto, self._tell, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
-        self.step = StepState(settings, on_plan, planner)
+        self.step = StepState(settings, self._tell, planner)
         self._runner = CallRunner(self.step)
 
     def add(self, dynamo_graph: DynamoGraph, counters: Counters) -> Region:
@@ -117,9 +121,14 @@ class Session:
         self._regions.add(region)
         return region
 
+    @property
+    def _shares(self) -> bool:
+        """Whether the calls of the step under way share the budget."""
+        return self._has_several or not self._one_region
+
     def _share_budget(self) -> None:
-        """Have one budget for several calls of regions from now on."""
-        self._one_region = False
+        """Have one budget for several regions from now on."""
+        self._one_region, self.step.lone_budget = False, None
         for region in self._regions:
             region.plans.clear()  # they had the whole budget
 
@@ -133,17 +142,64 @@ class Session:
         for region in self._regions:
             region.plans.clear()
 
+    def _begin(self, device: torch.device | None) -> None:
+        """Begin a step of a model that is one region, unless one is under way.
+
+        Its only call has the whole budget, unless several are expected, as in the steps before.
+        Without a device it is a forward that begins.
+        """
+        step = self.step
+        if step.is_under_way(seen_forward=device is None) or within_backward():
+            return
+        if self._had_backward:
+            self._counts.end_step(several=self._was_several or len(step.calls) > 1)
+        self._was_several = self._had_backward = False
+        step.end(device)
+        self._has_several = (
+            self._counts.expects_several
+            and self._settings.region_plan is None
+            and not step.is_refused
+        )
+        if self._has_several:
+            step.start(device, may_run_plain=self._counts.is_sure)
+
+    def _refuse_another(self, region: Region, numbers: tuple[Any, ...]) -> None:
+        """Refuse a call beside one that has the whole budget, if they cannot share it.
+
+        Raises:
+            BudgetTooSmall: if no plan of several is within the budget.
+            BudgetExceeded: if the steps of four plans in a row took more.
+            PlanMismatch: if a plan of one was given, and this is not the first such step.
+        """
+        if self._counts.met_several:
+            self._planner.refuse_user_plan()
+        self.step.refuse()
+        refusal = self._refusal(region.shared.get(numbers))
+        if refusal is not None and self._settings.on_infeasible == "raise":
+            raise refusal
+
+    def _refusal(self, plan: Any) -> BudgetTooSmall | None:
+        """Say why no step of several calls by this plan can be within the budget, if that is so."""
+        is_shared = isinstance(plan, CapturedRegion)
+        return self.step.planner.refusal(plan.kind) if is_shared else None
+
     def _backward_begins(self) -> None:
-        """See that no other call that has the budget for itself waits for its backward."""
-        calls = 1 + len(self.step.lone_calls) * self._one_region + self._join(self)
+        """See that no other call that has the budget for itself waits for its backward.
+
+        Warns:
+            BudgetWarning: if one does.
+        """
+        self._had_backward = True
+        calls = 1 + len(self.step.lone_calls) * (not self._shares) + self._join(self)
         if calls == 1:
             return
-        self._share_budget()
+        self._was_several = True
         reason = f"{calls} calls were made before a backward"
-        self.breaks.append(reason)
+        if reason not in self.breaks:
+            self.breaks.append(reason)
         warnings.warn(
             f"{reason}: in this step each of them had the budget for itself; from the next step on "
-            f"they are planned together, within one. Gradients are right",
+            f"such calls are planned together, within one. Gradients are right",
             BudgetWarning,
             stacklevel=2,
         )
@@ -157,9 +213,9 @@ class Session:
         """
         step, outermost = self.step, not self.step.within_forward
         if outermost and not self._one_region:
-            self.step.begin(None)
+            step.begin(None)
         elif outermost:
-            step.move("begin")
+            self._begin(None)
         first = outermost and not self._has_run and torch.is_grad_enabled() and not self._preparing
         if first:
             self.step.record_first(device_of(self._parameters()))
@@ -169,7 +225,7 @@ class Session:
         one_region = self._one_region
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
-            if outermost and not self._one_region:
+            if outermost and self._shares:
                 step.await_backward(returned)
             elif first:
                 step.stop_recording_steps()
@@ -188,7 +244,7 @@ class Session:
 
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        generator = torch.get_rng_state() if not self._one_region else None
+        generator = torch.get_rng_state() if self._shares else None
         try:
             return forward()
         except SecondDerivative:
@@ -253,11 +309,20 @@ class Session:
             self._before_code()
             return region.as_it_is(inputs)
         numbers = region.numbers(inputs)
-        if numbers not in region.plans:
-            keep(region.plans, numbers, self.plan(region, numbers, inputs))
-        plan = region.plans[numbers]
+        if self._one_region and not self.step.within_forward:
+            self._begin(device_of(inputs))
+        if self.step.lone_calls and not self._shares:
+            self._refuse_another(region, numbers)
+        plan = self._plan_of(region, numbers, inputs)
+        is_first = self._one_region and self._has_several and not self.step.calls
+        if is_first and self._refusal(plan) is not None:  # it may be the only call
+            self._has_several = False
+            self.step.stop_recording()
+            plan = self._plan_of(region, numbers, inputs)
         if isinstance(plan, RunnablePlan):
             self._use(plan.plan)
+            self.step.lone_budget = plan.plan.budget_bytes
+            self.step.device = plan.capture.program.device
         if self._preparing:
             raise Prepared
         if plan is None:
@@ -274,17 +339,30 @@ class Session:
         if isinstance(plan, RunnablePlan):
             outputs = self._runner.run_one(region, numbers, plan, tensors, self._backward_begins)
         else:
-            if not self.step.within_forward:
+            if not (self._one_region or self.step.within_forward):
                 self.step.begin(plan.capture.program.device)
             outputs = self._runner.run_shared(region, plan, inputs, tensors, self._backward_begins)
+            if self._one_region and self.step.patterns.plan is not None:
+                self._use(self.step.patterns.plan)
         returned = plan.capture.output_structure.rebuild(iter(outputs))
         return counters.put_back(returned, inputs)
+
+    def _plan_of(self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
+        """Find the plan of a call that has the whole budget, or shares it, or make it."""
+        if numbers not in region.plans_of(shared=self._shares):
+            plan = self.plan(region, numbers, inputs)  # which may find that the region is a part
+            keep(region.plans_of(shared=self._shares), numbers, plan)
+        return region.plans_of(shared=self._shares)[numbers]
 
     def _use(self, plan: Any) -> None:
         """Note the plan that a step runs by, or why it runs without one."""
         if plan is not self._last or isinstance(plan, NotPlanned):
-            self._last = None if isinstance(plan, NotPlanned) else plan
-            self._on_plan(plan)
+            self._tell(plan)
+
+    def _tell(self, plan: Any) -> None:
+        """Tell of a plan, or why there is none."""
+        self._last = plan
+        self._on_plan(plan)
 
     def plan(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
@@ -303,7 +381,7 @@ class Session:
             self._share_budget()
         if self._one_region and self._planner.communicates(region, inputs):
             self._one_region = False
-        if not self._one_region:
+        if self._shares:
             self._planner.refuse_user_plan()
             return self._planner.plan_shared(region, inputs, self.step)
         return self._planner.plan_one(region, numbers, inputs, self._loss())

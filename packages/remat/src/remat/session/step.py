@@ -80,6 +80,7 @@ class StepState:
     earlier steps did not call; or it is that of one call of a region that has the budget for
     itself. A step that `runs_plain` is recorded for what plain autograd takes. `done` counts the
     steps of several regions that are over, on the `device` of the region that was found last.
+    `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class StepState:
         self.bound = StepBound(self._judge, self.recording, lambda: self.pattern)
         self.phase = Phase.OPEN
         self.device: torch.device | None = None
+        self.lone_budget: int | None = None
         self.done = self._blocked = 0
         self.calls: list[tuple[CapturedRegion, RegionOption]] = []
         self.noted: list[RecordedCall] = []
@@ -205,23 +207,50 @@ class StepState:
         marks = self.recording.read() if self.noted else ()
         return Recorded.of(self.noted, marks, provisional=self.is_provisional) if marks else None
 
-    def begin(self, device: torch.device | None) -> None:
-        """Begin a step, unless one is under way: plan by what was recorded, record if need be.
+    def is_under_way(self, *, seen_forward: bool) -> bool:
+        """Whether a call that comes now is of this step, since others wait for their backward.
 
-        Without a device it is a forward that begins, which is of a step of its own if a backward is
-        over: what is alive then got no gradient, as an output that is in no loss, or its backward
-        raised, and its memory was there before.
+        Those that have the budget each for itself do so until a backward is over.
+        """
+        alone = bool(self.lone_calls) and not self.backward_over
+        return alone or self._is_open(seen_forward=seen_forward)
+
+    def _is_open(self, *, seen_forward: bool) -> bool:
+        """Whether calls that share the budget wait for their backward.
+
+        A forward that is seen is of a step of its own if a backward is over: what is alive then got
+        no gradient, as an output that is in no loss, or its backward raised, and its memory was
+        there before.
+        """
+        return bool(self.open_calls) and not (seen_forward and self.backward_over)
+
+    def begin(self, device: torch.device | None) -> None:
+        """Begin a step of several regions, unless one is under way.
+
+        Without a device it is a forward that begins.
 
         Raises:
             BudgetTooSmall: if no plan of the regions is within the budget.
             BudgetExceeded: if the steps of four plans in a row took more than the budget.
         """
         self.end_record_of_call()
-        recording = self.recording
-        if self.open_calls and (device is not None or not self.backward_over):
+        if self._is_open(seen_forward=device is None):
             return
-        self.live.difference_update(self.open_calls)
+        self.end(device)
+        self.refuse()
+        self.start(device)
+
+    def end(self, device: torch.device | None) -> None:
+        """End the step under way, and plan by what was recorded of it.
+
+        One of a single call is only told of, if it took more than the budget, where such calls have
+        plans of their own.
+        """
+        self.end_record_of_call()
+        self.live.clear()
         device = device or self.device
+        recording, pattern = self.recording, self.pattern
+        lone_budget = self.lone_budget if len(pattern) == 1 else None
         record, at_least, plain = None, 0, None
         if recording.ended:
             if self.runs_plain:
@@ -233,30 +262,46 @@ class StepState:
         self.stop_recording()
         before: PlannedPattern | None = None
         if self.calls:
-            before = self.patterns.end_step(self.pattern)
+            before = self.patterns.end_step(pattern)
             self.done += 1
-        pattern = self.pattern
-        is_new, self._next_is_new = self._next_is_new, False
-        self.is_provisional, self._next_is_provisional = self._next_is_provisional, False
         self.move("begin")
         self.forget_calls()
-        if self.runs_plain and device is not None:
+        if lone_budget is not None:
+            seen = record.peak_bytes if record else max(at_least, plain[0] if plain else 0)
+            budget = lone_budget if before is None else before.plan.budget_bytes
+            self._judge.see_lone(seen, budget, self.done)
+        elif self.runs_plain and device is not None:
             self._judge.see_plain(plain, device)
         elif record is not None and device is not None:
             self._judge.take(record, before, self.done, device)
         elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
             self.bound.tell(pattern)
         self.bound.begin_step(self.done)
-        self._judge.refuse()
-        wanted = self.patterns.wanted or is_new
         self.runs_plain = False
+
+    def start(self, device: torch.device | None, *, may_run_plain: bool = True) -> None:
+        """Start a step of calls that share the budget; record it if need be."""
+        device, recording = device or self.device, self.recording
+        is_new, self._next_is_new = self._next_is_new, False
+        self.is_provisional, self._next_is_provisional = self._next_is_provisional, False
+        wanted = self.patterns.wanted or is_new
         if wanted and device is not None and torch.is_grad_enabled():
             recording.start(device)
-            self.runs_plain = self._judge.awaits_plain and recording.under_way
+            awaits_plain = may_run_plain and self._judge.awaits_plain
+            self.runs_plain = awaits_plain and recording.under_way
             if not (recording.under_way or self.patterns.planned):
                 self._blocked += 1
                 if self._blocked == _MOST_BLOCKED:
                     warnings.warn(_BLOCKED, BudgetWarning, stacklevel=2)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether steps of several calls are refused."""
+        return self._judge.is_refused
+
+    def refuse(self) -> None:
+        """Raise what no plan was found for, if there is such."""
+        self._judge.refuse()
 
     def _plain_peak(self) -> tuple[int, int] | None:
         """Give what the step that ran plain took, and what its regions keep if all is stored."""

@@ -103,18 +103,32 @@ class StepPlanner:
         except BudgetTooSmall as error:
             # Other steps like it need more; and so may those with other calls that did not fit.
             self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
-            least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
-            least = without_state(least)
-            status = Status.INFEASIBLE if least > budget else Status.LIMIT
-            refused = BudgetTooSmall(budget, max(self._needed.values()), least, None, status)
-            if self.breaks:
-                where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
-                refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
-            raise refused from None
+            raise self._refused(kinds, budget, max(self._needed.values())) from None
         self._needed.pop(record.pattern, None)
         if has_other_ranks():
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
+
+    def refusal(self, number: int) -> BudgetTooSmall | None:
+        """Refuse steps of a kind of which not even one call is within the budget, if it is so."""
+        if self.is_unknown:
+            return None
+        kind, budget = self.kinds[number], self.budget((number,))
+        needed = min(option.peak_bytes for option in kind.front.options)
+        if needed <= budget:
+            return None
+        return self._refused([kind], budget, int(needed * _NAMED) + 1)
+
+    def _refused(self, kinds: Sequence[RegionKind], budget: int, needed: int) -> BudgetTooSmall:
+        """Refuse steps of calls of these kinds, for which so much is needed."""
+        least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
+        least = without_state(least)
+        status = Status.INFEASIBLE if least > budget else Status.LIMIT
+        refused = BudgetTooSmall(budget, needed, least, None, status)
+        if self.breaks:
+            where = "\n".join(f"  {reason}" for reason in dict.fromkeys(self.breaks))
+            refused.add_note(f"Only what is within a region is computed again, and:\n{where}")
+        return refused
 
     def serves(self, planned: PlannedPattern, record: Recorded) -> bool:
         """Whether the plan by a provisional record is as good as one made by a later one."""
