@@ -207,6 +207,7 @@ FORMS = {
         "budget": "auto",
         "plan": remat.plan(Mlp(), batch(), budget="1MiB", costs="estimate"),
     },
+    "the only output": {"outputs": 0},
     "the same bits, made another way": {"numerics": "bitwise"},
     "capture and executor": {"capture": "aot", "executor": "generated"},
     "infeasible, that raises": {"on_infeasible": "raise"},

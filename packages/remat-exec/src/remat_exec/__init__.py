@@ -11,6 +11,7 @@ from remat_exec.errors import (
     ExecutionError,
     LossError,
     MemoryChanged,
+    OutputGone,
     SecondDerivative,
     UnknownExecutor,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Loss",
     "LossError",
     "MemoryChanged",
+    "OutputGone",
     "Peak",
     "Runnable",
     "SecondDerivative",

@@ -9,6 +9,7 @@ function calls `backward`, TorchDynamo would trace them: it is told not to.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +20,20 @@ from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_exec.autocast import autocast_type
+from remat_exec.deferred import DeferredTensor, watched
 from remat_exec.emit import Group
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
+from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import tangents_of
 from remat_exec.variant import StepCode, Variant
 
-__all__ = ["Exceeded", "Started", "run_step"]
+__all__ = ["Exceeded", "Read", "Started", "run_step"]
 
 Started = Callable[[frozenset[int], frozenset[int]], None]
 """Gets the positions of missing gradients, and of outputs that nobody holds any more."""
+
+Read = Callable[[int], None]
+"""Gets the position of an output that is read."""
 
 Exceeded = Callable[[BudgetExceeded], None]
 """Gets the error that says why a backward goes over its budget, and what it takes."""
@@ -40,12 +46,14 @@ def run_step(
     started: Started | None = None,
     finished: Callable[[], None] | None = None,
     exceeded: Exceeded | None = None,
+    read: Read | None = None,
+    watched: frozenset[int] = frozenset(),
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
     """Run the forward; give what autograd is handed, connected to the inputs by variable.
 
     The second is called to give memory back, if there is a leaner plan.
     """
-    step = _Step(executable, bound, started, finished, exceeded)
+    step = _Step(executable, bound, started, finished, exceeded, read, watched)
     device = executable.device
     token: torch.Tensor | None = None
     for index, group in reversed(list(enumerate(executable.groups))):
@@ -83,8 +91,12 @@ class _Step:
         started: Started | None,
         finished: Callable[[], None] | None,
         exceeded: Exceeded | None,
+        read: Read | None,
+        watched: frozenset[int],
     ) -> None:
         self.executable = executable
+        self.on_read, self._watched = read, watched
+        self._made_later: dict[int, StorageWeakRef] = {}
         self.on_start, self.on_end, self.on_excess = started, finished, exceeded
         self.states: dict[str, Any] = {}
         self.started = False
@@ -93,7 +105,7 @@ class _Step:
         self._backward: Iterator[list[torch.Tensor] | None] | None = None
         self._upcoming: list[Group] = []
         self._final: dict[str, torch.Tensor] = {}
-        self._handed: list[StorageWeakRef] = []
+        self._handed: dict[int, StorageWeakRef] = {}
         self._names: tuple[str, ...] = ()
         self._droppable: dict[str, Any] = {}
         self._is_lean = False
@@ -101,29 +113,75 @@ class _Step:
     def watch(self, handed: tuple[torch.Tensor, ...]) -> None:
         """Note what the user is handed, to see what is let go of before the backward."""
         if self.on_start is not None:
-            self._handed = [_weak(tensor.untyped_storage()) for tensor in handed]
+            self._handed.update(
+                (position, _weak(tensor.untyped_storage()))
+                for position, tensor in enumerate(handed)
+                if not isinstance(tensor, DeferredTensor)
+            )
 
     def _released_outputs(self, saved: list[Any]) -> frozenset[int]:
         """Find the positions of what nobody holds any more, or only the backward itself.
 
-        What autograd saved of outputs is there twice: as it was saved, and as it is given back.
+        What autograd saved of outputs is there twice: as it was saved, and as it is given back. So
+        is what is watched in the place of an output.
         """
         own: Counter[int] = Counter()
+        watched = {self._handed[position].cdata for position in self._watched}
         for tensor in saved:
-            own[_address(tensor)] += 1 if tensor.grad_fn is None else 2
-        return frozenset(
+            address = _address(tensor)
+            own[address] += 1 if tensor.grad_fn is None and address not in watched else 2
+        released = {
             position
-            for position, ref in enumerate(self._handed)
+            for position, ref in self._handed.items()
             if _gone(ref) or _count(ref.cdata) == own[ref.cdata]
-        )
+        }
+        held = {p for p, ref in self._made_later.items() if not _gone(ref)}
+        return frozenset(released | (self.executable.capture.program.deferred - held))
 
     def run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        later = self._on_demand()
         returned, saved = self.executable.code.forward(list(self._bound), self.states)
+        self._defer(returned, later)
         if self.executable.keeps_values_for_other_backwards:
             self._versions = [getattr(item, "_version", None) for item in self._bound]
         elif self.executable.low_memory_plan is None:
             self._bound = []
         return returned, self._with_droppable(saved)
+
+    def _on_demand(self) -> OnDemand | None:
+        """Note what outputs that this forward does not make are made of; it is not held here."""
+        recipes = self.executable.recipes
+        if not recipes:
+            return None
+        program = self.executable.capture.whole_program
+        read = functools.partial(_is_read, weakref.ref(self), self.on_read)
+        return OnDemand(program, recipes, self._bound, self.states, self._made_later, read)
+
+    def _defer(self, returned: list[Any], later: OnDemand | None) -> None:
+        """Put what is made when it is read, or seen to be, in the place of outputs."""
+        if later is not None:
+            for recipe in self.executable.recipes:
+                returned[recipe.position] = later.output(recipe)
+        for position in self._watched:
+            tensor = returned[position]
+            self._handed[position] = _weak(tensor.untyped_storage())
+            seen = functools.partial(_see_read, self.on_read, position)
+            returned[position] = watched(tensor.detach(), seen)  # held apart from what is saved
+
+    def check_reading(self, recipe: Recipe) -> None:
+        """Tell of a budget that has no room for an output that is to be made.
+
+        Raises:
+            BudgetExceeded: if nobody is told instead.
+        """
+        if self.started:
+            return
+        try:
+            self.executable.check_reading(recipe)
+        except BudgetExceeded as error:
+            if self.on_excess is None:
+                raise
+            self.on_excess(error)
 
     def _with_droppable(self, saved: list[Any]) -> list[Any]:
         """Keep apart what a leaner backward can do without; give what autograd is to save."""
@@ -138,7 +196,7 @@ class _Step:
         values.update(
             {name: tensors[name] for name in low_memory_plan.code.saved if name in tensors}
         )
-        outside = {*inputs, *program.handed}
+        outside = {*inputs, *program.held}
         self._droppable = {name: item for name, item in values.items() if name not in outside}
         self._names = tuple(name for name in values if name in outside)
         if not self.executable.keeps_values_for_other_backwards:
@@ -164,7 +222,7 @@ class _Step:
         released_outputs = executable.capture.released_outputs
         if self.on_start is not None:
             released_outputs = self._released_outputs(saved)
-            self._handed = []
+            self._handed = {}
             self.on_start(missing, released_outputs)
         if self._is_lean and executable.low_memory_plan is not None:
             executable = executable.low_memory_plan
@@ -223,6 +281,20 @@ class _Step:
             if self.on_end is not None:
                 self.on_end()
         return tuple(self._final.pop(name, None) for name in wanted)
+
+
+def _is_read(step: weakref.ref[_Step], read: Read | None, recipe: Recipe) -> None:
+    """Tell of an output that is to be made; a step that is over is not asked whether it fits."""
+    if read is not None:
+        read(recipe.position)
+    under_way = step()
+    if under_way is not None:
+        under_way.check_reading(recipe)
+
+
+def _see_read(read: Read | None, position: int) -> None:
+    if read is not None:
+        read(position)
 
 
 def _unwanted(node: Any, groups: Sequence[Sequence[str]]) -> frozenset[str]:

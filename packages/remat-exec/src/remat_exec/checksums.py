@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 from remat_exec.errors import BackwardError, MemoryChanged
 
-__all__ = ["check", "checksum", "note"]
+__all__ = ["changed", "check", "checksum", "note"]
 
 _ROW = 4096  # words
 _ROWS = 256  # that are multiplied at a time, where that takes memory
@@ -48,17 +49,21 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
             f"this backward, over other outputs than planned for, computes from {lacking[0]} "
             f"again, which the forward did not expect; run forward again, it will be planned anew"
         )
-    pairs = {name: (states[_key(name)], checksum(tensor)) for name, tensor in tensors.items()}
-    before, after = zip(*pairs.values(), strict=True)
-    for name, same in zip(pairs, _are_equal(before, after), strict=True):
-        if not same:
-            raise MemoryChanged(
-                f"an input, a parameter, a buffer or an output of the model was written to between "
-                f"forward and backward where torch does not count it, as through .data, numpy or "
-                f"DLPack, and the plan computes from it again ({name}, of shape "
-                f"{list(tensors[name].shape)}, in its code); run backward before, or give the "
-                f"model, or change, a copy (tensor.clone())"
-            )
+    for name in changed({name: states[_key(name)] for name in tensors}, tensors):
+        raise MemoryChanged(
+            f"an input, a parameter, a buffer or an output of the model was written to between "
+            f"forward and backward where torch does not count it, as through .data, numpy or "
+            f"DLPack, and the plan computes from it again ({name}, of shape "
+            f"{list(tensors[name].shape)}, in its code); run backward before, or give the "
+            f"model, or change, a copy (tensor.clone())"
+        )
+
+
+def changed(before: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Name the tensors that are not as they were, by their checksums."""
+    after = tuple(checksum(tensors[name]) for name in before)
+    same = _are_equal(tuple(before.values()), after)
+    return [name for name, equal in zip(before, same, strict=True) if not equal]
 
 
 def checksum(tensor: torch.Tensor) -> int | torch.Tensor:

@@ -25,7 +25,7 @@ from remat_exec.views import shortened
 from remat_graph import Compute, Graph, Schedule, simulate
 from remat_graph.torch import Program
 
-__all__ = ["Code", "generate"]
+__all__ = ["Code", "compile_source", "generate"]
 
 _numbers = itertools.count()
 
@@ -70,7 +70,7 @@ class Code:
 
     @functools.cached_property
     def _functions(self) -> tuple[_Forward, _Backward]:
-        functions = _compile(self.source, self._bindings)
+        functions = compile_source(self.source, self._bindings)
         return functions["forward"], functions["backward"]
 
 
@@ -83,6 +83,7 @@ def generate(
     missing: frozenset[int] = frozenset(),
     unwanted: frozenset[str] = frozenset(),
     autocast: torch.dtype | None = None,
+    noted: frozenset[str] = frozenset(),
 ) -> Code:
     """Generate the code of a schedule.
 
@@ -93,14 +94,15 @@ def generate(
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
-    instead. What the user is handed is not: it is for the user to keep or let go.
+    instead. What the user is handed is not: it is for the user to keep or let go. The states of the
+    draws `noted` are kept in any case. Outputs that the program does not make are `None`.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule.
     """
     held = simulate(graph, schedule).during_bytes
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
-    replayed = _draws(program) if save_all else _replayed_draws(program, schedule)
+    replayed = _draws(program) if save_all else _replayed_draws(program, schedule) | noted
     shorter = shortened(program)
     shared = exposed_reads(program)
     forward = Writer(program, replayed, {}, shorter)
@@ -110,12 +112,12 @@ def generate(
     available = forward.inputs_and_views
     kept = [name for name in forward.live if name not in available]
 
-    forward.make(program.handed)
+    forward.make(name for p, name in enumerate(program.handed) if p not in program.deferred)
 
     backward = Writer(program, replayed, forward.bindings, shorter, forward.computed)
     backward.compared = forward.compared
     backward.available((*forward.inputs, *kept))
-    handed = {program.storage[name] for name in program.handed}
+    handed = {program.storage[name] for name in program.held}
     if save_all:
         backward.receive(name for name in kept if program.storage[name] not in handed)
     tangents = tuple(t for t, position in program.tangents.items() if position not in missing)
@@ -151,7 +153,7 @@ def generate(
             f"    {_unpack(forward.inputs, 'inputs')}",
             "    inputs.clear()",
             *(f"    {line}" for line in forward.lines),
-            f"    return [{', '.join(program.handed)}], [{', '.join(saved)}]",
+            f"    return [{', '.join(_handed(program))}], [{', '.join(saved)}]",
             "",
             "",
             "def backward(saved, tangents, states):",
@@ -175,18 +177,25 @@ def generate(
     )
 
 
-def _compile(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
+def compile_source(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
+    """Compile functions, whose lines tracebacks show as long as the first of them lives."""
     filename = f"<remat plan {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = dict(bindings)
     exec(compile(source, filename, "exec"), namespace)
-    weakref.finalize(namespace["forward"], linecache.cache.pop, filename, None)
+    first = next(namespace[name] for name in ("forward", "make") if name in namespace)
+    weakref.finalize(first, linecache.cache.pop, filename, None)
     return namespace
 
 
 def _unpack(names: Iterable[str], source: str) -> str:
     listed = ", ".join(names)
     return f"[{listed}] = {source}" if listed else f"assert not {source}"
+
+
+def _handed(program: Program) -> Iterator[str]:
+    for position, name in enumerate(program.handed):
+        yield "None" if position in program.deferred else name
 
 
 def _draws(program: Program) -> set[str]:

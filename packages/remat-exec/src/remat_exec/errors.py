@@ -12,6 +12,7 @@ __all__ = [
     "ExecutionError",
     "LossError",
     "MemoryChanged",
+    "OutputGone",
     "SecondDerivative",
     "UnknownExecutor",
 ]
@@ -27,6 +28,10 @@ class BackwardError(ExecutionError):
 
 class MemoryChanged(BackwardError):
     """Memory that the plan reads again was written to between forward and backward."""
+
+
+class OutputGone(ExecutionError):
+    """An output that no step makes was read when what it is made of had changed."""
 
 
 class SecondDerivative(BackwardError):

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from remat_exec.autocast import lowered_bytes
-from remat_exec.chain import Exceeded, Started, run_step
+from remat_exec.chain import Exceeded, Read, Started, run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, measure_peak
+from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import make_outputs, tangents_of
 from remat_exec.variant import Variant
-from remat_graph import Schedule
+from remat_graph import Compute, Schedule, simulate
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
 
 __all__ = ["Executable"]
 
 
 _NONE: frozenset[str] = frozenset()
+_NAME_IT = "read it after the backward, or name it in outputs=, so that it is planned for"
 _MOST_IN_PART = 16  # backwards without what is not asked for, kept at a time
 _Asked: TypeAlias = tuple[frozenset[int], torch.dtype | None, frozenset[str]]
 
@@ -47,6 +49,8 @@ class Executable:
         InvalidSchedule: if the simulator rejects the schedule.
     """
 
+    defers_outputs: ClassVar[bool] = True
+
     capture: Capture
     schedule: Schedule
     budget_bytes: int | None = None
@@ -55,11 +59,16 @@ class Executable:
 
     def __post_init__(self) -> None:
         missing = self.capture.missing
+        deferred = sorted(self.capture.program.deferred)
+        whole = self.capture.whole_program
+        self.recipes = tuple(Recipe.of(whole, position) for position in deferred)
+        self._noted = frozenset().union(*(recipe.draws for recipe in self.recipes))
         self.code = generate(
             self.capture.program,
             self.capture.graph,
             self.schedule,
             save_all=bool(missing) or self.low_memory_plan is not None,
+            noted=self._noted,
         )
         self.keeps_values_for_other_backwards = bool(missing)
         if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
@@ -128,15 +137,28 @@ class Executable:
         finished: Callable[[], None] | None = None,
         droppable: Callable[[Callable[[], None]], None] | None = None,
         exceeded: Exceeded | None = None,
+        read: Read | None = None,
+        watched: frozenset[int] = frozenset(),
     ) -> list[torch.Tensor]:
-        """Run the forward as `Runnable` says; return the output tensors, connected to autograd."""
+        """Run the forward as `Runnable` says; return the output tensors, connected to autograd.
+
+        `read` gets the position of an output that the program does not make when it is read, and of
+        those that are `watched`. If it is read between the halves, and there is no room, `exceeded`
+        gets the error, too, or it is raised.
+        """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        handed, drop = run_step(self, bound, by_name, started, finished, exceeded)
+        handed, drop = run_step(self, bound, by_name, started, finished, exceeded, read, watched)
         if droppable is not None:
             droppable(drop)
-        return make_outputs(program, handed, by_name)
+        return make_outputs(self._whole_program, handed, by_name)
+
+    @property
+    def _whole_program(self) -> Program:
+        """The program by which outputs are made of what is handed over, also deferred ones."""
+        capture = self.capture
+        return capture.whole_program if capture.program.deferred else capture.program
 
     def rehearse(
         self, module: torch.nn.Module, tensors: list[torch.Tensor], loss: Loss | None = None
@@ -166,8 +188,15 @@ class Executable:
         program = self.capture.program
         states: dict[str, Any] = {}
         plain = torch.autocast(self.device.type, enabled=False)
+        later = None
+        if self.recipes:
+            later = OnDemand(self.capture.whole_program, self.recipes, bound, states, {}, _ignore)
         with plain:
             handed, saved = self.code.forward(list(bound), states)
+        if later is not None:
+            for recipe in self.recipes:
+                handed[recipe.position] = later.output(recipe)
+        del later
         _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
         released_outputs = self.capture.released_outputs
         _held_by_the_user = [
@@ -202,7 +231,7 @@ class Executable:
                 for position, tensor in enumerate(handed)
             ]
             by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-            outputs = make_outputs(program, tuple(map(as_handed, leaves)), by_name)
+            outputs = make_outputs(self._whole_program, tuple(map(as_handed, leaves)), by_name)
             returned = self.capture.output_structure.rebuild(iter(outputs))
             del outputs
             gradients, kept_by_loss = loss_gradients(loss, returned, leaves)
@@ -231,7 +260,16 @@ class Executable:
         if variant is None:
             planned = self.capture.missing <= missing
             make = self._with_fewer if planned else self._with_others
-            variant = self._variants[asked] = make(*asked)
+            try:
+                variant = make(*asked)
+            except BackwardError as error:
+                if self.capture.program.deferred <= missing:
+                    raise
+                raise BackwardError(
+                    f"this backward is over an output that the plan does not make ({error}); name "
+                    f"the output in outputs= of remat.rematerialize"
+                ) from error
+            self._variants[asked] = variant
             in_part = [key for key in self._variants if key[-1]]
             if len(in_part) > _MOST_IN_PART:
                 del self._variants[in_part[0]]
@@ -252,14 +290,38 @@ class Executable:
         program = self.capture.program
         held = {
             program.storage[program.handed[p]]
-            for p in self.capture.released_outputs - released_outputs
+            for p in self.capture.released_outputs - released_outputs - program.deferred
         }
         sizes = self.capture.graph.value_by_name
+        read = self.capture.deferred_bytes(program.deferred - released_outputs)
+        if read:
+            self._check(
+                self.code.peak_bytes + read,
+                "while an output is held that the plan does not make, and that was read",
+                _NAME_IT,
+            )
         if held:
             self._check(
                 self.code.peak_bytes + sum(sizes[value].size_bytes for value in held),
                 "while outputs are held that were let go of before earlier ones",
                 "let go of them, or run forward again, it will be planned with them held",
+            )
+
+    def check_reading(self, recipe: Recipe) -> None:
+        """Check that the budget has room to make an output between the halves.
+
+        Raises:
+            BudgetExceeded: if it takes more memory than the budget.
+        """
+        after = simulate(self.capture.graph, self.schedule).after_bytes
+        kept = after[self.schedule.steps.index(Compute("loss")) - 1]
+        peak = kept + recipe.peak_bytes
+        if self.budget_bytes is not None and peak > self.budget_bytes:
+            raise BudgetExceeded(
+                f"an output that the plan does not make was read before the backward, which takes "
+                f"{peak:,} bytes of a budget of {self.budget_bytes:,}; {_NAME_IT}",
+                self.budget_bytes,
+                peak,
             )
 
     @property
@@ -285,6 +347,7 @@ class Executable:
             missing=missing,
             unwanted=unwanted,
             autocast=autocast,
+            noted=self._noted,
         )
         if autocast is not None:
             self._check(
@@ -330,6 +393,10 @@ class Executable:
                 self.budget_bytes,
                 peak_bytes,
             )
+
+
+def _ignore(recipe: Recipe) -> None:
+    pass
 
 
 def _available_at_start(program: Program) -> set[str]:

@@ -44,7 +44,7 @@ def exposed_reads(program: Program) -> ExposedReads:
             again |= {storage[name] for name in others if name in storage}
         for value in read:
             readers.setdefault(value, []).append(op)
-    handed = {storage[name] for name in program.handed}
+    handed = {storage[name] for name in program.held}
     inputs = (*(item.variable for item in program.inputs), *program.constants)
     from_outside = {storage[name] for name in inputs if name in storage}
     values = ((handed | from_outside) - (kept - again)) | (handed & _uncounted(program))

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from remat_exec.codegen import Code
+from remat_exec.on_demand import Recipe
 from remat_graph.torch import Capture, Program
 
 __all__ = ["StepCode", "Variant"]
@@ -37,6 +38,7 @@ class StepCode(Protocol):
     differentiable: frozenset[int]
     groups: tuple[tuple[str, ...], ...]
     keeps_values_for_other_backwards: bool
+    recipes: tuple[Recipe, ...]
     not_differentiable: tuple[int, ...]
 
     @property
@@ -50,6 +52,9 @@ class StepCode(Protocol):
         unwanted: frozenset[str] = ...,
     ) -> Variant:
         """Find the backward for when the gradients at these positions do not come."""
+
+    def check_reading(self, recipe: Recipe) -> None:
+        """See that there is room to make an output between the halves."""
 
     def check_room(self, variant: Variant, released_outputs: frozenset[int]) -> None:
         """See that there is room for a backward while those outputs are gone."""

@@ -23,7 +23,7 @@ def shortened(program: Program) -> dict[str, Call | str]:
     Each is replaced by the variable that it equals, or by the call that makes it of one further up.
     Outputs stay tensors of their own.
     """
-    outputs = {*program.handed, *program.returned}
+    outputs = set(program.held)
     calls: dict[str, Call | str] = {}
     for name, call in program.views.items():
         above = _above(program, call)

@@ -42,7 +42,8 @@ __all__ = ["OPTIONS", "remat_backend"]
 
 logger = logging.getLogger(__name__)
 
-OPTIONS = [name for name in inspect.signature(Settings.read).parameters if name != "loss"]
+_OF_MODELS = ("loss", "outputs")  # what a model takes and returns is not in its graphs
+OPTIONS = [name for name in inspect.signature(Settings.read).parameters if name not in _OF_MODELS]
 OPTIONS.append("on_plan")
 
 

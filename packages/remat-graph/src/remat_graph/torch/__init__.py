@@ -16,6 +16,7 @@ from remat_graph.torch.cost.cuda_memory import blocks_in_use
 from remat_graph.torch.cost.devices import DEVICES
 from remat_graph.torch.cost.memory import AllocationRecorder, Mark
 from remat_graph.torch.cost.strides import RealStrides
+from remat_graph.torch.deferring import ops_making
 from remat_graph.torch.errors import (
     BrokenCapture,
     CaptureError,
@@ -111,6 +112,7 @@ __all__ = [
     "list_captures",
     "note",
     "operator_of",
+    "ops_making",
     "original_forward",
     "original_forwards",
     "own_thread",

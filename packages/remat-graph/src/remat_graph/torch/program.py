@@ -114,8 +114,9 @@ class Program:
     `overwrites` names, for the ops that can run in place, what they read and make in its buffer.
     `alternatives` are those of `calls` that need not run; one in the backward half that stands for
     an op of the forward half is for the backward alone. `rounding` are ops that run in another
-    layout than was traced. `provenance` says where in the user's code the calls come from, as far
-    as that is known.
+    layout than was traced. `deferred` are positions in `returned` of what no step makes: it is made
+    when it is read. `provenance` says where in the user's code the calls come from, as far as that
+    is known.
     """
 
     inputs: tuple[Input, ...]
@@ -135,6 +136,7 @@ class Program:
     equivalence: Mapping[str, str] = field(repr=False)
     alternatives: Mapping[str, Alternative] = field(default_factory=dict)
     rounding: frozenset[str] = frozenset()
+    deferred: frozenset[int] = frozenset()
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False)
     handed: tuple[str, ...] = field(init=False)
     overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
@@ -144,6 +146,13 @@ class Program:
         """The values that are there before the program runs."""
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Those of `returned` and `handed` that a step makes, for the user to hold."""
+        pairs = enumerate(zip(self.returned, self.handed, strict=True))
+        names = (name for p, pair in pairs if p not in self.deferred for name in pair)
+        return tuple(dict.fromkeys(names))
 
     def touched_bytes(self, op: str, kept: Collection[str]) -> int:
         """Sum the bytes of what a call reads and makes, but for values that are `kept` anyway."""
@@ -200,7 +209,10 @@ class Program:
 
     def __post_init__(self) -> None:
         taken = set(self.returned)
-        handed = tuple(self._whole(name, taken) for name in self.returned)
+        handed = tuple(
+            name if position in self.deferred else self._whole(name, taken)
+            for position, name in enumerate(self.returned)
+        )
         object.__setattr__(self, "handed", handed)
         object.__setattr__(self, "overwrites", self._find_overwrites())
 
@@ -244,7 +256,7 @@ class Program:
         once: set[str] = set()
         last_random: dict[torch.device, str] = {}
         written = self._written()
-        held = {self.storage[name] for name in self.returned}
+        held = {self.storage[name] for name in self.held}
         for name in self.order:
             call = self.calls.get(name)
             inputs, outputs = self._values_of(name)
@@ -290,7 +302,7 @@ class Program:
                 )
             )
         used = {v for op in ops for v in (*op.inputs, *op.outputs)}
-        results = {self.storage[v] for v in (*self.returned, *self.gradients.values())}
+        results = {*held, *(self.storage[gradient] for gradient in self.gradients.values())}
         return Graph(
             tuple(Value(value, size) for value, size in sizes.items() if value in used),
             tuple(ops),

@@ -127,6 +127,13 @@ class PlanOptions(ModelOptions):
         typer.Option(help="What cuts the graph, by name, for a solver that needs it, as h-ilp."),
     ] = None
     numerics: NumericsOption = None
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What is read of the output, by names or positions with commas ('loss'): the "
+            "rest is not made."
+        ),
+    ] = None
     limit_seconds: LimitOption = None
 
     def plan(self, model: str, budget: str | None) -> tuple[ReadablePlan, str]:
@@ -149,7 +156,8 @@ class PlanOptions(ModelOptions):
         ) as report:
             plan = dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report,
-                numerics=self.numerics, partitioner=self.partitioner, keep_best=True,
+                numerics=self.numerics, partitioner=self.partitioner,
+                outputs=_read_outputs(self.outputs), keep_best=True,
             )  # fmt: skip
         return plan, subject
 
@@ -252,6 +260,14 @@ def most_seconds(
     return _REFINE_SECONDS if solver in ("auto", "refine") else None
 
 
+def _read_outputs(outputs: str | None) -> list[str | int] | None:
+    """Read names and positions that commas stand between."""
+    if outputs is None:
+        return None
+    names = (name.strip() for name in outputs.split(","))
+    return [int(name) if name.lstrip("-").isdigit() else name for name in names]
+
+
 def dry_plan(
     example: Example,
     costs: Costs,
@@ -262,6 +278,7 @@ def dry_plan(
     *,
     numerics: Numerics | None = None,
     partitioner: str | None = None,
+    outputs: list[str | int] | None = None,
     keep_best: bool = False,
 ) -> ReadablePlan:
     """Plan without running the plan; with `keep_best`, Ctrl-C ends with the best so far.
@@ -274,7 +291,7 @@ def dry_plan(
 
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, None,
-        numerics=numerics, partitioner=partitioner,
+        numerics=numerics, partitioner=partitioner, outputs=outputs,
     )  # fmt: skip
     settings = dataclasses.replace(settings, keep_best=keep_best)
     return plan_module(example.model, example.args, example.kwargs, settings).plan

@@ -12,6 +12,7 @@ from remat_exec import (
     BudgetExceeded,
     ExecutionError,
     LossError,
+    OutputGone,
     list_executors,
     measure_peak,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "DeviceSpec",
     "ExecutionError",
     "LossError",
+    "OutputGone",
     "PartitionError",
     "Partitioner",
     "Plan",

@@ -29,6 +29,7 @@ from remat.front.units import (
     unwrap_units,
 )
 from remat.planning.infeasible import NotPlanned, OnInfeasible
+from remat.planning.outputs import Outputs
 from remat.planning.settings import Settings, as_args
 from remat.planning.user_plan import PlanLike
 from remat.refusals import (
@@ -75,6 +76,7 @@ def rematerialize(
     plan: PlanLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
+    outputs: Outputs | None = None,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -132,6 +134,15 @@ def rematerialize(
     for the same bits, `"rounding"` also takes other orders of summing, and `"lossy"` copies in 16
     bits of what is kept for the backward. `None`, the default, runs the operators as they are.
 
+    `outputs` says which of what the model returns is read or differentiated: a field, a key or a
+    position, or a list of these, such as `"loss"` or `[0, 2]`. Large outputs that are not named,
+    such as the logits beside the loss, are not made in a step: what is returned in their place is
+    made, by running that part of the forward again, when it is first read. It is the same tensor
+    then, or an `OutputGone` where a parameter or an input has changed since, as by the optimizer's
+    step. Without `outputs`, and with `numerics="rounding"`, what the first step does not read is
+    not made from then on, until a step reads it; and from the first step on where no plan fits
+    otherwise. This is for a forward that is one region.
+
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. What outputs leave free that the loop
     does not hold until the backward is found out in the first step, and planned for. A fraction
@@ -155,7 +166,8 @@ def rematerialize(
         RematError: if the model is no module, is rematerialized already, was made by `torch.jit`,
             or is wrapped by DDP or FSDP; if a loss cannot be called, or costs are not measured; if
             an entry of `regions` matches no submodule, or `plan` is of one region and `regions` are
-            given; if a partitioner is given, and the solver needs no hierarchy.
+            given; if a partitioner is given, and the solver needs no hierarchy; if `outputs` names
+            what the model does not return.
 
     Warns:
         BudgetWarning: if a step of several regions took more than the budget, which what runs
@@ -169,7 +181,7 @@ def rematerialize(
     refuse_scripted(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_infeasible, plan, numerics, partitioner,
+        on_infeasible, plan, numerics, partitioner, outputs,
     )  # fmt: skip
     if regions is not None and settings.region_plan is not None:
         raise RematError(

@@ -19,6 +19,7 @@ from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
+from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs
@@ -58,11 +59,12 @@ _BRIEF_SECONDS, _BRIEF_SHARE = 5.0, 1 / 6  # of a limit
 
 @dataclass(frozen=True, slots=True)
 class RunnablePlan:
-    """A plan together with what runs it."""
+    """A plan together with what runs it; its steps see whether the outputs `watched` are read."""
 
     plan: ReadablePlan
     capture: Capture
     executable: Runnable
+    watched: frozenset[int] = frozenset()
 
 
 def make_plan(
@@ -139,6 +141,7 @@ def make_plan(
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
+        is_run=run,
     )  # fmt: skip
     target = budget - scalar_bytes
     if not run:
@@ -156,7 +159,7 @@ class _Task:
 
     `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
     slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
-    expects come. With `share`, other ranks plan for the same.
+    expects come. With `share`, other ranks plan for the same; `is_run` says that the plan is run.
     """
 
     settings: Settings
@@ -171,6 +174,7 @@ class _Task:
     is_sure: bool
     has_measured_loss: bool
     share: bool
+    is_run: bool
 
     def solved(self, target: int, captured: Capture) -> tuple[Capture, Solution]:
         """Find a schedule that takes no more than `target`, and the layouts that it is for.
@@ -224,6 +228,10 @@ class _Task:
         )  # fmt: skip
         if self.settings.numerics is None:
             note_what_slices_reach(refused, offered, self._solve_for(target))
+        named, numerics = self.settings.outputs, self.settings.numerics
+        if not (self.is_run and are_learned(named, numerics)):  # else it is tried without them
+            note_what_outputs_take(refused, offered, named, self._solve_for(target))
+        note_what_loss_reads(refused, offered)
         return refused
 
     def planned(self, captured: Capture, solution: Solution) -> RunnablePlan:
@@ -242,6 +250,10 @@ class _Task:
             released_outputs=captured.released_outputs,
             laid_out=captured.laid_out,
             sliced=captured.sliced,
+            deferred=tuple(
+                (position, captured.deferred_bytes(frozenset({position})))
+                for position in sorted(captured.program.deferred)
+            ),
             plain_peak_bytes=self.plain,
             capture_seconds=self.capture_seconds,
             whole_time=self.whole_time if captured.sliced else None,

@@ -12,6 +12,7 @@ from remat.errors import RematError
 from remat.planning.cutting import check_method
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
 from remat.planning.numerics import read_numerics
+from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
@@ -43,6 +44,7 @@ class Settings:
     numerics: Numerics | None
     partitioner: str | Partitioner | None
     keep_best: bool = False
+    outputs: tuple[str | int, ...] | None = None
 
     @property
     def region_plan(self) -> PlanOrSchedule | None:
@@ -72,6 +74,7 @@ class Settings:
         plan: PlanLike | None = None,
         numerics: str | None = None,
         partitioner: str | Partitioner | None = None,
+        outputs: Outputs | None = None,
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
@@ -107,13 +110,16 @@ class Settings:
             read = parse_budget(user_plan.budget_bytes)
         check_method(solver, partitioner)
         get_capture(capture)
-        get_executor(executor)
+        makes_all = not getattr(get_executor(executor), "defers_outputs", False)
+        if outputs is not None and makes_all:
+            raise RematError(f"the executor {executor!r} makes every output; leave outputs= out")
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_infeasible,
             user_plan,
             allowed,
             partitioner,
+            outputs=read_outputs(outputs),
         )  # fmt: skip
 
 

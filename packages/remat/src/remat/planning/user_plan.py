@@ -252,7 +252,7 @@ def _within(name: str, solution: Solution, target: int, budget: int) -> Solution
 
 
 def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Iterator[Capture]:
-    """Give a capture as it is, and as a plan takes it: without gradients, with outputs released.
+    """Give a capture as it is, and as a plan takes it: without gradients, outputs not made or held.
 
     Both have the alternatives and layouts of the plan's graph. What a loss outside takes is part of
     the graph of a region that is `alone`; for other gradients it is another.
@@ -264,6 +264,8 @@ def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Itera
         plain = plain.variant(missing)
         if not alone:
             plain = plain.with_loss(captured.loss)
+    deferred = frozenset(position for position, _ in region.deferred)
+    plain = plain.with_deferred_outputs(deferred & plain.deferrable)
     returned = range(len(plain.program.returned))
     plain = plain.with_released_outputs(region.released_outputs.intersection(returned))
     yield _with_ways_of(plain, region)

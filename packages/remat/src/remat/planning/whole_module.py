@@ -13,6 +13,7 @@ import torch
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
+from remat.planning.outputs import Outputs, not_named, with_named_outputs
 from remat.planning.planner import RunnablePlan, make_plan
 from remat.planning.settings import Settings, as_args
 from remat.refusals import refuse_wrapped
@@ -50,6 +51,7 @@ def plan(
     optimizer: OptimizerLike | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
+    outputs: Outputs | None = None,
 ) -> ReadablePlan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
@@ -73,7 +75,7 @@ def plan(
     """
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss,
-        optimizer=optimizer, numerics=numerics, partitioner=partitioner,
+        optimizer=optimizer, numerics=numerics, partitioner=partitioner, outputs=outputs,
     )  # fmt: skip
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
@@ -99,6 +101,10 @@ def _plan_module(
         settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
     with checkpoints_off():
         captured = _captured(model, args, kwargs, settings.costs)
+    if settings.outputs is not None:
+        captured = with_named_outputs(
+            captured, not_named(settings.outputs, captured.output_structure, captured.program)
+        )
     if settings.numerics is not None:
         captured = captured.with_alternatives(settings.numerics)
     if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):

@@ -70,6 +70,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     released_outputs: frozenset[_Size]
     laid_out: tuple[_Size, ...]
     sliced: tuple[tuple[_Size, _Slices], ...] = ()
+    deferred: tuple[tuple[_Size, _Size], ...] = ()
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -188,6 +189,7 @@ def write_region(region: PlannedRegion) -> _Region:
         region.released_outputs,
         region.laid_out,
         region.sliced,
+        region.deferred,
     )
 
 
@@ -219,8 +221,9 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
         region.least_kept_bytes, region.least_forward_bytes, region.least_backward_bytes,
     )  # fmt: skip
     return PlannedRegion(
-        front, region.missing, region.released_outputs, region.laid_out, region.sliced
-    )
+        front, region.missing, region.released_outputs, region.laid_out, region.sliced,
+        region.deferred,
+    )  # fmt: skip
 
 
 def check_moment(moment: TimeStep, calls: int) -> None:

@@ -122,13 +122,14 @@ class Plan:
         released_outputs: frozenset[int] = frozenset(),
         laid_out: tuple[int, ...] = (),
         sliced: tuple[tuple[int, int], ...] = (),
+        deferred: tuple[tuple[int, int], ...] = (),
         **facts: Any,
     ) -> Self:
         """Make a plan of the schedule of a region that is all of the step, as it was solved for."""
         front = lone_front(graph, schedule)
         return cls(
             (("the step", 0),),
-            (PlannedRegion(front, missing, released_outputs, laid_out, sliced),),
+            (PlannedRegion(front, missing, released_outputs, laid_out, sliced, deferred),),
             (0,),
             budget,
             solution.lower_bound,

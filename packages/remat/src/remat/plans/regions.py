@@ -19,7 +19,8 @@ class PlannedRegion:
     positions of outputs whose gradients are taken not to come, `released_outputs` those of outputs
     that the user is taken to hold no more when the backward starts. `laid_out` are the ops that run
     in channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
-    slices, as `Capture.sliced` has them.
+    slices, as `Capture.sliced` has them. `deferred` are positions of outputs that no step makes,
+    and their bytes.
     """
 
     front: RegionFront
@@ -27,6 +28,7 @@ class PlannedRegion:
     released_outputs: frozenset[int] = frozenset()
     laid_out: tuple[int, ...] = ()
     sliced: tuple[tuple[int, int], ...] = ()
+    deferred: tuple[tuple[int, int], ...] = ()
 
 
 def lone_front(graph: Graph, schedule: Schedule) -> RegionFront:

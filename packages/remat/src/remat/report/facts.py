@@ -45,9 +45,17 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("overhead, at least", "unknown" if bound is None else _percent(bound)),
         *(("not certified", doubt) for doubt in [plan.doubt] if doubt),
         *(("made another way", text) for run in plan.runs for text in _other_ways(*run)),
+        *(("made when read", text) for text in _deferred(plan)),
         *([("compared", many)] if count else ()),
         *(_solver(plan) if plan.is_one_region else _regions(plan)),
     ]
+
+
+def _deferred(plan: Plan) -> Iterator[str]:
+    """Say which outputs no step makes."""
+    sizes = [size for kind in plan.kinds for _, size in kind.deferred]
+    if sizes:
+        yield f"{len(sizes)} of the outputs, {mib(sum(sizes))}, not made in a step"
 
 
 def _operations(plan: Plan) -> Iterator[tuple[str, str]]:

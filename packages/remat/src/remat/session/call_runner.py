@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -52,7 +53,12 @@ class CallRunner:
             step.record_call(call, planned.capture.program.device)
             step.recording.mark("forward 0")
         begins = functools.partial(self._backward_begins, call)
-        outputs = executable(region.graph, tensors, begins, exceeded=_exceeded)
+        reads: dict[str, Any] = {}
+        watched = planned.watched if region.unread is None else frozenset()
+        if watched or planned.capture.program.deferred:
+            read = functools.partial(_is_read, weakref.ref(call), region)
+            reads = {"read": read, "watched": watched}
+        outputs = executable(region.graph, tensors, begins, exceeded=_exceeded, **reads)
         if step.records_call:
             step.recording.mark("kept 0")
         step.live.add(call)
@@ -211,6 +217,8 @@ class CallRunner:
             call.on_backward()
             step.backward_begins(call)
             call.region.learn(call.executable, missing, released_outputs)
+            if call.planned is not None:
+                call.region.see_unread(call.planned.watched & missing)
             return
         call.end_watch()
         if call in step.live:  # else it is left over from an earlier step
@@ -239,11 +247,20 @@ class CallRunner:
             self._step.bound.give(call.gradients)
 
 
+def _is_read(call: weakref.ref[Call], region: Region, position: int) -> None:
+    """See that an output is read, which takes memory if the call does not make it."""
+    region.see_read(position)
+    under_way = call()
+    if under_way is not None:
+        under_way.was_read = True
+
+
 def _exceeded(error: BudgetExceeded) -> None:
-    """Tell of a backward over the budget, which the next forward is planned for."""
+    """Tell of a backward over the budget, and what is done about it."""
+    what, _, instead = str(error).partition("; ")
+    then = "from the next forward on it is planned for, within the budget"
+    if "outputs=" in instead:
+        then = f"to stay within the budget, {instead}"
     warnings.warn(
-        f"{str(error).partition(';')[0]}. It runs, its gradients are right, and from the next "
-        f"forward on it is planned for, within the budget",
-        BudgetWarning,
-        stacklevel=2,
+        f"{what}. It runs, its gradients are right, and {then}", BudgetWarning, stacklevel=2
     )

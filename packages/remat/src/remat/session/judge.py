@@ -95,6 +95,8 @@ class Judge:
         region, planned = call.region, call.planned
         if planned is None or call.missing != planned.capture.missing:
             return  # a backward that was not planned for; the next plan is
+        if call.was_read and planned.capture.program.deferred:
+            return  # what an output that is read takes is told where that happens
         if [mark.label for mark in marks] != _MARKS_OF_CALL:
             return
         budget, device = planned.plan.budget_bytes, planned.capture.program.device

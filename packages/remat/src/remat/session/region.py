@@ -93,6 +93,8 @@ class Region:
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
         self.released_outputs: frozenset[int] | None = None
+        self.unread: frozenset[int] | None = None
+        self.was_read: frozenset[int] = frozenset()
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
@@ -154,6 +156,27 @@ class Region:
             logger.info("the backward differs from what was planned for: planning anew")
             self._before, self.plans, self.shared = self.plans, {}, {}
 
+    def see_unread(self, watched: frozenset[int]) -> None:
+        """Make outputs no more that no step has read by the time that its backward begins."""
+        if watched and self.unread is None:
+            self.unread = watched - self.was_read
+            if self.unread:
+                logger.info("outputs of %s were not read: planning without them", self.name)
+                self._before, self.plans = self.plans, {}
+
+    def see_read(self, position: int) -> None:
+        """Make an output in each step again, now that one has read it."""
+        self.was_read |= {position}
+        if self.unread is not None and position in self.unread:
+            self.unread -= {position}
+            self.plans = {}
+            logger.warning(
+                "an output of %s that its steps do not make was read, which runs a part of the "
+                "forward again; from the next forward on it is made, if the budget has room. "
+                "outputs= says which are read",
+                self.name,
+            )
+
     def see_loss(self, seen: SeenLoss, exceeded: Plan | None) -> None:
         """Plan from now on for what the code between forward and backward was seen to take.
 
@@ -199,7 +222,7 @@ def keep(kept: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) 
 
 def _returned_bytes(capture: Capture) -> int:
     sizes = capture.graph.value_by_name
-    values = {capture.program.storage[name] for name in capture.program.returned}
+    values = {capture.program.storage[name] for name in capture.program.held}
     return sum(sizes[value].size_bytes for value in values if value in sizes)
 
 

@@ -21,6 +21,7 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
+from remat.planning.outputs import are_learned, not_named_of_region, with_named_outputs
 from remat.planning.planner import (
     SCALAR_BYTES,
     RunnablePlan,
@@ -181,15 +182,24 @@ class RegionPlanner:
         return CapturedRegion(number, capture, kind, executor, changes)
 
     def plan_one(
-        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
+        self,
+        region: Region,
+        numbers: tuple[Any, ...],
+        inputs: Sequence[Any],
+        loss: Loss | None,
+        rebuilt: Callable[[Any], Any],
     ) -> RunnablePlan | NotPlanned | None:
         """Plan for a region that has the whole budget; `None` if it is to run as it is.
 
-        `loss` makes it of what the region returns, to be measured.
+        `loss` makes it of what the region returns, to be measured; `rebuilt` gives what the
+        function returns, if its region returns this.
         """
         try:
             with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
-                planned = self._plan_with_loss_seen(region, numbers, inputs, loss)
+                plan = functools.partial(
+                    self._plan_with_loss_seen, region, numbers, inputs, loss, rebuilt
+                )
+                planned = self._plan_outputs(region, inputs, plan)
         except NoBackward:
             return None
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
@@ -199,25 +209,90 @@ class RegionPlanner:
         return region.settle(numbers, planned)
 
     def _plan_with_loss_seen(
-        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any], loss: Loss | None
+        self,
+        region: Region,
+        numbers: tuple[Any, ...],
+        inputs: Sequence[Any],
+        loss: Loss | None,
+        rebuilt: Callable[[Any], Any],
+        *,
+        all_deferred: bool,
     ) -> RunnablePlan:
         """Plan with room for what a loss was seen to take, or without if no plan has."""
+        start = time.perf_counter()
         seen = region.seen_loss
+        captured = self._with_outputs(region, inputs, rebuilt, all_deferred=all_deferred)
         if seen is None or numbers in region.left:
-            return self._plan(region, inputs, loss, None)
+            return self._plan(region, inputs, captured, loss, None, start)
         try:
-            return self._plan(region, inputs, loss, seen)
+            return self._plan(region, inputs, captured, loss, seen, start)
         except (BudgetTooSmall, BudgetExceeded) as error:
-            planned = self._plan(region, inputs, loss, None)
+            planned = self._plan(region, inputs, captured, loss, None, start)
             region.leave_loss(inputs, error)
             return planned
+
+    @property
+    def _learns_outputs(self) -> bool:
+        """Whether steps say which outputs are made."""
+        settings = self.settings
+        return are_learned(settings.outputs, settings.numerics) and getattr(
+            get_executor(settings.executor), "defers_outputs", False
+        )
+
+    def _plan_outputs(
+        self, region: Region, inputs: Sequence[Any], plan: Callable[..., RunnablePlan]
+    ) -> RunnablePlan:
+        """Plan with all outputs made but those that steps did not read; without if none fits."""
+        try:
+            planned = plan(all_deferred=False)
+        except (BudgetTooSmall, BudgetExceeded):
+            if not self._learns_outputs or self.settings.region_plan is not None:
+                raise
+            if self._for_expected(region, inputs).deferrable <= (region.unread or frozenset()):
+                raise
+            planned = plan(all_deferred=True)
+        if not self._learns_outputs:
+            return planned
+        deferred = planned.capture.program.deferred
+        if region.unread is None and not deferred:
+            return replace(planned, watched=self._for_expected(region, inputs).deferrable)
+        region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
+        return planned
+
+    def _for_expected(self, region: Region, inputs: Sequence[Any]) -> Capture:
+        captured = self.captured(region, inputs)
+        return captured if region.expected is None else for_missing(captured, region.expected)
+
+    def _with_outputs(
+        self,
+        region: Region,
+        inputs: Sequence[Any],
+        rebuilt: Callable[[Any], Any],
+        *,
+        all_deferred: bool,
+    ) -> Capture:
+        """Capture a call, with the outputs that are named or were read made; and some, else."""
+        captured = self._for_expected(region, inputs)
+        named = self.settings.outputs
+        if named is not None:
+            others = not_named_of_region(named, captured, rebuilt)
+            if region.expected is None:
+                return with_named_outputs(captured, others)
+            return captured.with_deferred_outputs(others & captured.deferrable)
+        if all_deferred:
+            return captured.with_deferred_outputs(captured.deferrable)
+        if region.unread and self._learns_outputs:
+            return captured.with_deferred_outputs(captured.deferrable & region.unread)
+        return captured
 
     def _plan(
         self,
         region: Region,
         inputs: Sequence[Any],
+        captured: Capture,
         loss: Loss | None,
         seen_loss: SeenLoss | None,
+        start: float,
     ) -> RunnablePlan:
         """Plan for a region that is all of the function.
 
@@ -225,10 +300,6 @@ class RegionPlanner:
         is, its plan is too, and nothing is measured or solved.
         """
         settings = self.settings
-        start = time.perf_counter()
-        captured = self.captured(region, inputs)
-        if region.expected is not None:
-            captured = for_missing(captured, region.expected)
         kin = self._kin(captured)
         if not kin:  # the layouts that were traced may have been faster within the budget
             traced = captured.in_traced_layouts()
@@ -288,6 +359,7 @@ class RegionPlanner:
         if (
             region.expected is None
             and settings.region_plan is None
+            and not planned.capture.program.deferred
             and self._is_for_too_few(planned)
         ):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):

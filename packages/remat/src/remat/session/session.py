@@ -118,6 +118,7 @@ class Session:
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
                 region.released_outputs, region.seen_loss = other.released_outputs, other.seen_loss
+                region.unread, region.was_read = other.unread, other.was_read
         self._regions.add(region)
         return region
 
@@ -384,7 +385,7 @@ class Session:
         if self._shares:
             self._planner.refuse_user_plan()
             return self._planner.plan_shared(region, inputs, self.step)
-        return self._planner.plan_one(region, numbers, inputs, self._loss())
+        return self._planner.plan_one(region, numbers, inputs, self._loss(), self._rebuilt)
 
     def _loss(self) -> Callable[[Any], Any] | None:
         """Give what makes the loss that was asked for of what the only region returns."""

@@ -16,6 +16,7 @@ from typing import Any
 from remat_graph.graph import Graph, Numerics
 from remat_graph.torch.cost.costs import Cost, Costs, costs_of, measure_costs
 from remat_graph.torch.cost.strides import RealStrides
+from remat_graph.torch.deferring import deferrable, with_deferred
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import build_program
 from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
@@ -45,7 +46,8 @@ class Capture:
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
     what the forward returns, whose gradients the graph takes to be absent; `released_outputs` those
-    that it takes the user to hold no more when the backward starts. `loss` is what a loss outside
+    that it takes the user to hold no more when the backward starts; those that no step makes are
+    `program.deferred`, and in `whole_program` each is made. `loss` is what a loss outside
     the module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture
     is of tensors without data: its program can be read but not run. Nothing says whether another
     call would give the same graph. `numerics` says how exact its alternatives are, `None` that it
@@ -71,6 +73,7 @@ class Capture:
     sliced: tuple[tuple[int, int], ...] = ()
     _in_channels_last: frozenset[str] = frozenset()
     _plain: Capture | None = field(default=None, repr=False)
+    _whole_program: Program | None = field(default=None, repr=False)
     _variants: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -109,7 +112,7 @@ class Capture:
         if missing not in self._variants:
             if missing not in self._finished:
                 self._finished[missing] = self._traced_variant(missing)
-            other = self._finished[missing]
+            other = self._finished[missing].with_deferred_outputs(self.program.deferred & missing)
             if self.numerics is not None:
                 other = replace(other, _costs=self._costs, _measured=self._measured)
                 other = other._with(self.numerics, self._in_channels_last, self.sliced)
@@ -312,6 +315,47 @@ class Capture:
         freed = replace(graph, ops=ops, results=graph.results - gone)
         return replace(self, graph=freed, released_outputs=positions)
 
+    @property
+    def whole_program(self) -> Program:
+        """The program without alternatives in which every output is made."""
+        plain = self if self._plain is None else self._plain
+        return plain.program if plain._whole_program is None else plain._whole_program
+
+    @property
+    def deferrable(self) -> frozenset[int]:
+        """The positions of outputs that get no gradient and can be made when read, if large."""
+        program = self.whole_program
+        values = {program.storage[v] for call in program.calls.values() for v in call.results if v}
+        enough = _LEAST_LET_GO * sum(program.facts[value].storage_bytes for value in values)
+        return deferrable(program, max(1, int(enough)))
+
+    def deferred_bytes(self, positions: frozenset[int]) -> int:
+        """Sum the bytes of outputs."""
+        program = self.whole_program
+        return sum(program.facts[program.handed[p]].storage_bytes for p in positions)
+
+    def with_deferred_outputs(self, positions: frozenset[int]) -> Capture:
+        """Plan for outputs that are made when they are read, instead of in the step.
+
+        Raises:
+            CaptureError: if one of them cannot be, or an operator cannot be measured.
+        """
+        if positions == self.program.deferred:
+            return self
+        whole, plain = self.whole_program, self.without_alternatives()
+        if not positions <= deferrable(whole):
+            raise CaptureError(
+                f"outputs {sorted(positions - deferrable(whole))} cannot be made when read: one "
+                f"gets a gradient, shares its memory, or is made by what may run but once"
+            )
+        program = with_deferred(whole, positions) if positions else whole
+        other = replace(plain, program=program, _whole_program=whole, _cuts={})
+        other = other.costed(self._costs)
+        if self.numerics is not None:
+            laid = self._in_channels_last & program.calls.keys()
+            other = other._with(self.numerics, laid, self.sliced)
+        return other
+
     def as_autograd(self) -> Graph:
         """Give the graph that plain autograd runs, of a capture without alternatives.
 
@@ -341,7 +385,12 @@ class Capture:
         """Name the values that are held for the user alone, who lets go of these outputs."""
         program = self.program
         storage = program.storage
-        kept = {storage[v] for p, v in enumerate(program.handed) if p not in positions}
+        positions = positions - program.deferred
+        kept = {
+            storage[v]
+            for p, v in enumerate(program.handed)
+            if p not in positions | program.deferred
+        }
         kept.update(storage[gradient] for gradient in program.gradients.values())
         gone = {storage[program.handed[p]] for p in positions}
         return frozenset((gone & self.graph.value_by_name.keys()) - kept - self.graph.resident)

@@ -51,7 +51,7 @@ class ProgramReader:
             for name in call.reads:
                 if name in program.storage and name != sized:
                     self._readers.setdefault(program.storage[name], []).append(op)
-        self._held = {program.storage[name] for name in program.returned}
+        self._held = {program.storage[name] for name in program.held}
         kept = sum(
             program.facts[value].storage_bytes
             for value, maker in self._maker.items()

@@ -89,7 +89,7 @@ class _Finder:
         for op in program.calls:
             if op in program.twins and op in program.backward_ops:
                 self.backward_of.setdefault(program.twins[op], []).append(op)
-        self.handed = {storage[name] for name in (*program.returned, *program.handed)}
+        self.handed = {storage[name] for name in program.held}
 
     def _read(self, op: str) -> set[str]:
         storage = self.program.storage

@@ -33,7 +33,7 @@ class Flow:
         self.readers: dict[str, list[str]] = {}
         for op in program.order:
             if op == LOSS:
-                step = Step(None, program.returned, tuple(program.tangents))
+                step = Step(None, program.held, tuple(program.tangents))
             elif op in program.writes:
                 step = Step(None, (program.writes[op].variable,), ())
             else:

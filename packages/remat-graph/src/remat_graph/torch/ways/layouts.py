@@ -191,7 +191,7 @@ class _Writer:
         self._calls, self._order, self._variants, self._moved = {}, [], set(), set()
         self._backward = set(program.backward_ops)
         self._provenance = dict(program.provenance)
-        ends = {*program.returned, *program.gradients.values()}
+        ends = {*program.held, *program.gradients.values()}
         ends = {program.storage[name] for name in ends if name in program.storage}
         for op in program.order:
             call = program.calls.get(op)
@@ -316,7 +316,7 @@ def _cut(
 
     maker = {name: op for op, images in able.items() for name in images.makes}
     readers: dict[str, list[str]] = {}
-    fixed: set[str] = {program.storage[n] for n in (*program.returned, *program.gradients.values())}
+    fixed: set[str] = {program.storage[n] for n in (*program.held, *program.gradients.values())}
     for op in program.order:
         call = program.calls.get(op)
         names = call.reads if call is not None else ()

@@ -116,7 +116,7 @@ def _call(sliced: SlicedBody, slices: int) -> Call:
 
 def _read_by(program: Program, calls: Mapping[str, Call]) -> set[str]:
     """Name the values that calls, writes and the user read."""
-    names = {*program.returned, *program.handed, *program.gradients.values()}
+    names = {*program.held, *program.gradients.values()}
     names.update(write.variable for write in program.writes.values())
     names.update(name for call in calls.values() for name in call.reads)
     return {program.storage[name] for name in names if name in program.storage}

@@ -1,0 +1,162 @@
+"""Tensors that are made when they are read behave as what they stand for, at any time."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from remat_exec import ExecutionError
+from remat_exec.deferred import DeferredTensor, watched
+
+DATA = torch.arange(24.0).view(4, 6) + 1
+
+
+class Output(torch.autograd.Function):
+    """Hands out a tensor that is made when read; its gradient is seen by `x`."""
+
+    @staticmethod
+    def forward(ctx, x, made):
+        def make():
+            made.append(True)
+            return DATA.clone()
+
+        return DeferredTensor.like(DATA.to("meta"), DATA.device, make)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert type(gradient) is torch.Tensor
+        return gradient.sum(), None
+
+
+@pytest.fixture
+def output():
+    x, made = torch.ones((), requires_grad=True), []
+    tensor = Output.apply(x, made)
+    tensor.made_times, tensor.x = made, x
+    return tensor
+
+
+def detached():
+    return DeferredTensor.like(DATA.to("meta"), DATA.device, DATA.clone)
+
+
+def test_what_needs_no_data_makes_none(output):
+    assert isinstance(output, torch.Tensor)
+    assert (output.shape, output.dtype, output.device) == (DATA.shape, DATA.dtype, DATA.device)
+    assert output.requires_grad
+    assert not output.detach().requires_grad
+    assert output.stride() == DATA.stride()
+    assert len(output) == 4
+    views = [output.view(2, 12)[:, 1:], output[1:].T, *output.split(2), output.double()]
+    views += [output.clone(), output.detach()[None], output.unbind()[1], output.data]
+    assert all(isinstance(view, DeferredTensor) for view in views)
+    assert not output.made_times
+    whole = [DATA.view(2, 12)[:, 1:], DATA[1:].T, *DATA.split(2), DATA.double()]
+    whole += [DATA.clone(), DATA[None], DATA[1], DATA]
+    for view, expected in zip(views, whole, strict=True):
+        assert view.stride() == expected.stride()
+        assert view.storage_offset() == expected.storage_offset()
+        assert torch.equal(view, expected)
+    assert len(output.made_times) == 1
+
+
+READS = {
+    "print": lambda t: str(t.detach()) == str(DATA),
+    "format": lambda t: f"{t.detach()[0, 1]:.1f}" == "2.0",
+    "item": lambda t: t[0, 1].item() == 2,
+    "tolist": lambda t: t.tolist() == DATA.tolist(),
+    "numpy": lambda t: np.array_equal(t.detach().numpy(), DATA.numpy()),
+    "array": lambda t: np.array_equal(np.asarray(t.detach()), DATA.numpy()),
+    "forced numpy": lambda t: np.array_equal(t.numpy(force=True), DATA.numpy()),
+    "equal": lambda t: bool((t == DATA).all()),
+    "contains": lambda t: 5.0 in t,
+    "stack": lambda t: torch.equal(torch.stack([t, t])[1], DATA),
+    "into": lambda t: torch.equal(torch.zeros(5, 6).copy_(torch.cat([t, t[:1]]))[:4], DATA),
+    "assigned": lambda t: bool(torch.zeros(2, 4, 6).index_put((torch.tensor(0),), t)[0, 0, 0]),
+    "data_ptr": lambda t: t.data_ptr() != 0,
+    "storage": lambda t: t.untyped_storage().nbytes() == DATA.nbytes,
+    "dlpack": lambda t: torch.equal(torch.from_dlpack(t.detach()), DATA),
+    "pickle": lambda t: torch.equal(pickle.loads(pickle.dumps(t)), DATA),
+    "copy": lambda t: torch.equal(copy.copy(t.detach()), DATA),
+    "deepcopy": lambda t: torch.equal(copy.deepcopy(t.detach()), DATA),
+    "out": lambda t: torch.equal(torch.add(t.detach(), 0, out=torch.empty(4, 6)), DATA),
+    "iter": lambda t: [float(row[0]) for row in t.detach()] == DATA[:, 0].tolist(),
+    "loss": lambda t: bool(torch.nn.functional.cross_entropy(t, torch.zeros(4).long()) > 0),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_is_read_is_right(output, name):
+    with torch.no_grad() if name in ("into", "out") else torch.enable_grad():
+        assert READS[name](output)
+    assert len(output.made_times) == 1
+
+
+def test_it_is_saved_as_an_ordinary_tensor(output):
+    assert type(pickle.loads(pickle.dumps(output.detach()))) is torch.Tensor
+    assert type(copy.deepcopy(output.detach())) is torch.Tensor
+    assert pickle.loads(pickle.dumps(output)).requires_grad
+    file = io.BytesIO()
+    torch.save({"output": output.detach()}, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file)["output"], DATA)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        output.numpy()
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(output)
+
+
+def test_a_gradient_comes_through_it(output):
+    (output.square().sum() + output[0].float().sum()).backward()
+    assert output.x.grad == 2 * DATA.sum() + 6
+
+
+def test_changes_in_place_are_seen_by_views_and_not_by_copies(output):
+    view, copied, cast = output.view(-1), output.clone(), output.double()
+    output.mul_(2)
+    row = output[0]
+    row.zero_()
+    assert isinstance(view, DeferredTensor)
+    expected = 2 * DATA
+    expected[0] = 0
+    assert torch.equal(output.detach(), expected)
+    assert torch.equal(view.detach(), expected.view(-1))
+    assert torch.equal(copied.detach(), DATA)
+    assert torch.equal(cast.detach(), DATA.double())
+    output.sum().backward()
+    assert output.x.grad == 2 * 18  # what is set to zero has no gradient
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.unsqueeze_(0),
+        lambda t: t.t_(),
+        lambda t: t.resize_(2, 2),
+        lambda t: t.set_(torch.zeros(3)),
+        lambda t: setattr(t, "data", torch.zeros(2)),
+    ],
+)
+def test_a_change_of_its_shape_is_refused(change):
+    tensor = detached()
+    with pytest.raises(ExecutionError, match="made when it is read"):
+        change(tensor)
+    assert torch.equal(tensor, DATA)
+
+
+def test_a_compiled_function_takes_it(output):
+    twice = torch.compile(lambda t: (t * 2).sum(), backend="eager")  # with a break of its graph
+    assert twice(output) == 2 * DATA.sum()
+
+
+def test_an_output_that_is_there_says_when_it_is_read():
+    reads = []
+    tensor = watched(DATA, lambda: reads.append(True))
+    view = tensor.detach()[1:].half()
+    assert not reads
+    assert view.sum() == DATA[1:].sum()
+    assert tensor.sum() == DATA.sum()
+    assert len(reads) == 1

@@ -1,0 +1,99 @@
+"""Outputs that a step does not make: which can be made later, by which ops, and what then goes.
+
+Such an output is made when it is read, by running ops of the forward half again, from the inputs as
+they were. So each of these ops must give the same twice, and read nothing that the forward
+overwrites. One that draws gives the same from the state of its generator.
+
+Guarantee: what is left makes all else in the same way. Complexity: one pass over the ops for each
+output. Limits: an output that shares its memory with another one, or gets a gradient, is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from remat_graph.torch.calls import Call
+from remat_graph.torch.program import LOSS, Program
+from remat_graph.torch.recomputing import may_run_again
+
+__all__ = ["deferrable", "ops_making", "with_deferred"]
+
+
+def deferrable(program: Program, least_bytes: int = 1) -> frozenset[int]:
+    """Find the positions, in what the forward returns, of outputs that can be made when read.
+
+    Those that take less than `least_bytes` are not looked at.
+    """
+    storage = program.storage
+    values = [storage[name] for name in program.handed]
+    fixed = program.resident | {storage[name] for name in program.gradients.values()}
+    fixed |= {storage[write.variable] for write in program.writes.values()}
+    count = Counter(values)
+    return frozenset(
+        position
+        for position, value in enumerate(values)
+        if program.facts[value].storage_bytes >= least_bytes
+        and position not in program.tangents.values()
+        and count[value] == 1
+        and value not in fixed
+        and _can_run_again(program, ops_making(program, position))
+    )
+
+
+def ops_making(program: Program, position: int) -> tuple[str, ...]:
+    """List the ops of the forward half that make an output, in the order of the program."""
+    needed = {program.storage[program.handed[position]]}
+    found = []
+    for op in reversed(program.order[: program.order.index(LOSS)]):
+        call = program.calls.get(op)
+        if call is not None and needed & _made(program, call):
+            found.append(op)
+            needed |= _read(program, call.replay or call)
+    return tuple(reversed(found))
+
+
+def _can_run_again(program: Program, ops: tuple[str, ...]) -> bool:
+    written = {program.storage[write.target] for write in program.writes.values()}
+    calls = [program.calls[op].replay or program.calls[op] for op in ops]
+    return all(
+        may_run_again(call.target, call.body) and not written & _read(program, call)
+        for call in calls
+    )
+
+
+def with_deferred(program: Program, positions: frozenset[int]) -> Program:
+    """Leave out what only these outputs need, of a program without alternatives; draws stay."""
+    left = replace(program, deferred=positions)
+    storage = program.storage
+    names: Iterable[str] = (
+        *left.held,
+        *program.gradients.values(),
+        *program.tangents,
+        *(write.variable for write in program.writes.values()),
+    )
+    needed = {storage[name] for name in names}
+    calls: dict[str, Call] = {}
+    for op in reversed([op for op in program.order if op in program.calls]):
+        call = program.calls[op]
+        made = _made(program, call)
+        if call.random is not None or not made or made & needed:
+            calls[op] = call
+            needed |= _read(program, call)
+    gone = program.calls.keys() - calls.keys()
+    return replace(
+        left,
+        calls={op: call for op, call in program.calls.items() if op in calls},
+        order=tuple(op for op in program.order if op not in gone),
+        backward_ops=program.backward_ops - gone,
+        twins={op: twin for op, twin in program.twins.items() if not {op, twin} & gone},
+    )
+
+
+def _made(program: Program, call: Call) -> set[str]:
+    return {program.storage[name] for name in call.results if name is not None}
+
+
+def _read(program: Program, call: Call) -> set[str]:
+    return {program.storage[name] for name in call.reads if name in program.storage}
