@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import remat
-from remat import backend
+from remat.front import backend
 from remat_graph import Graph, Op, Stage, Value
 from remat_partition.h_partition import HPartition
 from remat_solvers.refine import Refine

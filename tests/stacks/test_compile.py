@@ -246,7 +246,7 @@ class Wide(Blocks):
 @pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.2}, None])
 def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, caplog):
     """Also those with one dict of options, or none, and those whose code is the same."""
-    with caplog.at_level("INFO", logger="remat.backend"):
+    with caplog.at_level("INFO", logger="remat.front.backend"):
         for kind in (Blocks, second):
             model = torch.compile(made(kind), backend="remat", options=options)
             for _ in range(3):

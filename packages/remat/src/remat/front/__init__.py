@@ -1,1 +1,1 @@
-"""The model that `rematerialize` gives back, and what a module must be for it."""
+"""The two ways in: `rematerialize`, and the back end for `torch.compile`."""
