@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from remat.planning import solving
+from remat.planning.slices import SlicedPrograms
 from remat_graph import Graph, Op, Schedule, Solution, Status, Value
 from remat_solvers import BudgetTooSmall
 
@@ -50,7 +51,8 @@ class Answers:
 @pytest.fixture
 def programs(monkeypatch):
     first, *others = [Program(name, least) for name, least in zip("abcd", range(1, 5), strict=True)]
-    monkeypatch.setattr(solving, "sliced_programs", lambda *_: others)
+    groups = [SlicedPrograms((each,), each.graph) for each in others]
+    monkeypatch.setattr(solving, "programs_by_cuts", lambda *_: groups)
     return first
 
 
@@ -83,3 +85,20 @@ def test_the_budget_is_too_small_if_it_is_for_all(programs):
     assert fully.asked == ["c"]
     assert refused.value.smallest_bytes == 6
     assert refused.value.status is Status.INFEASIBLE
+
+
+def test_the_bound_is_of_all_numbers_of_slices(programs, monkeypatch):
+    others = [Program("b", 2.0), Program("c", 3.0)]
+    least = Program("least", 1.5).graph
+    groups = [SlicedPrograms(tuple(others), least)]
+    monkeypatch.setattr(solving, "programs_by_cuts", lambda *_: groups)
+    exact = Status.OPTIMAL
+    fully = Answers(a=too_small(9), b=solved(4.0, 4.0, exact), c=solved(5.0, 5.0, exact))
+    briefly = Answers(a=too_small(9), b=solved(6.0, 2.5), c=solved(7.0, 4.2), least=solved(4, 3.5))
+    best, solution = solving.solved_in_best_program(programs, 1, fully, briefly)
+    assert briefly.asked == ["least", "a", "b", "c"]
+    assert fully.asked == ["b"]
+    assert (best.name, solution.time, solution.status) == ("b", 4.0, Status.FEASIBLE)
+    assert solution.lower_bound == 3.5
+    _, solution = solving.solved_in_best_program(programs, 1, fully)
+    assert (solution.time, solution.lower_bound) == (4.0, 1.5)

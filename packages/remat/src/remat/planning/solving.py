@@ -16,7 +16,7 @@ from remat.cache import (
     smallest_known,
 )
 from remat.planning.cutting import hierarchy_for
-from remat.planning.slices import sliced_programs
+from remat.planning.slices import programs_by_cuts
 from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
 from remat_graph.torch import Capture
 from remat_partition import Partitioner
@@ -81,17 +81,21 @@ def solved_in_best_program(
     These are other layouts, chosen for a fastest step without a look at the budget, in which there
     may be fewer ways to make a value; and cuts in slices. With `solve_briefly` all are solved so
     before any is solved fully: most are then known to be slower than another. The fastest solution
-    is given with its capture; its bound holds for all of them.
+    is given with its capture; its bound holds for all of them, in any number of slices that was
+    looked at.
 
     Raises:
         BudgetTooSmall: if it is for all, with the minimal peaks of any.
     """
-    programs = [captured, *sliced_programs(captured, target)]
-    if captured.laid_out:
-        programs.insert(1, captured.in_traced_layouts())
-    if len(programs) == 1:
+    whole = [captured, captured.in_traced_layouts()] if captured.laid_out else [captured]
+    groups = [_Group.of(each.graph, (each,)) for each in whole]
+    groups += [
+        _Group.of(each.relaxed, each.programs, solve_briefly)
+        for each in programs_by_cuts(captured, target)
+    ]
+    candidates = [candidate for group in groups for candidate in group.candidates]
+    if len(candidates) == 1:
         return captured, solve_fully(captured.graph)
-    candidates = [_Candidate(each, least_time(Wiring.of(each.graph))) for each in programs]
     for solved in (solve_briefly, solve_fully):
         for each in sorted(candidates, key=lambda candidate: candidate.bound):
             fastest = min(candidate.time for candidate in candidates)
@@ -100,7 +104,7 @@ def solved_in_best_program(
     best = min(candidates, key=lambda candidate: candidate.time)
     if best.solution is None:
         raise functools.reduce(_either, (each.refusal for each in candidates if each.refusal))
-    solution, bound = best.solution, min(each.bound for each in candidates)
+    solution, bound = best.solution, min(group.bound for group in groups)
     if bound != solution.lower_bound:
         solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
     return best.program, solution
@@ -139,6 +143,42 @@ class _Candidate:
             self.bound = max(self.bound, solution.lower_bound)
         if solution.time < self.time:
             self.solution = solution
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Programs that differ in numbers of slices, with a bound on all of these; or one program."""
+
+    candidates: tuple[_Candidate, ...]
+    bound_of_numbers: float | None
+
+    @classmethod
+    def of(
+        cls,
+        relaxed: Graph,
+        programs: Sequence[Capture],
+        solved: Callable[[Graph], Solution] | None = None,
+    ) -> _Group:
+        """Bound all numbers of slices by what is the least of all, if that is no program."""
+        least = [least_time(Wiring.of(program.graph)) for program in programs]
+        if len(programs) == 1 and relaxed.ops == programs[0].graph.ops:
+            return cls((_Candidate(programs[0], least[0]),), None)
+        bound = least_time(Wiring.of(relaxed))
+        if solved is not None:
+            try:
+                bound = max(bound, solved(relaxed).lower_bound or 0.0)
+            except BudgetTooSmall as error:
+                bound = math.inf if error.status is Status.INFEASIBLE else bound
+        at_least = 0.0 if math.isinf(bound) else bound  # they say themselves what they need
+        pairs = zip(programs, least, strict=True)
+        return cls(tuple(_Candidate(each, max(at_least, time)) for each, time in pairs), bound)
+
+    @property
+    def bound(self) -> float:
+        """Time that no schedule of any of them is below."""
+        if self.bound_of_numbers is None:
+            return self.candidates[0].bound
+        return self.bound_of_numbers
 
 
 def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
