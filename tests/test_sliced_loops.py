@@ -1,0 +1,106 @@
+"""Loops whose largest values are made in slices: autocast, scaled losses, low-rank adapters."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import remat
+from remat_exec import measure_peak
+
+WORDS, WIDTH = 2000, 16
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trained one of low rank beside it."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Language(nn.Module):
+    """A language model with many more words than width, which returns its loss alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids)
+        x = x + self.down(functional.gelu(self.up(x)))
+        return functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+def language(adapted):
+    torch.manual_seed(0)
+    model = Language()
+    if adapted:
+        model.requires_grad_(False)
+        model.down, model.head = Adapted(model.down), Adapted(model.head)
+    return model
+
+
+def trained(model, autocast, scale, peak=nullcontext, steps=4):
+    """Train; give the trained weights, the losses and the peak of the last step."""
+    ids = torch.randint(WORDS, (2, 128), generator=torch.Generator().manual_seed(0))
+    weights = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.SGD(weights, lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        with peak() if step == steps - 1 else nullcontext() as measured:
+            with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+                loss = model(ids)
+            scaler.scale(loss).backward()
+        losses.append(loss.item())
+        scaler.step(optimizer)
+        scaler.update()
+    return weights, losses, measured, scaler.get_scale()
+
+
+@pytest.mark.parametrize(
+    ("adapted", "autocast", "scale", "share"),
+    [
+        pytest.param(False, torch.bfloat16, None, 0.5, id="autocast"),
+        pytest.param(False, torch.float16, 2.0**30, 0.5, id="scaled, too much at first"),
+        pytest.param(True, None, None, 0.3, id="low-rank adapters"),
+        pytest.param(True, torch.bfloat16, None, 0.3, id="low-rank adapters within autocast"),
+    ],
+)
+def test_a_loop_in_slices_trains_as_the_plain_model(adapted, autocast, scale, share):
+    plain = language(adapted)
+    start = copy.deepcopy(plain)
+    expected, losses, taken, last_scale = trained(plain, autocast, scale, measure_peak)
+    budget = int(share * taken.peak_bytes)
+    whole, sliced = (
+        remat.rematerialize(
+            copy.deepcopy(start), budget=budget, limit_seconds=1.0, numerics=numerics
+        )
+        for numerics in (None, "rounding")
+    )
+    with pytest.raises(remat.BudgetTooSmall):
+        trained(whole, autocast, scale)
+    found, found_losses, peak, found_scale = trained(sliced, autocast, scale, measure_peak)
+    assert sliced.plan.kinds[0].sliced
+    assert peak.peak_bytes <= budget
+    assert found_scale == last_scale
+    assert scale is None or found_scale < scale, "no step was left out"
+    tolerance = 1e-5 if autocast is None else 2e-2
+    torch.testing.assert_close(found_losses, losses, rtol=tolerance, atol=tolerance)
+    for one, other, begun in zip(
+        found, expected, (each for each in start.parameters() if each.requires_grad), strict=True
+    ):
+        moved = (other - begun).abs().max()
+        assert (one - other).abs().max() <= tolerance * moved + 1e-7
