@@ -229,7 +229,8 @@ class _Step:
         unwanted = _unwanted(node, self.executable.groups)
         variant = executable.variant(missing, autocast_type(executable.device), unwanted)
         try:
-            executable.check_room(variant, released_outputs)
+            staying = _any_stays(node, self.executable.groups, variant.program.leaving)
+            executable.check_room(variant, released_outputs, staying=staying)
         except BudgetExceeded as error:
             if self.on_excess is None:
                 raise
@@ -300,26 +301,51 @@ def _see_read(read: Read | None, position: int) -> None:
 def _unwanted(node: Any, groups: Sequence[Sequence[str]]) -> frozenset[str]:
     """Find the inputs whose gradients the backward under way gives to nobody.
 
-    `autograd.grad` and `backward(inputs=)` ask for those of some tensors alone. Autograd knows of
-    each node in its graph whether it will run; behind that of the forward is one for each group.
+    `autograd.grad` and `backward(inputs=)` ask for those of some tensors alone.
     """
-    unwanted = []
+    takers = _takers(node, groups)
+    return frozenset(name for name, taker in takers if taker is not None and not _will_run(taker))
+
+
+def _takers(node: Any, groups: Sequence[Sequence[str]]) -> list[tuple[str, Any]]:
+    """Pair the inputs with the nodes of autograd's graph that take their gradients.
+
+    Behind the node of the forward, which is given, is one for each group.
+    """
+    takers = []
     for at, group in enumerate(groups):
         node = node.next_functions[0][0]
         behind = node.next_functions[at < len(groups) - 1 :]  # after the token of the next group
-        unwanted += [
-            name
-            for name, (function, _) in zip(group, behind, strict=True)
-            if function is not None and not _will_run(function)
-        ]
-    return frozenset(unwanted)
+        takers += [(name, taker) for name, (taker, _) in zip(group, behind, strict=True)]
+    return takers
+
+
+def _any_stays(node: Any, groups: Sequence[Sequence[str]], leaving: frozenset[str]) -> bool:
+    """Whether a gradient that is to leave goes to no hook that may let go of it.
+
+    As where `autograd.grad` asks for it, or the hook was removed.
+    """
+    if not leaving:
+        return False
+    return any(
+        not getattr(getattr(taker, "variable", None), "_post_accumulate_grad_hooks", None)
+        or _is_asked_for(taker)
+        for name, taker in _takers(node, groups)
+        if name in leaving and taker is not None
+    )
 
 
 def _will_run(node: Any) -> bool:
+    return _is_asked_for(node) or torch._C._will_engine_execute_node(node)
+
+
+def _is_asked_for(node: Any) -> bool:
+    """Whether it is that of a leaf whose gradient `autograd.grad` gives back."""
     try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # of a leaf that `autograd.grad` asks for
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError:
         return True
+    return False
 
 
 def _is_batched(gradient: torch.Tensor | None) -> bool:

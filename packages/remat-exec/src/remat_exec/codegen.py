@@ -22,7 +22,15 @@ from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
 from remat_exec.exposed_reads import exposed_reads
 from remat_exec.views import shortened
-from remat_graph import Compute, Graph, Schedule, simulate
+from remat_graph import (
+    Compute,
+    Graph,
+    InvalidSchedule,
+    Schedule,
+    leaves,
+    reads_after_leaving,
+    simulate,
+)
 from remat_graph.torch import Program
 
 __all__ = ["Code", "compile_source", "generate"]
@@ -47,7 +55,8 @@ class Code:
     states)` yields once with nothing, when it has taken over its arguments (lists, which it
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op, and checksums by variable; the field says how many of the first are kept.
-    `peak_bytes` is the schedule's peak. They are compiled when one is first asked for: plans that
+    `peak_bytes` is the schedule's peak, `staying_peak_bytes` that with the gradients held that were
+    to leave. They are compiled when one is first asked for: plans that
     are not run never do.
     """
 
@@ -55,6 +64,7 @@ class Code:
     groups: tuple[Group, ...]
     states: int
     peak_bytes: int
+    staying_peak_bytes: int
     source: str
     _bindings: dict[str, Any] = field(repr=False)
 
@@ -98,9 +108,15 @@ def generate(
     draws `noted` are kept in any case. Outputs that the program does not make are `None`.
 
     Raises:
-        InvalidSchedule: if the simulator rejects the schedule.
+        InvalidSchedule: if the simulator rejects the schedule, or it reads a parameter whose
+            gradient has left.
     """
     held = simulate(graph, schedule).during_bytes
+    late = reads_after_leaving(graph, schedule)
+    if late is not None:
+        raise InvalidSchedule(
+            f"computes {late[0]!r} with {late[1]!r} after that, or its gradient, has left"
+        )
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule) | noted
     shorter = shortened(program)
@@ -172,6 +188,7 @@ def generate(
         groups,
         len(replayed),
         _peak(schedule, held, lowered),
+        _peak(schedule, _with_staying(graph, schedule, held), lowered),
         source,
         forward.bindings,
     )
@@ -211,6 +228,17 @@ def _run_again(schedule: Schedule) -> set[str]:
     """Find the ops that a schedule computes more than once."""
     count = Counter(step.op for step in schedule.steps if isinstance(step, Compute))
     return {op for op, times in count.items() if times > 1}
+
+
+def _with_staying(graph: Graph, schedule: Schedule, held: Sequence[int]) -> list[int]:
+    """Give what is held at each step if nobody lets go of the gradients that were to leave."""
+    most, staying = [], 0
+    for step, size in zip(schedule.steps, held, strict=True):
+        most.append(size + staying)
+        if isinstance(step, Compute) and leaves(step.op):
+            inputs = set(graph.ops[graph.op_index[step.op]].inputs) - graph.resident
+            staying += sum(graph.value_by_name[value].size_bytes for value in inputs)
+    return most
 
 
 def _peak(schedule: Schedule, held: Sequence[int], lowered: dict[str, int]) -> int:

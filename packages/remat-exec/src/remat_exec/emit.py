@@ -21,7 +21,7 @@ from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_exec.pruning import prune_backward
-from remat_graph import Compute, Graph, Step, freed_next
+from remat_graph import Compute, Graph, Step, freed_next, leaves
 from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
 __all__ = ["Group", "Writer", "zero_values"]
@@ -98,8 +98,8 @@ class Writer:
             self._delete(v for v in self._of_value[step.value])
             return
         write = self.program.writes.get(step.op)
-        if self._is_zero(step.op):
-            pass  # made of zeros where it is read
+        if leaves(step.op) or self._is_zero(step.op):
+            pass  # given out by `run_backward`; made of zeros where it is read
         elif write is not None:
             self._require(write.target)
             self._require(write.variable)
@@ -353,13 +353,16 @@ def _group_gradients(
 
     That is after the last step that touches the gradient, and also the last that reads what it is
     the gradient of: whoever gets it may change that at once (an optimizer step within backward).
+    Those that leave together in the graph are a group; the others are put together by size.
     """
     final: dict[str, int] = {}
+    leaving: dict[str, str] = {}
     for position, step in enumerate(steps):
         if isinstance(step, Compute):
             op = graph.ops[graph.op_index[step.op]]
-            for value in (*op.inputs, *op.outputs):
-                final[value] = position
+            final.update(dict.fromkeys((*op.inputs, *op.outputs), position))
+            if leaves(op.name):
+                leaving.update(dict.fromkeys(op.inputs, op.name))
     storage = program.storage
     due_at = {
         name: max(final.get(storage[g], -1), final.get(storage[name], -1))
@@ -370,6 +373,14 @@ def _group_gradients(
     sizes = {program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()}
     enough = max(sum(sizes.values()) // _GROUPS, _GROUP_BYTES)
     due: dict[int, list[tuple[str, ...]]] = {}
+    together: dict[str, list[str]] = {}
+    for name in order:
+        op_name = leaving.get(storage[program.gradients[name]])
+        if op_name is not None:
+            together.setdefault(op_name, []).append(name)
+    for names in together.values():
+        due.setdefault(due_at[names[-1]], []).append(tuple(names))
+        order = [name for name in order if name not in names]
     group: list[str] = []
     held = 0
     for name in order:

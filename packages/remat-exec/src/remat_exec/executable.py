@@ -210,8 +210,12 @@ class Executable:
             next(backward)
             del _held_by_autograd
             final: list[torch.Tensor] = []
-            for group in backward:
-                final.extend(gradient for gradient in group or () if gradient is not None)
+            for group in self.code.groups:
+                given = next(backward) or []
+                if program.leaving.isdisjoint(group.inputs):
+                    final.extend(gradient for gradient in given if gradient is not None)
+                given.clear()
+            next(backward, None)
 
     def _gradients_of_handed(
         self, handed: list[torch.Tensor], bound: list[Any], loss: Loss | None
@@ -275,8 +279,12 @@ class Executable:
                 del self._variants[in_part[0]]
         return variant
 
-    def check_room(self, variant: Variant, released_outputs: frozenset[int]) -> None:
+    def check_room(
+        self, variant: Variant, released_outputs: frozenset[int], *, staying: bool = False
+    ) -> None:
         """Check that the budget has room for a backward by `variant`, with these outputs freed.
+
+        `staying` says that gradients do not leave which were to.
 
         Raises:
             BudgetExceeded: if it takes more memory than the budget.
@@ -299,6 +307,12 @@ class Executable:
                 self.code.peak_bytes + read,
                 "while an output is held that the plan does not make, and that was read",
                 _NAME_IT,
+            )
+        if staying:
+            self._check(
+                variant.code.staying_peak_bytes,
+                "while gradients stay that left at once in earlier ones, as hooks let go of them",
+                "run forward again, it will be planned with them held",
             )
         if held:
             self._check(

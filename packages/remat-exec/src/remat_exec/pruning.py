@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remat_graph import Compute, Graph, Step
+from remat_graph import Compute, Graph, Step, leaves
 from remat_graph.torch import Call, Program
 
 __all__ = ["prune_backward"]
@@ -29,6 +29,9 @@ def prune_backward(
     for step in reversed(steps):
         if isinstance(step, Compute):
             op = graph.ops[graph.op_index[step.op]]
+            if leaves(step.op):  # of which some are given out
+                kept.append(step)
+                continue
             if step.op not in program.writes and needed.isdisjoint(op.outputs):
                 continue
             used.setdefault(step.op, set()).update(needed.intersection(op.outputs))

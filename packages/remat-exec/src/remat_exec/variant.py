@@ -56,5 +56,7 @@ class StepCode(Protocol):
     def check_reading(self, recipe: Recipe) -> None:
         """See that there is room to make an output between the halves."""
 
-    def check_room(self, variant: Variant, released_outputs: frozenset[int]) -> None:
+    def check_room(
+        self, variant: Variant, released_outputs: frozenset[int], *, staying: bool = False
+    ) -> None:
         """See that there is room for a backward while those outputs are gone."""

@@ -20,6 +20,7 @@ from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Hierarchy
 from remat_graph.interchange import from_networkx, to_networkx
+from remat_graph.leaving import leave_late, leaves, reads_after_leaving
 from remat_graph.provenance import Provenance
 from remat_graph.schedule import (
     Compute,
@@ -71,9 +72,12 @@ __all__ = [
     "equivalence_classes",
     "freed_next",
     "from_networkx",
+    "leave_late",
+    "leaves",
     "load",
     "memory_to_svg",
     "printable",
+    "reads_after_leaving",
     "save",
     "simulate",
     "to_dot",

@@ -118,7 +118,7 @@ class Capture:
                 other = other._with(self.numerics, self._in_channels_last, self.sliced)
             elif other._costs != self._costs:
                 other = other.costed(self._costs, self._measured)
-            self._variants[missing] = other
+            self._variants[missing] = other.with_leaving_gradients(self.leaving_gradients)
         return self._variants[missing]
 
     def _traced_variant(self, missing: frozenset[int]) -> Capture:
@@ -355,6 +355,33 @@ class Capture:
             laid = self._in_channels_last & program.calls.keys()
             other = other._with(self.numerics, laid, self.sliced)
         return other
+
+    @property
+    def leaving_gradients(self) -> frozenset[int]:
+        """The inputs of the program, by position, whose gradients leave at once."""
+        inputs = enumerate(self.program.inputs)
+        return frozenset(at for at, item in inputs if item.variable in self.program.leaving)
+
+    def with_leaving_gradients(self, positions: frozenset[int]) -> Capture:
+        """Plan for gradients that whoever gets them lets go of at once.
+
+        They are those of inputs of the program, by position, as of parameters whose hooks step an
+        optimizer in the backward. Such a gradient counts until it is given out, and that comes
+        after all that reads its parameter.
+        """
+        inputs = self.program.inputs
+        leaving = frozenset(inputs[at].variable for at in positions if at < len(inputs))
+        leaving = leaving.intersection(self.program.gradients)
+        if leaving == self.program.leaving:
+            return self
+        whole = self._whole_program
+        other = replace(
+            self,
+            program=replace(self.program, leaving=leaving),
+            _plain=None if self._plain is None else self._plain.with_leaving_gradients(positions),
+            _whole_program=whole and replace(whole, leaving=leaving),
+        )
+        return other.costed(self._costs)
 
     def as_autograd(self) -> Graph:
         """Give the graph that plain autograd runs, of a capture without alternatives.

@@ -1,0 +1,75 @@
+"""Ops at which gradients leave: whoever gets them may step the optimizer and let go of them.
+
+Such an op reads gradients and the parameters that they are of, makes nothing, and runs once. As the
+parameters may change in it, no op may read them after it, not even one that runs again. That is no
+rule of graphs, which solvers would have to know: what they give is put right by `leave_late`, and
+`reads_after_leaving` is for those who run a schedule.
+"""
+
+from __future__ import annotations
+
+from remat_graph.graph import Graph
+from remat_graph.schedule import Compute, Free, Schedule, Step
+
+__all__ = ["LEAVE", "leave_late", "leaves", "reads_after_leaving"]
+
+LEAVE = "leave@"  # no name of a variable
+
+
+def leaves(op: str) -> bool:
+    """Whether this is the name of an op at which gradients leave."""
+    return op.startswith(LEAVE)
+
+
+def reads_after_leaving(graph: Graph, schedule: Schedule) -> tuple[str, str] | None:
+    """Find an op that touches a gradient or its parameter after that has left: both names.
+
+    `None` if there is none.
+    """
+    left: set[str] = set()
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            op = graph.ops[graph.op_index[step.op]]
+            late = left.intersection((*op.inputs, *op.outputs))
+            if late:
+                return op.name, min(late)
+            if leaves(op.name):
+                left.update(op.inputs)
+    return None
+
+
+def leave_late(graph: Graph, schedule: Schedule) -> Schedule:
+    """Move the ops at which gradients leave behind the last that touches what they read.
+
+    What is freed of that is freed there. It is the schedule itself if nothing moves.
+    """
+    steps = schedule.steps
+    at: dict[str, int] = {}
+    last: dict[str, int] = {}
+    freed: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        if isinstance(step, Free):
+            freed[step.value] = position
+        elif leaves(step.op):
+            at[step.op] = position
+        else:
+            op = graph.ops[graph.op_index[step.op]]
+            last.update(dict.fromkeys((*op.inputs, *op.outputs), position))
+    late: dict[int, list[str]] = {}
+    dropped: set[int] = set()
+    for name, position in at.items():
+        inputs = graph.ops[graph.op_index[name]].inputs
+        due = max((last.get(v, -1) for v in inputs), default=-1)
+        if due > position:
+            late.setdefault(due, []).append(name)
+            dropped |= {position, *(freed[v] for v in inputs if v in freed)}
+    if not late:
+        return schedule
+    moved: list[Step] = []
+    for position, step in enumerate(steps):
+        if position not in dropped:
+            moved.append(step)
+        for name in late.get(position, ()):
+            inputs = graph.ops[graph.op_index[name]].inputs
+            moved += [Compute(name), *(Free(v) for v in inputs if v in freed)]
+    return Schedule(tuple(moved))
