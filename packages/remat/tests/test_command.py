@@ -69,6 +69,14 @@ def loud():
 def dropping():
     layers = (m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)))
     return torch.nn.Sequential(*layers), torch.zeros(64, 64)
+
+class Head(torch.nn.Linear):
+    def forward(self, x, y):
+        scores = super().forward(x)
+        return {"loss": torch.nn.functional.cross_entropy(scores, y), "scores": scores}
+
+def head():
+    return Head(4, 500), (torch.zeros(64, 4), torch.zeros(64, dtype=torch.long))
 """
 
 
@@ -165,6 +173,9 @@ def test_sizes_of_a_model_type_by_other_names_and_within_it(words):
         (["plan", "FILE:net", "--budget", "auto"], 1, "bytes, a share, --measure or --device"),
         (["plan", "gpt2", "--budget", "1GiB", "--set", "layers=3"], 1, "has no layers"),
         (["plan", "FILE:net", "--budget", "1KiB"], 3, "budget 1 KiB is below"),
+        (["plan", "FILE:head", "--budget", "1KiB"], 3, "numerics='rounding'"),
+        (["plan", "FILE:head", "--budget", "1KiB"], 3, "outputs='loss'"),
+        (["plan", "FILE:head", "--budget", "1MiB", "--outputs", "los"], 1, "has 'loss', 'scores'"),
         (["plan", "FILE:net", "--budget", "120%"], 1, "for bytes give a number with a unit"),
         (["largest-batch", "FILE:net", "--budget", "1KiB"], 3, "not even a batch of one fits"),
         (["explain", "FILE"], 1, ".py:FUNCTION"),
@@ -518,6 +529,17 @@ def test_a_device_without_room_or_without_a_known_memory_is_named():
 def test_what_gradients_alone_take_is_told():
     with pytest.raises(remat.BudgetTooSmall, match=r"gradients of parameters, are .*fewer"):
         remat.plan(torch.nn.Linear(500, 500), torch.randn(1, 500), budget="1KiB", costs="estimate")
+
+
+def test_outputs_that_are_not_named_are_not_made(file, tmp_path):
+    saved = tmp_path / "plan.json"
+    assert "made when read" not in run("plan", f"{file}:head", "--budget", "1MiB")
+    for named in ("loss", "0", "loss, 0"):
+        text = run("plan", f"{file}:head", "--budget", "1MiB", "--outputs", named, "--save", saved)
+        assert "made when read" in text
+        assert remat.Plan.load(saved).kinds[0].deferred == ((1, 64 * 500 * 4),)
+    run("plan", f"{file}:head", "--budget", "1MiB", "--outputs", "loss,scores", "--save", saved)
+    assert not remat.Plan.load(saved).kinds[0].deferred
 
 
 def test_other_ways_to_make_a_value_and_another_cut(file, tmp_path, capsys, monkeypatch):

@@ -77,7 +77,8 @@ def main() -> None:
             if not pressed():  # else its reason: compiled modules make an ImportError of Ctrl-C
                 message, code = _message_and_code(error)
                 _tell(_document(error, message))
-                err.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+                for text in (message, *getattr(error, "__notes__", ())):
+                    err.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
                 raise SystemExit(code) from None
             _tell(_STOPPED)
             raise SystemExit(INTERRUPTED) from None
