@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.alternatives import (
     convolutions,
     packable,
@@ -155,7 +156,9 @@ def joint_bound(graph, budget, running=False):
     wiring = Wiring.of(graph)
     checkpoints = np.flatnonzero(Alternatives.of(wiring).owed).tolist()
     running = [(c, op) for c in checkpoints for op in range(wiring.op_count)] if running else []
-    answer = solve_program(relax(wiring, budget, checkpoints, running=running).program, seconds=10)
+    answer = solve_program(
+        relax(wiring, budget, checkpoints, running=running).program, seconds=NO_LIMIT
+    )
     if answer.outcome is Outcome.INFEASIBLE:
         return math.inf
     return least_time(wiring) * (1 + answer.bound / COST_OF_ONCE)
@@ -179,7 +182,7 @@ def test_what_is_packed_before_the_first_checkpoint_is_paid():
     turn = next(i for i, op in enumerate(graph.ops) if op.owed and op.stage is Stage.BACKWARD)
     wiring = Wiring.of(graph)
     program = relax(wiring, budget, [turn]).program
-    answer = solve_program(program, seconds=10)
+    answer = solve_program(program, seconds=NO_LIMIT)
     assert answer.outcome is Outcome.SOLVED
     packs = min(op.time for op in graph.ops if op.optional)
     assert answer.bound >= packs / least_time(wiring) * COST_OF_ONCE * (1 - 1e-6)
@@ -237,7 +240,7 @@ def test_gradients_of_convolutions_are_planned_by_their_halves():
     alone = graph.without_alternatives()
     peak = simulate(alone, store_all(alone)).peak_bytes
     found = Refine().solve(
-        Problem(graph, int(0.9 * peak)), Limit.starting_now(3600.0), lambda _: None
+        Problem(graph, int(0.9 * peak)), Limit.starting_now(NO_LIMIT), lambda _: None
     )
     assert found.status is Status.OPTIMAL
     assert found.time < 1.01 * alone.time
@@ -251,7 +254,7 @@ def test_a_given_schedule_over_alternatives_is_where_it_begins():
     graph = convolutions()
     alone = graph.without_alternatives()
     budget = int(0.9 * simulate(alone, store_all(alone)).peak_bytes)
-    known = Refine().solve(Problem(graph, budget), Limit.starting_now(20.0), lambda _: None)
+    known = Refine().solve(Problem(graph, budget), Limit.starting_now(NO_LIMIT), lambda _: None)
     problem = Problem(graph, budget, start=known.schedule)
     again = Refine().solve(problem, Limit.starting_now(0.05), lambda _: None)
     assert again.time <= known.time * (1 + 1e-9)
@@ -292,7 +295,7 @@ def test_what_is_found_with_the_implementations_of_a_schedule_is_told_at_once():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Refine().solve(Problem(graph, budget), Limit.starting_now(60.0), report)
+        Refine().solve(Problem(graph, budget), Limit.starting_now(NO_LIMIT), report)
     assert told[-1].incumbent_time < told[-2].incumbent_time
     timeline = simulate(graph, told[-1].incumbent())
     assert timeline.peak_bytes <= budget

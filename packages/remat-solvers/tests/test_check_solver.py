@@ -5,6 +5,7 @@ import math
 import time
 
 import pytest
+from solver_cases import NO_LIMIT
 
 from remat_graph import Compute, Schedule, Solution, Status
 from remat_solvers import UnknownSolver
@@ -164,15 +165,17 @@ def test_a_solve_that_does_not_end_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["store-all", "checkmate", "h-tw-remat", "chen-greedy"])
-def test_nothing_is_found_where_nothing_is(name):
-    check = check_solver(name, problems=24)
+def test_nothing_is_found_where_nothing_is(monkeypatch, name):
+    monkeypatch.setattr(solver_check, "_LATE_SECONDS", NO_LIMIT)
+    check = check_solver(name, problems=24, limit_seconds=NO_LIMIT)
     assert check.faults == []
     assert check.solved
     assert check.problems >= 27
     assert name in str(check)
 
 
-def test_a_solver_of_alternatives_is_given_some():
+def test_a_solver_of_alternatives_is_given_some(monkeypatch):
+    monkeypatch.setattr(solver_check, "_LATE_SECONDS", NO_LIMIT)
     assert check_solver("refine", problems=1, limit_seconds=1).problems == 8
 
 

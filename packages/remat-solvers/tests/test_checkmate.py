@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.answers import check_staged, peak_of
 from solver_cases.bounding import direct_program
 from solver_cases.random_graphs import graphs, trainings
@@ -33,14 +34,11 @@ def silent(progress):
     pass
 
 
-NO_LIMIT = 3600.0  # for what is proved in moments, but not on a busy machine
-
-
-def checkmate(graph, budget, seconds=10.0, **options):
+def checkmate(graph, budget, seconds=NO_LIMIT, **options):
     return Checkmate(**options).solve(Problem(graph, budget), Limit.starting_now(seconds), silent)
 
 
-def rounded(graph, budget, seconds=10.0, **options):
+def rounded(graph, budget, seconds=NO_LIMIT, **options):
     solver = CheckmateRounding(**options)
     return solver.solve(Problem(graph, budget), Limit.starting_now(seconds), silent)
 
@@ -70,7 +68,7 @@ def test_the_back_end_does_not_cut_off_the_optimum(form):
         results=frozenset({"v5"}),
     )
     formulation = formulate(Stages.of(Wiring.of(graph)), form)
-    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(9, seconds=10)
+    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(9, seconds=NO_LIMIT)
     assert answer.bound == pytest.approx(500)  # the time of one op more, of two
 
 
@@ -82,7 +80,9 @@ def test_the_program_has_the_optimum_of_all_staged_schedules(graph, share, form)
     stages = Stages.of(Wiring.of(graph))
     formulation = formulate(stages, form)
     assert len(formulation.program.cost) <= count_columns(stages)
-    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(budget, seconds=10)
+    answer = BudgetedProgram(formulation.program, formulation.per_byte).solve(
+        budget, seconds=NO_LIMIT
+    )
     if best is None:
         assert answer.outcome is Outcome.INFEASIBLE
         return
@@ -190,8 +190,8 @@ def check_memory(formulation, point, peak_bytes):
     lower[fixed] = upper[fixed] = point[fixed]
     program = dataclasses.replace(formulation.program, lower=lower, upper=upper)
     budgeted = BudgetedProgram(program, formulation.per_byte)
-    assert budgeted.solve(peak_bytes, seconds=10).outcome is Outcome.SOLVED
-    assert budgeted.solve(peak_bytes - 1, seconds=10).outcome is Outcome.INFEASIBLE
+    assert budgeted.solve(peak_bytes, seconds=NO_LIMIT).outcome is Outcome.SOLVED
+    assert budgeted.solve(peak_bytes - 1, seconds=NO_LIMIT).outcome is Outcome.INFEASIBLE
 
 
 @pytest.mark.parametrize("form", Form)
@@ -260,8 +260,7 @@ def test_rounding_fits_or_says_limit(graph, share):
 def test_a_transformer_layer():
     graph = gpt2(layers=1)
     peak = peak_of(graph)
-    exact = checkmate(graph, int(0.9 * peak), seconds=NO_LIMIT)
-    near = rounded(graph, int(0.9 * peak), seconds=NO_LIMIT)
+    exact, near = checkmate(graph, int(0.9 * peak)), rounded(graph, int(0.9 * peak))
     assert exact.status is Status.OPTIMAL
     assert graph.time < exact.time <= near.time <= 1.06 * exact.time
     assert exact.lower_bound <= exact.time
@@ -298,7 +297,7 @@ def test_pruning_and_more_thresholds_help_the_rounding():
     graph = unit_chain(12)
     printed = rounded(graph, 6, thresholds=(0.5,), pruned=False)
     more = rounded(graph, 6)
-    exact = checkmate(graph, 6, seconds=NO_LIMIT)
+    exact = checkmate(graph, 6)
     assert exact.status is Status.OPTIMAL
     assert exact.time <= more.time <= min(printed.time, 1.06 * exact.time)
 
@@ -378,6 +377,6 @@ def test_a_sweep_reuses_the_program():
     graph = unit_chain(8)
     formulation = formulate(Stages.of(Wiring.of(graph)))
     program = BudgetedProgram(formulation.program, formulation.per_byte)
-    values = [program.solve(budget, seconds=10).value for budget in (7, 5, 7)]
+    values = [program.solve(budget, seconds=NO_LIMIT).value for budget in (7, 5, 7)]
     assert values[0] == pytest.approx(values[2])
     assert 0 < values[0] < values[1]

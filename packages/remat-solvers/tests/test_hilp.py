@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.answers import check_staged, peak_of
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
@@ -65,7 +66,7 @@ def optimum(level, budget, *, corrected=True, back_end="HIGHS"):
     """Solve the program of a level; its picks, and their time in that of the graph."""
     formulation = formulate(level, corrected=corrected)
     program = BudgetedProgram(formulation.program, formulation.per_byte, back_end)
-    answer = program.solve(budget, seconds=20)
+    answer = program.solve(budget, seconds=NO_LIMIT)
     if answer.outcome is Outcome.INFEASIBLE:
         return None, math.inf
     assert answer.outcome is Outcome.SOLVED
@@ -184,12 +185,12 @@ def test_staged_schedules_of_a_level_are_points_and_need_what_they_hold(
         lower[whole] = upper[whole] = point[whole]
         fixed = dataclasses.replace(program, lower=lower, upper=upper)
         budgeted = BudgetedProgram(fixed, formulation.per_byte)
-        answer = budgeted.solve(max(1, now.peak_bytes), seconds=10)
+        answer = budgeted.solve(max(1, now.peak_bytes), seconds=NO_LIMIT)
         assert answer.outcome is Outcome.SOLVED
         ops = np.array(expand_nodes(level, picks))
         needed = trace(level.wiring, ops).peak_bytes
         if needed > 1:
-            assert budgeted.solve(needed - 1, seconds=10).outcome is Outcome.INFEASIBLE
+            assert budgeted.solve(needed - 1, seconds=NO_LIMIT).outcome is Outcome.INFEASIBLE
         taken = sequence_time(level.wiring, ops)
         once = float(level.wiring.time.sum())
         assert answer.value * once / 1000 == pytest.approx(taken, rel=1e-6, abs=1e-9)

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.answers import peak_of
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.random_hierarchies import branching, nested
@@ -21,7 +22,6 @@ from remat_solvers.testing.brute_force import overwritten
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 halved = st.one_of(graphs(6, 7), trainings(3), branching(2)).filter(lambda g: g.boundary)
-NO_LIMIT = 3600.0
 
 
 def fastest_in_any_order(graph, budget):

@@ -4,6 +4,7 @@ import time
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
@@ -82,7 +83,7 @@ def test_a_value_is_given_up_where_it_is_idle_at_the_peak():
 @given(graphs(most_ops=7, most_values=9) | trainings(most_depth=3))
 def test_the_smallest_peak_is_legal_and_between_the_truth_and_storing_everything(graph):
     wiring = Wiring.of(graph)
-    found = minimal_peak_trace(wiring, time.perf_counter() + 5)
+    found = minimal_peak_trace(wiring, time.perf_counter() + NO_LIMIT)
     check(graph, wiring, found)
     assert found.peak_bytes <= store_all_trace(wiring).peak_bytes
 
@@ -123,8 +124,8 @@ def what_steps_miss() -> Graph:
 def test_programs_find_and_prove_what_steps_miss():
     graph = what_steps_miss()
     wiring = Wiring.of(graph)
-    steps = minimal_peak_trace(wiring, time.perf_counter() + 5)
-    found = smallest_budget(graph, limit_seconds=5.0)
+    steps = minimal_peak_trace(wiring, time.perf_counter() + NO_LIMIT)
+    found = smallest_budget(graph, limit_seconds=NO_LIMIT)
     assert steps.peak_bytes > smallest(graph) == found.peak_bytes == found.least_bytes
     assert simulate(graph, found.schedule).peak_bytes == found.peak_bytes
 
@@ -142,7 +143,7 @@ def test_on_small_graphs_programs_are_asked_in_a_short_time_too():
     )
     values = tuple(Value(name, size) for name, size in sizes.items())
     graph = Graph(values, ops, frozenset({"x"}), frozenset({"ga", "wa", "wb"}), None)
-    steps = minimal_peak_trace(Wiring.of(graph), time.perf_counter() + 5, floor_bytes=8)
+    steps = minimal_peak_trace(Wiring.of(graph), time.perf_counter() + NO_LIMIT, floor_bytes=8)
     assert steps.peak_bytes == 9
     smallest_budget(graph)  # loads what solves programs
     assert smallest_budget(graph, limit_seconds=0.5).peak_bytes == 8 == smallest(graph)
@@ -153,21 +154,21 @@ def test_ops_may_take_no_time():
     graph = dataclasses.replace(
         graph, ops=tuple(dataclasses.replace(op, time=0.0) for op in graph.ops)
     )
-    found = smallest_budget(graph, limit_seconds=5.0)
+    found = smallest_budget(graph, limit_seconds=NO_LIMIT)
     assert found.peak_bytes == smallest(graph)
     assert solve(graph, found.peak_bytes, solver="refine").peak_bytes == found.peak_bytes
 
 
 def test_what_programs_prove_is_kept_where_no_schedule_is_lower():
     wiring = Wiring.of(what_steps_miss())
-    best = lower(wiring, store_all_trace(wiring), 1, time.perf_counter() + 5)
-    again = lower(wiring, best.schedule, 1, time.perf_counter() + 5)
+    best = lower(wiring, store_all_trace(wiring), 1, time.perf_counter() + NO_LIMIT)
+    again = lower(wiring, best.schedule, 1, time.perf_counter() + NO_LIMIT)
     assert again.schedule.peak_bytes == best.schedule.peak_bytes == again.least_bytes
 
 
 def test_many_heavy_results_come_to_the_bound():
     wiring = Wiring.of(heavy_results(40))
-    found = minimal_peak_trace(wiring, time.perf_counter() + 20)
+    found = minimal_peak_trace(wiring, time.perf_counter() + NO_LIMIT)
     assert found.peak_bytes <= 1.05 * bottleneck(wiring).peak_bytes
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.alternatives import packable, trainings_with_alternatives
 from solver_cases.answers import peak_of
 from solver_cases.monet_brute_force import fastest_of_monet
@@ -48,7 +49,7 @@ def test_the_program_has_the_optimum_of_the_formulas(graph, share):
     best = fastest_of_monet(graph, budget)
     layout = Layout.of(Wiring.of(graph))
     formulation = formulate(layout, budget)
-    answer = solve_program(formulation.program, seconds=10)
+    answer = solve_program(formulation.program, seconds=NO_LIMIT)
     if best is None:
         assert answer.outcome is Outcome.INFEASIBLE
     else:
@@ -76,7 +77,9 @@ def test_what_is_read_again_later_is_not_overwritten():
     )
     for budget, best in ((39, 10.0), (40, 9.0)):
         assert fastest_of_monet(graph, budget) == best
-        found = solve_program(formulate(Layout.of(Wiring.of(graph)), budget).program, seconds=10)
+        found = solve_program(
+            formulate(Layout.of(Wiring.of(graph)), budget).program, seconds=NO_LIMIT
+        )
         assert found.value / TOTAL * graph.time == pytest.approx(best)
 
 
@@ -88,7 +91,7 @@ def test_points_over_alternatives_are_schedules_within_the_budget(graph, share):
     wiring = Wiring.of(graph)
     layout = Layout.of(wiring)
     formulation = formulate(layout, budget)
-    answer = solve_program(formulation.program, seconds=10)
+    answer = solve_program(formulation.program, seconds=NO_LIMIT)
     if answer.outcome is Outcome.INFEASIBLE:
         return
     sequence = read_point(formulation.columns, answer.point).sequence(layout)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.random_graphs import graphs
 from solver_cases.synthetic import gpt2
 
@@ -63,14 +64,14 @@ def test_a_restricted_program_is_the_program_with_its_other_columns_fixed(seed):
     wiring = Wiring.of(graph)
     budget = int(0.5 * simulate(graph, store_all(graph)).peak_bytes)
     program = relax(wiring, budget, [wiring.op_count // 2, wiring.op_count * 3 // 4]).program
-    point = solve_program(program, seconds=20, gap=0.5).point
+    point = solve_program(program, seconds=NO_LIMIT, gap=0.5).point
     free = np.random.default_rng(seed).random(len(point)) < 0.3
-    small = solve_program(restricted(program, point, free), seconds=20)
+    small = solve_program(restricted(program, point, free), seconds=NO_LIMIT)
     fixed = dataclasses.replace(
         program,
         lower=np.where(free, program.lower, point),
         upper=np.where(free, program.upper, point),
     )
-    whole = solve_program(fixed, seconds=20)
+    whole = solve_program(fixed, seconds=NO_LIMIT)
     assert small.outcome is whole.outcome is Outcome.SOLVED
     assert small.value + program.cost[~free] @ point[~free] == pytest.approx(whole.value, abs=1e-6)

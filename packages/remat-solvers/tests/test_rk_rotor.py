@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.answers import check_of_chain, peak_of
 from solver_cases.chains import chains, with_frees
 from solver_cases.random_graphs import graphs
@@ -30,9 +31,6 @@ from remat_solvers.testing.brute_force import fastest as fastest_of_all
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 few, times = st.integers(0, 6), st.integers(0, 9).map(float)
-
-
-NO_LIMIT = 3600.0  # which is never reached
 
 
 def run(solver, graph, budget, seconds=None, executor=None):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.answers import peak_of
 from solver_cases.networks_in_blocks import feed_forward_in_blocks
 from solver_cases.random_graphs import graphs, trainings
@@ -34,7 +35,7 @@ thorough = settings(max_examples=16, deadline=None, suppress_health_check=list(H
 
 @pytest.fixture(scope="module")
 def best():
-    found = solve(GRAPH, BUDGET, solver="refine", limit_seconds=20)
+    found = solve(GRAPH, BUDGET, solver="refine", limit_seconds=NO_LIMIT)
     assert found.status is Status.OPTIMAL
     return found
 
@@ -69,7 +70,7 @@ def test_ctrl_c_at_the_first_report_has_a_schedule_to_keep(solver):
         BUDGET,
         solver=solver,
         hierarchy=HIERARCHY,
-        limit_seconds=30,
+        limit_seconds=NO_LIMIT,
         progress=interrupt,
         keep_best=True,
     )
@@ -92,7 +93,7 @@ def test_the_given_schedule_comes_first_and_is_not_lost(solver, best, alone):
 def test_a_given_schedule_that_does_not_fit_is_repaired(solver):
     reports = []
     problem = Problem(GRAPH, BUDGET, HIERARCHY, start=EVERYTHING)
-    found = get_solver(solver).solve(problem, Limit.starting_now(10.0), reports.append)
+    found = get_solver(solver).solve(problem, Limit.starting_now(NO_LIMIT), reports.append)
     assert reports[0].incumbent_peak_bytes <= BUDGET
     assert found.time <= reports[0].incumbent_time
 
@@ -113,7 +114,7 @@ def test_the_program_is_started_from_the_given_schedule(
     monkeypatch.setattr("remat_solvers.published.hierarchical.hilp.search._start", lambda *_: None)
     problem = Problem(GRAPH, BUDGET, start=best.schedule)
     with pytest.raises(TimeoutError):
-        get_solver(solver).solve(problem, Limit.starting_now(10.0), lambda _: None)
+        get_solver(solver).solve(problem, Limit.starting_now(NO_LIMIT), lambda _: None)
     assert times == [pytest.approx(best.time)]
 
 
@@ -129,7 +130,7 @@ def test_what_costs_nothing_needs_no_program():
     graph = Graph(values, ops, results=frozenset({"end"}))
     for solver in ("checkmate", "checkmate-rounding", "rk-checkmate"):
         reports = []
-        limit = Limit.starting_now(10.0)
+        limit = Limit.starting_now(NO_LIMIT)
         found = get_solver(solver).solve(Problem(graph, 7), limit, reports.append)
         assert (found.status, found.time, len(reports)) == (Status.OPTIMAL, 3.0, 1)
 
@@ -138,7 +139,7 @@ def test_the_rounding_as_printed_begins_with_nothing(best):
     reports = []
     solver = CheckmateRounding(thresholds=(0.5,), pruned=False)
     problem = Problem(GRAPH, BUDGET, start=best.schedule)
-    found = solver.solve(problem, Limit.starting_now(10.0), reports.append)
+    found = solver.solve(problem, Limit.starting_now(NO_LIMIT), reports.append)
     assert reports[0].incumbent_time is None
     assert found.time >= best.time
 
@@ -148,7 +149,7 @@ def test_a_given_schedule_does_not_end_the_rounding_early(best, alone, unbounded
     for start in (None, best.schedule):
         reports = []
         problem = Problem(GRAPH, BUDGET, start=start)
-        CheckmateRounding().solve(problem, Limit.starting_now(30.0), reports.append)
+        CheckmateRounding().solve(problem, Limit.starting_now(NO_LIMIT), reports.append)
         said.append([report.message for report in reports if "epsilon" in report.message])
     assert said[0] == said[1] != []
 
@@ -160,7 +161,7 @@ def test_all_starts_are_legal_and_in_order(graph, share):
     assume(low < high)
     budget = max(1, low + int(share * (high - 1 - low)))
     wiring = Wiring.of(graph)
-    found = list(starts(wiring, budget, store_all(graph), time.perf_counter() + 10))
+    found = list(starts(wiring, budget, store_all(graph), time.perf_counter() + NO_LIMIT))
     assert found[0].sequence.tolist() == list(range(wiring.op_count))
     for now in found:
         schedule = expand(wiring, now.sequence)
@@ -173,7 +174,7 @@ def test_all_starts_are_legal_and_in_order(graph, share):
 def test_where_eviction_finds_nothing_it_is_paged(monkeypatch):
     wiring = Wiring.of(GRAPH)
     monkeypatch.setattr(f"{STARTS}.evict", lambda w, found, *_, **__: trace(w, found))
-    *over, last = starts(wiring, BUDGET, None, time.perf_counter() + 10)
+    *over, last = starts(wiring, BUDGET, None, time.perf_counter() + NO_LIMIT)
     assert all(now.peak_bytes > BUDGET for now in over)
     assert last.peak_bytes <= BUDGET
 
@@ -196,7 +197,8 @@ def test_starts_take_a_small_share_of_the_time():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{STARTS}.evict", spend)
         list(starts(wiring, BUDGET, None, time.perf_counter() + 60))
-    assert all(0 < seconds <= 2 for seconds in deadlines)
+    assert deadlines
+    assert max(deadlines) <= 2
 
 
 def test_what_must_not_run_again_is_not_begun_with():
@@ -224,6 +226,6 @@ def test_a_descent_finds_what_eviction_does_not(monkeypatch):
     budget = smallest_budget(GRAPH).peak_bytes
     monkeypatch.setattr(f"{STARTS}.evict_in_one_pass", lambda *_, **__: None)
     monkeypatch.setattr(f"{STARTS}.evict", lambda _, now, *__, **___: trace(wiring, now))
-    *others, last = starts(wiring, budget, None, time.perf_counter() + 300)
+    *others, last = starts(wiring, budget, None, time.perf_counter() + NO_LIMIT)
     assert all(found.peak_bytes > budget for found in others)
     assert last.peak_bytes <= budget

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.regions import closed, regions
 from solver_cases.synthetic import gpt2
 
@@ -213,7 +214,7 @@ def test_what_does_not_go_together_is_refused(options, calls, moments, match):
 @given(st.lists(regions(), min_size=1, max_size=2), st.floats(0.0, 1.0), st.integers(0, 5))
 def test_the_bound_of_the_step_is_below_all_schedules(graphs, share, fixed):
     """Every trade-off of each region is listed by search; their best combination is the truth."""
-    fronts = [region_front(graph, points=3, limit_seconds=20) for graph in graphs]
+    fronts = [region_front(graph, points=3, limit_seconds=NO_LIMIT) for graph in graphs]
     truth = [every_option(front) for front in fronts]
     moments, calls = nested(len(graphs), fixed), [2] * len(graphs)
     peaks = [peak(truth, moments, i) for i in combinations(truth)]
@@ -238,14 +239,14 @@ def every_option(front):
     found = front
     for kept in range(front.least_kept_bytes, everything.kept_bytes + 1):
         for most in range(everything.peak_bytes, 0, -1):
-            found = refined_options(found, kept_bytes=kept, peak_bytes=most, limit_seconds=5)
+            found = refined_options(found, kept_bytes=kept, peak_bytes=most, limit_seconds=NO_LIMIT)
             if found.best(kept, most) is None:
                 break
     return found.options
 
 
 def test_the_bound_of_a_step_that_does_not_fit_is_infinite():
-    front = region_front(closed(gpt2(layers=1)), points=3, limit_seconds=5)
+    front = region_front(closed(gpt2(layers=1)), points=3, limit_seconds=NO_LIMIT)
     low = max(front.least_forward_bytes, front.least_backward_bytes) - 1
     assert step_bound([front], [1], nested(1), low) == math.inf
     assert step_bound([front] * 2, [1, 1], nested(2), 10**12) == pytest.approx(2 * front.graph.time)
@@ -258,9 +259,11 @@ def test_one_region_with_its_moments_is_planned_as_by_a_plain_solve():
     moments = [*nested(1), TimeStep(outside, ((0, 1),), None)]
     everything = measure_option(graph, store_all(graph))
     budget = int(0.7 * everything.peak_bytes)
-    plain = solve(graph, budget, limit_seconds=10)
-    front = region_front(graph, points=3, limit_seconds=5)
-    front = refined_options(front, kept_bytes=budget - outside, peak_bytes=budget, limit_seconds=10)
+    plain = solve(graph, budget, limit_seconds=NO_LIMIT)
+    front = region_front(graph, points=3, limit_seconds=NO_LIMIT)
+    front = refined_options(
+        front, kept_bytes=budget - outside, peak_bytes=budget, limit_seconds=NO_LIMIT
+    )
     found = choose([front.options], [1], moments, budget)
     assert found.time == pytest.approx(plain.time, rel=1e-3)
     assert plain.lower_bound <= found.time * (1 + 1e-9)
@@ -270,7 +273,7 @@ def test_one_region_with_its_moments_is_planned_as_by_a_plain_solve():
 
 
 def test_layers_in_turn_keep_less_under_less():
-    options = region_front(closed(gpt2(layers=1)), points=4, limit_seconds=5).options
+    options = region_front(closed(gpt2(layers=1)), points=4, limit_seconds=NO_LIMIT).options
     most = 4 * options[-1].kept_bytes
     times = []
     for share in (1.5, 0.8, 0.4):
@@ -344,7 +347,7 @@ class Boastful(StoreAll):
 
 def test_a_region_whose_solver_an_option_refutes_is_an_error():
     graph = closed(gpt2(layers=1))
-    front = region_front(graph, points=2, limit_seconds=5)
+    front = region_front(graph, points=2, limit_seconds=NO_LIMIT)
     low = min(front.options, key=lambda o: o.peak_bytes)
     open_still = dataclasses.replace(front, bounds=())
     box = {"kept_bytes": low.kept_bytes, "peak_bytes": low.peak_bytes}
@@ -353,7 +356,7 @@ def test_a_region_whose_solver_an_option_refutes_is_an_error():
 
 
 def test_a_region_gives_up_what_an_option_refutes():
-    front = region_front(closed(gpt2(layers=1)), points=2, limit_seconds=5)
+    front = region_front(closed(gpt2(layers=1)), points=2, limit_seconds=NO_LIMIT)
     kept = min(option.kept_bytes for option in front.options)
     wrong = RegionBound(kept, ANY_BYTES, 1e9)
     front = dataclasses.replace(front, bounds=(*front.bounds, wrong))

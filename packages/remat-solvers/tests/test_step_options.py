@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases import NO_LIMIT
 from solver_cases.random_graphs import graphs
 from solver_cases.regions import closed, fastest_within, least_kept, regions
 from solver_cases.synthetic import gpt2
@@ -133,10 +134,10 @@ def test_the_time_of_what_is_kept_is_that_of_a_search(graph, share):
 @few
 @given(ANY)
 def test_a_front_has_both_ends_and_true_bounds(graph):
-    front = region_front(graph, points=4, limit_seconds=20)
+    front = region_front(graph, points=4, limit_seconds=NO_LIMIT)
     check(graph, front)
     # Between the ends seconds decide.
-    again = region_front(graph, points=4, limit_seconds=20).options
+    again = region_front(graph, points=4, limit_seconds=NO_LIMIT).options
     for end in (0, -1):
         assert again[end].kept_bytes == front.options[end].kept_bytes
     everything = measure_option(graph, store_all(graph))
@@ -163,11 +164,11 @@ def test_a_front_has_both_ends_and_true_bounds(graph):
 @few
 @given(ANY, st.floats(0, 1), st.floats(0, 1))
 def test_a_refined_front_has_the_fastest_within_the_box(graph, kept_share, peak_share):
-    front = region_front(graph, points=2, limit_seconds=20)
+    front = region_front(graph, points=2, limit_seconds=NO_LIMIT)
     everything = measure_option(graph, store_all(graph))
     kept = int(kept_share * everything.kept_bytes)
     peak = max(1, int(peak_share * everything.peak_bytes))
-    refined = refined_options(front, kept_bytes=kept, peak_bytes=peak, limit_seconds=20)
+    refined = refined_options(front, kept_bytes=kept, peak_bytes=peak, limit_seconds=NO_LIMIT)
     check(graph, refined)
     truth = fastest_within(graph, kept, peak, peak)
     best = refined.best(kept, peak)
@@ -185,7 +186,7 @@ def test_nothing_but_the_ends_peaks_above_what_is_asked():
     graph = closed(gpt2(layers=1))
     everything = measure_option(graph, store_all(graph))
     most = int(0.8 * everything.peak_bytes)
-    front = region_front(graph, most_bytes=most, points=3, limit_seconds=5)
+    front = region_front(graph, most_bytes=most, points=3, limit_seconds=NO_LIMIT)
     check(graph, front)
     over = [o for o in front.options if o.peak_bytes > most]
     assert all(o.kept_bytes == front.options[0].kept_bytes for o in over)
@@ -195,7 +196,7 @@ def test_nothing_but_the_ends_peaks_above_what_is_asked():
 
 def test_lower_peaks_are_found_among_those_that_keep_little():
     graph = closed(gpt2(layers=1))
-    front = region_front(graph, points=8, limit_seconds=20)
+    front = region_front(graph, points=8, limit_seconds=NO_LIMIT)
     check(graph, front)
     least = front.options[0].kept_bytes
     peaks = {o.peak_bytes for o in front.options if o.kept_bytes == least}

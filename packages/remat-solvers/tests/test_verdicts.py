@@ -6,6 +6,7 @@ import math
 import pickle
 
 import pytest
+from solver_cases import NO_LIMIT
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Solution, Status, Value, simulate
 from remat_graph.testing import unit_chain, with_mask
@@ -38,9 +39,9 @@ SOLVE = importlib.import_module("remat_solvers.solve")  # the name of the functi
 GRAPH = unit_chain(6)
 WIRING = Wiring.of(GRAPH)
 PEAK = simulate(GRAPH, store_all(GRAPH)).peak_bytes
-LEAST = smallest_budget(GRAPH)
+LEAST = smallest_budget(GRAPH, limit_seconds=NO_LIMIT)
 SLOW = simulate(GRAPH, LEAST.schedule)
-FAST = solve(GRAPH, PEAK - 1)
+FAST = solve(GRAPH, PEAK - 1, limit_seconds=NO_LIMIT)
 WITHOUT_STARTS = CheckmateRounding(pruned=False)
 
 
@@ -208,11 +209,11 @@ def test_a_back_end_that_fails_is_an_error_and_ends_not_auto(monkeypatch):
 def test_an_illegal_sequence_is_an_error(monkeypatch):
     monkeypatch.setattr(monet_solver, "without_dead_runs", lambda _, sequence: sequence[1:])
     with pytest.raises(BrokenSolver, match=r"'monet' of .* raised InvalidSchedule"):
-        solve(unit_chain(8), 6, solver=Monet())
+        solve(unit_chain(8), 6, solver=Monet(), limit_seconds=NO_LIMIT)
     run = _InWays.run
     monkeypatch.setattr(_InWays, "run", lambda self: run(self)[1:])
     with pytest.raises(BrokenSolver, match=r"'refine' of .* raised InvalidSchedule"):
-        solve(with_mask(4), 20, solver="refine", limit_seconds=5)
+        solve(with_mask(4), 20, solver="refine", limit_seconds=NO_LIMIT)
 
 
 def test_one_bad_point_does_not_discard_a_curve():
@@ -239,7 +240,7 @@ def test_a_claim_is_refuted_by_what_a_later_budget_finds():
     def answer(problem):
         if problem.budget_bytes == PEAK - 1:
             return slow(bound=15.0)
-        found = solve(GRAPH, PEAK - 2)
+        found = solve(GRAPH, PEAK - 2, limit_seconds=NO_LIMIT)
         return dataclasses.replace(found, status=Status.FEASIBLE, lower_bound=None, solver="plugin")
 
     first, second, _ = tradeoff(
