@@ -246,8 +246,13 @@ def test_gradients_of_convolutions_are_planned_by_their_halves():
     assert found.time < 1.01 * alone.time
     low = int(0.75 * peak)
     assert low < smallest_budget(alone, limit_seconds=0.5).least_bytes
-    fits = Refine().solve(Problem(graph, low), Limit.starting_now(2.0), lambda _: None)
-    assert fits.schedule is not None
+
+    def end_at_the_first(progress):
+        if progress.incumbent is not None:
+            raise KeyboardInterrupt
+
+    options = {"solver": "refine", "progress": end_at_the_first, "keep_best": True}
+    assert solve(graph, low, limit_seconds=NO_LIMIT, **options).peak_bytes <= low
 
 
 def test_a_given_schedule_over_alternatives_is_where_it_begins():
@@ -263,7 +268,7 @@ def test_a_given_schedule_over_alternatives_is_where_it_begins():
 def test_what_is_found_without_alternatives_is_told_but_not_what_is_proved_of_it():
     graph, budget, told = packable(), 330, []
     with mock.patch("remat_solvers.refine.rounds.Rounds.quick_start"):
-        found = Refine().solve(Problem(graph, budget), Limit.starting_now(3.0), told.append)
+        found = Refine().solve(Problem(graph, budget), Limit.starting_now(NO_LIMIT), told.append)
     alone = graph.without_alternatives()
     first = next(progress for progress in told if progress.incumbent is not None)
     assert simulate(alone, first.incumbent()).peak_bytes <= budget

@@ -98,7 +98,7 @@ def test_near_the_bound_and_far_from_it_a_search_may_begin_anew_and_keeps_what_i
 
     run = milp._run
     monkeypatch.setattr(milp, "_run", noted)
-    monkeypatch.setattr(milp, "_SECONDS_ANEW", 60.0)
+    monkeypatch.setattr(milp, "_SECONDS_ANEW", NO_LIMIT)
     small = knapsacks(60, 5)
     assert solve_program(small, seconds=NO_LIMIT).value == pytest.approx(
         solve_program(small, seconds=NO_LIMIT, apart=0.005).value

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import networkx as nx
 import pytest
 from hypothesis import given, settings
+from solver_cases import NO_LIMIT
 from solver_cases.random_graphs import graphs
 from solver_cases.smallest_budgets import smallest
 from solver_cases.synthetic import gpt2
@@ -240,8 +241,8 @@ def test_any_networkx_dag_can_be_planned():
     nx.add_path(dag, [f"b{i}" for i in reversed(range(6))])
     dag.add_edges_from((f"f{i}", f"b{i}") for i in range(6))
     graph = from_networkx(dag)
-    least = smallest_budget(graph)
-    solution = solve(graph, least.peak_bytes)
+    least = smallest_budget(graph, limit_seconds=NO_LIMIT)
+    solution = solve(graph, least.peak_bytes, limit_seconds=NO_LIMIT)
     assert solution.status is Status.OPTIMAL
     assert solution.time > graph.time
 

@@ -277,7 +277,7 @@ def test_layers_in_turn_keep_less_under_less():
     most = 4 * options[-1].kept_bytes
     times = []
     for share in (1.5, 0.8, 0.4):
-        found = choose([options] * 4, [1] * 4, nested(4), int(share * most))
+        found = choose([options] * 4, [1] * 4, nested(4), int(share * most), limit_seconds=NO_LIMIT)
         assert found.peak_bytes <= share * most
         assert found.status is Status.OPTIMAL
         times.append(found.time)

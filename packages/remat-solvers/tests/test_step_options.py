@@ -104,7 +104,7 @@ def test_wrong_arguments_are_refused(wrong):
 
 def test_a_solver_that_is_not_there_is_named():
     with pytest.raises(UnknownSolver):
-        region_front(closed(gpt2(layers=1)), solver="nobody")
+        region_front(closed(gpt2(layers=1)), solver="nobody", limit_seconds=NO_LIMIT)
 
 
 @thorough
