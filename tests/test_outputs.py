@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import remat
-from remat_exec import OutputGone, measure_peak
+from remat_exec import Executable, OutputGone, measure_peak
 from remat_exec.deferred import DeferredTensor
 
 WORDS, WIDTH, TOKENS = 3000, 16, 64
@@ -237,6 +237,31 @@ def test_a_name_that_is_not_there_is_refused(plain, outputs):
         remat.rematerialize(copy.deepcopy(model), ids, budget="1GiB", outputs=outputs)
     with pytest.raises(remat.RematError, match="'loss', 'logits', 'hidden'"):
         remat.plan(copy.deepcopy(model), ids, budget="1GiB", outputs=outputs, costs="estimate")
+
+
+def test_it_is_for_a_forward_of_one_region(plain, caplog):
+    ids = plain[1]
+
+    class Broken(Language):
+        def forward(self, ids):
+            torch._dynamo.graph_break()
+            return super().forward(ids)
+
+    broken = Broken()
+    with pytest.raises(remat.RematError, match="one region"):
+        remat.rematerialize(broken, budget="1GiB", outputs="loss", regions="head")
+    made = remat.rematerialize(broken, budget="1GiB", outputs="loss")
+    with caplog.at_level(logging.WARNING, "remat"):
+        output = trained(made, ids)
+    assert type(output.logits) is torch.Tensor
+    assert ["one region" in each.getMessage() for each in messages(caplog)] == [True]
+
+
+def test_an_executor_that_makes_all_is_given_no_names(plain, monkeypatch):
+    model, ids, *_ = plain
+    monkeypatch.setattr(Executable, "defers_outputs", False)
+    with pytest.raises(remat.RematError, match="makes every output"):
+        remat.rematerialize(copy.deepcopy(model), ids, budget="1GiB", outputs="loss")
 
 
 @pytest.mark.parametrize("outputs", [True, 1.5, [None]])

@@ -188,6 +188,10 @@ def rematerialize(
             f"{settings.region_plan.name} is for a model that is one region; leave out regions= "
             f"or plan="
         )
+    if regions is not None and outputs is not None:
+        raise RematError(
+            "outputs= is for a forward that is one region; leave out regions= or outputs="
+        )
     wrapped = shallow_copy(model)
     chosen = choose_regions(wrapped, regions)
     unwrap_units(wrapped)

@@ -111,8 +111,11 @@ class Settings:
         check_method(solver, partitioner)
         get_capture(capture)
         makes_all = not getattr(get_executor(executor), "defers_outputs", False)
-        if outputs is not None and makes_all:
-            raise RematError(f"the executor {executor!r} makes every output; leave outputs= out")
+        if makes_all and (outputs is not None or _defers_outputs(user_plan)):
+            raise RematError(
+                f"the executor {executor!r} makes every output; leave out outputs=, or the plan of "
+                f"a step that does not"
+            )
         return cls(
             read, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
             on_infeasible,
@@ -121,6 +124,11 @@ class Settings:
             partitioner,
             outputs=read_outputs(outputs),
         )  # fmt: skip
+
+
+def _defers_outputs(plan: PlanOrSchedule | None) -> bool:
+    """Whether a step by a plan leaves outputs out."""
+    return isinstance(plan, UserPlan) and any(kind.deferred for kind in plan.plan.kinds)
 
 
 def as_args(args: Any) -> tuple[Any, ...]:

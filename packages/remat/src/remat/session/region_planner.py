@@ -73,6 +73,7 @@ class RegionPlanner:
         self._finder = KindFinder(settings, kinds, settings.step_plan)
         self._changes: dict[str, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
+        self._warned_of_outputs = False
         self.costs: dict[str, Cost] = {}
         self._measures = settings.costs == "measure"
         self._capture_region = get_capture(settings.capture)
@@ -155,6 +156,12 @@ class RegionPlanner:
         Raises:
             PlanMismatch: in the first step, if it is none of the regions of the user's plan.
         """
+        if self.settings.outputs is not None and not self._warned_of_outputs:
+            self._warned_of_outputs = True
+            logger.warning(
+                "outputs= is for a forward that is one region, and this one's is several: each of "
+                "them makes all its outputs"
+            )
         try:
             capture = self.captured(region, inputs, loss_alone=False)
             if region.expected is not None:
