@@ -1,9 +1,8 @@
 """Which programs a region is planned as where rounding may differ: also with cuts in slices.
 
-How fine a cut is made is settled by what it needs and by its times: the fastest number of slices,
-as fine as takes a tenth more time, and as fine as lowers what is needed, down to a tenth of what
-the budget leaves. Source: Mini-sequence (Luo and others 2024), section 4, for numbers of slices;
-here they are searched by doubling.
+How fine a cut is made is settled by plans: in as many slices as lower what is needed, down to a
+tenth of what the budget leaves, in a quarter and in a sixteenth of them. Source: Mini-sequence (Luo
+and others 2024), section 4, for numbers of slices; here they are searched by doubling.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from remat_solvers import BudgetTooSmall
 
 __all__ = ["SlicedPrograms", "note_what_slices_reach", "programs_by_cuts", "sliced_programs"]
 
-_SLOWER = 1.1  # times the fastest number of slices
 _SHRINKS = 0.9  # of what half as many slices need
 _TENTH = 10
 _MOST = 1024  # slices
-_COARSER = (4, 16)  # times as few slices as the finest, which are timed, too
+_SHARES = (1, 4, 16)  # times as few slices as the finest
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +45,18 @@ def programs_by_cuts(captured: Capture, target: int) -> list[SlicedPrograms]:
     """Give these programs, those with the same kinds of cuts together."""
     if captured.numerics is None or not captured.numerics.allows(Numerics.ROUNDING):
         return []
-    levels = [_levels(captured, kind, target) for kind in range(len(captured.cuts))]
+    numbers = [_numbers(captured, kind, target) for kind in range(len(captured.cuts))]
     by_kinds: dict[tuple[int, ...], dict[tuple[tuple[int, int], ...], None]] = {}
-    for count, level in itertools.product(range(1, len(levels) + 1), range(3)):
-        slices = [each.chosen[level] for each in levels[:count]]
+    for count, level in itertools.product(range(1, len(numbers) + 1), range(len(_SHARES))):
+        slices = [of_kind[level] for of_kind in numbers[:count]]
         sliced = tuple((kind, number) for kind, number in enumerate(slices) if number > 1)
         if sliced:
             by_kinds.setdefault(tuple(kind for kind, _ in sliced), {})[sliced] = None
     groups = []
     for kinds, chosen in by_kinds.items():
         programs = tuple(captured.in_slices(sliced) for sliced in chosen)
-        numbers = zip(*(levels[kind].numbers for kind in kinds), strict=True)
-        graphs = [captured.in_slices(list(zip(kinds, each, strict=True))).graph for each in numbers]
+        levels = zip(*(numbers[kind] for kind in kinds), strict=True)
+        graphs = [captured.in_slices(list(zip(kinds, each, strict=True))).graph for each in levels]
         groups.append(SlicedPrograms(programs, _least_of(graphs)))
     return groups
 
@@ -109,22 +107,10 @@ def _with_finest_slices(captured: Capture) -> Capture | None:
     return able.in_slices([(kind, _finest(able, kind, 0)) for kind in range(len(able.cuts))])
 
 
-@dataclass(frozen=True, slots=True)
-class _Levels:
-    """Numbers of slices of a kind: those that were timed, and three that were chosen of them."""
-
-    numbers: tuple[int, ...]
-    chosen: tuple[int, int, int]
-
-
-def _levels(captured: Capture, kind: int, target: int) -> _Levels:
-    """Choose the fastest number of slices, as fine as is nearly as fast, and the finest."""
+def _numbers(captured: Capture, kind: int, target: int) -> tuple[int, ...]:
+    """List the numbers of slices that a kind of cut is planned in: the finest, and coarser ones."""
     finest = _finest(captured, kind, target)
-    numbers = [max(1, finest // share) for share in (1, *_COARSER)]
-    seconds = {number: captured.seconds_of_slices(kind, number) for number in numbers}
-    fastest = min(seconds, key=lambda number: (seconds[number], number))
-    nearly = max(n for n in numbers if seconds[n] <= _SLOWER * seconds[fastest])
-    return _Levels(tuple(numbers), (fastest, nearly, finest))
+    return tuple(max(1, finest // share) for share in _SHARES)
 
 
 def _finest(captured: Capture, kind: int, target: int) -> int:

@@ -193,18 +193,6 @@ class Capture:
             for op, call in program.calls.items()
         )
 
-    def seconds_of_slices(self, kind: int, slices: int) -> float:
-        """Say what all cuts of a kind take together in so many slices.
-
-        Raises:
-            CaptureError: if an operator cannot be measured.
-        """
-        cuts = self.cuts[kind]
-        program = cut_alone(self.without_alternatives().program, cuts[0], slices)
-        with own_modes():
-            costs = costs_of(program, self._costs, self._measured)
-        return len(cuts) * sum(cost.time for cost in costs.values())
-
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.
 

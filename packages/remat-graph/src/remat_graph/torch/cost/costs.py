@@ -29,7 +29,7 @@ from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
-from remat_graph.torch.ways.slice_by_slice import is_view
+from remat_graph.torch.ways.slice_by_slice import SlicedBody, is_view
 from remat_graph.torch.ways.slicing import run_in_slices
 
 __all__ = ["Cost", "Costs", "DeviceSpec", "costs_of", "estimate_costs", "measure_costs"]
@@ -205,6 +205,8 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program.facts, program.constants, call, _made_up)
+    share = _share_run(call)
+    long_seconds, enough_seconds = _LONG_SECONDS / share, _ENOUGH_SECONDS / share
     first, _ = _time_once(device, call, args, kwargs)
     workspace, times = 0, list[float]()
     if device.type == program.device.type:
@@ -212,9 +214,9 @@ def _measure(program: Program, call: Call, device: torch.device) -> Cost:
             seconds, kept = _time_once(device, call, args, kwargs)
         workspace = recorder.requested_bytes - _kept_bytes(call, kept, device)
         del kept
-        times = [seconds] if seconds >= _LONG_SECONDS else []  # of those, recording is a small part
-    times += [first] if first >= _LONG_SECONDS else []  # and so is warming up
-    while len(times) < _REPEATS and (len(times) < 2 or sum(times) < _ENOUGH_SECONDS):
+        times = [seconds] if seconds >= long_seconds else []  # of those, recording is a small part
+    times += [first] if first >= long_seconds else []  # and so is warming up
+    while len(times) < _REPEATS and (len(times) < 2 or sum(times) < enough_seconds):
         times.append(_time_once(device, call, args, kwargs)[0])
     return Cost(min(times), max(0, workspace))
 
@@ -231,14 +233,28 @@ def _time_once(
             clock.mark()
             return sum(clock.seconds()), results
         body, slices, *tensors = args
-        bounds = body.bounds(slices)
-        longest = max(stop - start for start, stop in pairwise(bounds))
-        if slices > _SAMPLE:
-            bounds = [min(longest * at, body.units) for at in range(_SAMPLE + 1)]
+        bounds = _bounds_run(body, slices)
         results = body.run(tensors, bounds, clock.mark)
         clock.mark()
     seconds = clock.seconds()
-    return sum(seconds) + seconds[-2] * (body.units - bounds[-1]) / longest, results
+    return sum(seconds) + seconds[-2] * (body.units - bounds[-1]) / bounds[1], results
+
+
+def _bounds_run(body: SlicedBody, slices: int) -> list[int]:
+    """Bound the slices that are run of so many: two of the longest; all, if there are no more."""
+    bounds = body.bounds(slices)
+    if slices <= _SAMPLE:
+        return bounds
+    longest = max(stop - start for start, stop in pairwise(bounds))
+    return [min(longest * at, body.units) for at in range(_SAMPLE + 1)]
+
+
+def _share_run(call: Call) -> float:
+    """Give the share of a call that is run to measure it."""
+    if call.target is not run_in_slices:
+        return 1.0
+    body, slices = call.args[:2]
+    return float(_bounds_run(body, slices)[-1] / body.units)
 
 
 class _Clock:
