@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -18,6 +17,7 @@ from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import make_outputs, tangents_of
+from remat_exec.overlaps import check_apart
 from remat_exec.variant import Variant
 from remat_graph import Compute, Schedule, simulate
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
@@ -125,7 +125,7 @@ class Executable:
         program = self.capture.program
         bound: list[Any] = [tensor_at(module, tensors, i.kind, i.key) for i in program.inputs]
         if self._written:
-            _check_apart(bound, self._written)
+            check_apart(bound, self._written)
         bound.extend(program.constants.values())
         return bound
 
@@ -422,35 +422,3 @@ def _forward_order(program: Program) -> tuple[str, ...]:
     """List the ops that every forward runs."""
     forward = program.order[: program.order.index("loss")]
     return tuple(op for op in forward if op not in program.alternatives)
-
-
-def _check_apart(tensors: list[torch.Tensor], written: list[int]) -> None:
-    """Refuse inputs that are written to and overlap with others.
-
-    Raises:
-        ExecutionError: naming the two.
-    """
-    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    counts = Counter(storages)
-    for position in written:
-        if counts[storages[position]] == 1 or not storages[position]:
-            continue
-        for other, storage in enumerate(storages):
-            if other == position or storage != storages[position]:
-                continue
-            first, second = _span(tensors[position]), _span(tensors[other])
-            if max(first.start, second.start) < min(first.stop, second.stop):
-                raise ExecutionError(
-                    f"the forward writes in place to a tensor of shape "
-                    f"{list(tensors[position].shape)} that shares memory with another one that it "
-                    f"reads, of shape {list(tensors[other].shape)}; clone one of them first"
-                )
-
-
-def _span(tensor: torch.Tensor) -> range:
-    """Find the bytes, within its storage, between a tensor's first and last element."""
-    if not tensor.numel():
-        return range(0)
-    start = tensor.storage_offset()
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return range(start * tensor.itemsize, (start + last + 1) * tensor.itemsize)

@@ -21,7 +21,6 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.outputs import are_learned, not_named_of_region, with_named_outputs
 from remat.planning.planner import (
     SCALAR_BYTES,
     RunnablePlan,
@@ -30,6 +29,7 @@ from remat.planning.planner import (
 )
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
+from remat.session.deferring import plan_outputs, with_outputs
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
@@ -206,7 +206,9 @@ class RegionPlanner:
                 plan = functools.partial(
                     self._plan_with_loss_seen, region, numbers, inputs, loss, rebuilt
                 )
-                planned = self._plan_outputs(region, inputs, plan)
+                planned = plan_outputs(
+                    self.settings, region, lambda: self._for_expected(region, inputs), plan
+                )
         except NoBackward:
             return None
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
@@ -228,7 +230,10 @@ class RegionPlanner:
         """Plan with room for what a loss was seen to take, or without if no plan has."""
         start = time.perf_counter()
         seen = region.seen_loss
-        captured = self._with_outputs(region, inputs, rebuilt, all_deferred=all_deferred)
+        captured = with_outputs(
+            self.settings, region, self._for_expected(region, inputs), rebuilt,
+            all_deferred=all_deferred,
+        )  # fmt: skip
         if seen is None or numbers in region.left:
             return self._plan(region, inputs, captured, loss, None, start)
         try:
@@ -238,59 +243,9 @@ class RegionPlanner:
             region.leave_loss(inputs, error)
             return planned
 
-    @property
-    def _learns_outputs(self) -> bool:
-        """Whether steps say which outputs are made."""
-        settings = self.settings
-        return are_learned(settings.outputs, settings.numerics) and getattr(
-            get_executor(settings.executor), "defers_outputs", False
-        )
-
-    def _plan_outputs(
-        self, region: Region, inputs: Sequence[Any], plan: Callable[..., RunnablePlan]
-    ) -> RunnablePlan:
-        """Plan with all outputs made but those that steps did not read; without if none fits."""
-        try:
-            planned = plan(all_deferred=False)
-        except (BudgetTooSmall, BudgetExceeded):
-            if not self._learns_outputs or self.settings.region_plan is not None:
-                raise
-            if self._for_expected(region, inputs).deferrable <= (region.unread or frozenset()):
-                raise
-            planned = plan(all_deferred=True)
-        if not self._learns_outputs:
-            return planned
-        deferred = planned.capture.program.deferred
-        if region.unread is None and not deferred:
-            return replace(planned, watched=self._for_expected(region, inputs).deferrable)
-        region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
-        return planned
-
     def _for_expected(self, region: Region, inputs: Sequence[Any]) -> Capture:
         captured = self.captured(region, inputs)
         return captured if region.expected is None else for_missing(captured, region.expected)
-
-    def _with_outputs(
-        self,
-        region: Region,
-        inputs: Sequence[Any],
-        rebuilt: Callable[[Any], Any],
-        *,
-        all_deferred: bool,
-    ) -> Capture:
-        """Capture a call, with the outputs that are named or were read made; and some, else."""
-        captured = self._for_expected(region, inputs)
-        named = self.settings.outputs
-        if named is not None:
-            others = not_named_of_region(named, captured, rebuilt)
-            if region.expected is None:
-                return with_named_outputs(captured, others)
-            return captured.with_deferred_outputs(others & captured.deferrable)
-        if all_deferred:
-            return captured.with_deferred_outputs(captured.deferrable)
-        if region.unread and self._learns_outputs:
-            return captured.with_deferred_outputs(captured.deferrable & region.unread)
-        return captured
 
     def _plan(
         self,
