@@ -14,7 +14,7 @@ from remat_graph.torch import GENERATOR_STATE_BYTES, Capture
 from remat_solvers import BudgetTooSmall
 from remat_solvers.toolkit import PeakBound, Wiring, peak_bound
 
-__all__ = ["with_certain_bound", "without_state"]
+__all__ = ["forward_bound", "with_certain_bound", "without_state"]
 
 
 def with_certain_bound(
@@ -25,7 +25,7 @@ def with_certain_bound(
     `sure` says that the gradients which a capture expects come, `measured_loss` that its loss was
     measured.
     """
-    peak = min((_of_forward(each) for each in captures), key=lambda one: one.peak_bytes)
+    peak = min((forward_bound(each) for each in captures), key=lambda one: one.peak_bytes)
     if sure:
         room = max(_room(each, measured_loss=measured_loss) for each in captures)
         if error.least_bytes - room > peak.peak_bytes:
@@ -56,7 +56,7 @@ def _room(captured: Capture, *, measured_loss: bool) -> int:
     return allowed + sum(sizes[value].size_bytes for value in outputs)
 
 
-def _of_forward(captured: Capture) -> PeakBound:
+def forward_bound(captured: Capture) -> PeakBound:
     """Bound what the ops before the boundary need, which hand out what is returned."""
     graph: Graph = captured.graph
     ops = graph.ops[: graph.boundary_index]

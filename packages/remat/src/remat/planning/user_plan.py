@@ -71,13 +71,7 @@ class UserPlan:
         Raises:
             PlanMismatch: if it is of another graph, saying where that first differs, or less exact.
         """
-        run = self.plan.numerics
-        if run is not None and not (numerics is not None and numerics.allows(run)):
-            asked = "was not given" if numerics is None else f"is {numerics.value!r}"
-            raise PlanMismatch(
-                f"{self.name} makes values in other ways, numerics={run.value!r}, and numerics= "
-                f"{asked} here; give numerics={run.value!r}, or make the plan again without"
-            )
+        self.check_numerics(numerics)
         fitted = self.fit_kind(0, captured)
         if fitted is None:
             raise PlanMismatch(
@@ -87,14 +81,31 @@ class UserPlan:
         variant, front = fitted
         return variant, front.options[0].schedule
 
+    def check_numerics(self, numerics: Numerics | None) -> None:
+        """Check that the plan runs nothing less exact than was asked for.
+
+        Raises:
+            PlanMismatch: if it does.
+        """
+        run = self.plan.numerics
+        if run is not None and not (numerics is not None and numerics.allows(run)):
+            asked = "was not given" if numerics is None else f"is {numerics.value!r}"
+            raise PlanMismatch(
+                f"{self.name} makes values in other ways, numerics={run.value!r}, and numerics= "
+                f"{asked} here; give numerics={run.value!r}, or make the plan again without"
+            )
+
     def fit_kind(self, kind: int, captured: Capture) -> tuple[Capture, RegionFront] | None:
         """Give the options of a kind of regions for a capture; `None` if it is of another kind."""
         region = self.plan.kinds[kind]
         there = Outline.of(region.front.graph)
         for variant in _variants(captured, region, alone=self.is_one_region):
-            here = Outline.of(variant.graph)
+            program = variant
+            if not self.is_one_region:  # options of regions have no alternatives
+                program = replace(variant, graph=variant.graph.without_alternatives())
+            here = Outline.of(program.graph)
             if there.hash == here.hash:
-                return variant, self._translated(region.front, there, variant.graph, here)
+                return program, self._translated(region.front, there, program.graph, here)
         return None
 
     def _translated(

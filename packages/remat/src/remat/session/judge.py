@@ -52,6 +52,7 @@ _BY_CALLS = (
 )
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 _OTHERS_EXPECTED = "more calls were expected before its backward, which share the budget"
+_REFUSED = "no plan of its calls fits, so steps of several calls are refused from now on"
 _MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
 _LOSS_OVER = (
     "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
@@ -240,6 +241,13 @@ class Judge:
         self._step = step
         if peak_bytes > budget:
             text = self._over(peak_bytes, budget, _OTHERS_EXPECTED)
+            warnings.warn(text, BudgetWarning, stacklevel=2)
+
+    def see_refused(self, record: Recorded) -> None:
+        """Tell of a step over the budget which others like it are refused for."""
+        budget = self.planner.budget(record.pattern)
+        if record.peak_bytes > budget:
+            text = self._over(record.peak_bytes, budget, _REFUSED)
             warnings.warn(text, BudgetWarning, stacklevel=2)
 
     def known_budget(self, pattern: Sequence[int] = ()) -> int | None:

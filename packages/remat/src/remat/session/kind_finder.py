@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
+from remat.planning.region_slices import in_slices_alone, region_in_slices
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
+from remat_graph import Numerics, simulate
 from remat_graph.torch import Capture, Cost
 from remat_solvers import store_all
 from remat_solvers.step import front_from_schedules, measure_option, region_front
@@ -31,6 +33,7 @@ class KindFinder:
         """Add those of the user's plan."""
         plan = self.user_plan
         if plan is not None:
+            plan.check_numerics(self.settings.numerics)
             self.kinds.extend(
                 RegionKind(
                     f"region {at} of {plan.name}", kind.front, kind.missing, family=at, met=False
@@ -39,13 +42,19 @@ class KindFinder:
             )
 
     def find(
-        self, name: str, capture: Capture, costs: dict[str, Cost], position: int | None
+        self,
+        name: str,
+        capture: Capture,
+        costs: dict[str, Cost],
+        position: int | None,
+        budget: int | None,
     ) -> tuple[int, Capture]:
         """Give the number of a region's kind, and its capture as that has it.
 
         What has been measured is in `costs`, and is added to. Nothing is solved for a region of a
         known kind, nor for one of the user's plan. `position` is that of its call in the
-        first step, `None` in a later one.
+        first step, `None` in a later one. Where rounding may differ, it runs in slices if it must
+        within the `budget`, or within that fraction of storing all of it while nothing is known.
 
         Raises:
             PlanMismatch: in the first step, if it is none of the regions of that plan.
@@ -56,12 +65,26 @@ class KindFinder:
         kinds = self.kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number < len(kinds):
-            return number, capture
+            return number, in_slices_alone(capture, kinds[number].sliced)
         of_plan = self._of_user_plan(name, capture, position)
         if of_plan is not None:
             return of_plan
-        kinds.append(self._solved(name, capture))
-        return number, capture
+        program, least = self._program(capture, budget)
+        kind = self._solved(name, program)
+        if program.sliced:
+            kind = replace(kind, whole=capture.graph, sliced=program.sliced)
+        kinds.append(replace(kind, least_bytes=least))
+        return number, program
+
+    def _program(self, capture: Capture, budget: int | None) -> tuple[Capture, int | None]:
+        """Choose whether a region runs in slices; bound what any such program needs."""
+        numerics, asked = self.settings.numerics, self.settings.budget
+        if numerics is None or not numerics.allows(Numerics.ROUNDING):
+            return capture, None
+        if budget is None and asked.fraction is not None:
+            stored = simulate(capture.graph, store_all(capture.graph)).peak_bytes
+            budget = int(asked.fraction * stored)
+        return (capture, None) if budget is None else region_in_slices(capture, budget)
 
     def _solved(self, name: str, capture: Capture) -> RegionKind:
         """Find the options of a region; of one of many sizes among those of the other sizes."""
@@ -96,19 +119,29 @@ class KindFinder:
         for number in unmet:
             fitted = self.user_plan.fit_kind(number, capture)
             if fitted is not None:
-                capture, front = fitted
+                program, front = fitted
                 self.kinds[number] = RegionKind(
-                    name, front, capture.missing, family=number, plain_bytes=_plain(capture)
+                    name,
+                    front,
+                    program.missing,
+                    family=number,
+                    plain_bytes=_plain(program),
+                    whole=capture.graph if program.sliced else None,
+                    sliced=program.sliced,
+                    least_bytes=0 if program.sliced else None,
                 )
-                return number, capture
+                return number, program
         if position is not None:
             raise self.user_plan.mismatch(position, name, capture)
         return None
 
 
 def _plain(capture: Capture) -> int | None:
-    """Give what a region keeps for a backward over all outputs, if some gradients are missing."""
-    if not capture.missing:
+    """Give what a region keeps for a backward over all outputs, if what it stores is not that.
+
+    Some gradients are missing, or some of it is made in slices.
+    """
+    if not capture.missing and not capture.sliced:
         return None
-    graph = capture.variant(frozenset()).graph
+    graph = capture.without_alternatives().variant(frozenset()).graph
     return measure_option(graph, store_all(graph)).kept_bytes

@@ -96,7 +96,8 @@ class RegionKind:
     operations, and of any sizes, are a `family`, named by the first. One that is not `met` yet is
     that of a plan file, in the names of the file. `room` is what a step may take, once it is known.
     `plain_bytes` is what plain autograd keeps, whichever gradients come, where that is not what
-    storing everything does.
+    storing everything does. Where the front is of a program in slices, `whole` is the graph without
+    and `sliced` says which; `least_bytes` is then what the forwards of all such programs need.
     """
 
     name: str
@@ -106,6 +107,9 @@ class RegionKind:
     met: bool = True
     plain_bytes: int | None = None
     room: int | None = None
+    whole: Graph | None = None
+    sliced: tuple[tuple[int, int], ...] = ()
+    least_bytes: int | None = None
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
     _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
@@ -125,7 +129,7 @@ class RegionKind:
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind, with costs that were found as its own were."""
-        own = self.front.graph
+        own = self.whole or self.front.graph
         return (
             self.met
             and own.values == graph.values
@@ -141,6 +145,17 @@ class RegionKind:
             and self.missing == capture.missing
             and have_same_ops(self.front.graph, capture.graph)
         )
+
+    @property
+    def time(self) -> float:
+        """The time of computing everything once, and nothing in slices."""
+        return (self.whole or self.front.graph).time
+
+    @property
+    def least_forward_bytes(self) -> int:
+        """What each plan of a call needs at least in its forward."""
+        least = self.front.least_forward_bytes
+        return least if self.least_bytes is None else min(least, self.least_bytes)
 
     def by(self, option: RegionOption) -> RegionOption:
         """Give an option of another kind of this family as one of this kind."""

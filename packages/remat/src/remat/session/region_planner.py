@@ -170,7 +170,13 @@ class RegionPlanner:
             step.device = capture.program.device
             step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
             position = len(step.calls) if step.done == 0 else None
-            number, capture = self._finder.find(region.name, capture, self.costs, position)
+            number, capture = self._finder.find(
+                region.name,
+                capture,
+                self.costs,
+                position,
+                step.planner.known_budget or step.lone_budget,
+            )
             kind = self._kinds[number]
             kind.room = kind.room or step.lone_budget  # it may be the only call
         except NoBackward:

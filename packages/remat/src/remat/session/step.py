@@ -274,6 +274,8 @@ class StepState:
             self._judge.see_plain(plain, device)
         elif record is not None and device is not None:
             self._judge.take(record, before, self.done, device)
+            if self.lone_budget is not None and self._judge.is_refused:
+                self._judge.see_refused(record)  # which only the next such step raises
         elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
             self.bound.tell(pattern)
         self.bound.begin_step(self.done)

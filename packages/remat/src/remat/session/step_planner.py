@@ -70,6 +70,11 @@ class StepPlanner:
         """Whether the budget is a fraction of a peak that no step has shown yet."""
         return not self.plain.peak_bytes and self.settings.budget.fraction is not None
 
+    @property
+    def known_budget(self) -> int | None:
+        """The budget, if it is known what it is of."""
+        return None if self.is_unknown else self.budget()
+
     def budget(self, pattern: Sequence[int] = ()) -> int:
         """Give the budget in bytes; a fraction is of the most that plain steps take, of these too.
 
@@ -121,7 +126,7 @@ class StepPlanner:
 
     def _refused(self, kinds: Sequence[RegionKind], budget: int, needed: int) -> BudgetTooSmall:
         """Refuse steps of calls of these kinds, for which so much is needed."""
-        least = max(kind.front.least_forward_bytes for kind in kinds)  # whatever was recorded
+        least = max(kind.least_forward_bytes for kind in kinds)  # whatever was recorded
         least = without_state(least)
         status = Status.INFEASIBLE if least > budget else Status.LIMIT
         refused = BudgetTooSmall(budget, needed, least, None, status)
@@ -225,16 +230,21 @@ class StepPlanner:
             front = fronts[number]
             if option not in front.options:  # storing everything, say
                 fronts[number] = replace(front, options=(*front.options, option))
-        once = sum(fronts[number].graph.time for number in record.pattern)
+        once = sum(self.kinds[number].time for number in record.pattern)
+        in_slices = any(self.kinds[number].sliced for number in numbers)
         plan = ReadablePlan(
             tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
-            tuple(PlannedRegion(fronts[n], self.kinds[n].missing) for n in numbers),
+            tuple(
+                PlannedRegion(fronts[n], self.kinds[n].missing, sliced=self.kinds[n].sliced)
+                for n in numbers
+            ),
             tuple(
                 fronts[number].options.index(option)
                 for number, option in zip(record.pattern, options, strict=True)
             ),
             budget,
-            min(max(bound, once), sum(option.time for option in options)),
+            # What is proved of a program in slices is not proved of others.
+            min(once if in_slices else max(bound, once), sum(option.time for option in options)),
             origin,
             moments_of(self._kinds_of(record), record, options),
             tuple(dict.fromkeys(self.breaks)),
@@ -242,6 +252,7 @@ class StepPlanner:
             doubt=doubt_of(HIGHS),
             plain_peak_bytes=self.plain.peak_bytes or None,
             plain_basis=self.plain.basis,
+            whole_time=once if in_slices else None,
         )
         forwards = (
             m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"

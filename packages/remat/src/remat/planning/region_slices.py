@@ -1,0 +1,53 @@
+"""Which program a region runs as that shares its budget with others: whole, or in slices.
+
+Each region has one program, for which its options are solved. It runs in slices only where some op
+of the whole needs more than half of the budget, since other regions keep something, too. Options
+are without alternatives, and so are these programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat.planning.certain_bound import forward_bound
+from remat.planning.slices import sliced_programs
+from remat_graph import Numerics
+from remat_graph.torch import Capture
+from remat_solvers.toolkit import Wiring, least_time, peak_bound
+
+__all__ = ["in_slices_alone", "region_in_slices"]
+
+
+def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
+    """Choose the program of a region, and bound what the forward of any such program needs.
+
+    It is the fastest of those whose ops need no more than half of the budget each, else the one
+    whose ops need the least.
+    """
+    if 2 * _needs(captured) <= budget or not captured.cuts:
+        return captured, forward_bound(captured).peak_bytes
+    able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
+    programs = [captured, *map(_alone, sliced_programs(able, budget))]
+    fitting = [program for program in programs if 2 * _needs(program) <= budget]
+    chosen = (
+        min(fitting, key=lambda program: least_time(Wiring.of(program.graph)))
+        if fitting
+        else min(programs, key=_needs)
+    )
+    return chosen, min(forward_bound(program).peak_bytes for program in programs)
+
+
+def in_slices_alone(captured: Capture, sliced: Sequence[tuple[int, int]]) -> Capture:
+    """Give a capture in these slices, without alternatives."""
+    if not sliced:
+        return captured
+    return _alone(captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_slices(sliced))
+
+
+def _alone(captured: Capture) -> Capture:
+    return replace(captured, graph=captured.graph.without_alternatives())
+
+
+def _needs(captured: Capture) -> int:
+    return peak_bound(Wiring.of(captured.graph)).peak_bytes

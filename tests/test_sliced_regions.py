@@ -1,0 +1,111 @@
+"""Models of several regions, the largest values of which are made in slices."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import remat
+from remat_exec import measure_peak
+from remat_graph import Numerics
+
+WORDS, WIDTH = 2000, 16
+
+
+class Head(nn.Module):
+    """The last layer with its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, x, ids):
+        return functional.cross_entropy(self.out(x).flatten(0, 1), ids.flatten())
+
+
+class Language(nn.Module):
+    """A language model whose forward TorchDynamo finds in two parts, unless it is `whole`."""
+
+    def __init__(self, whole=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.whole = whole
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.head = Head()
+
+    def forward(self, ids):
+        x = self.words(ids)
+        x = x + self.down(functional.gelu(self.up(x)))
+        if not self.whole:
+            torch._dynamo.graph_break()
+        return self.head(x, ids)
+
+
+IDS = torch.randint(WORDS, (2, 64), generator=torch.Generator().manual_seed(0))
+
+
+def step(model):
+    model.zero_grad()
+    model(IDS).backward()
+    return [each.grad for each in model.parameters()]
+
+
+def several_steps(model):
+    for _ in range(5):
+        step(model)
+
+
+def budget_of(plain):
+    step(plain)
+    plain.zero_grad()
+    with measure_peak() as peak:
+        step(plain)
+    return int(0.45 * peak.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
+)
+def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
+    plain = Language(whole)
+    budget = budget_of(plain)
+    options = {"budget": budget, "limit_seconds": 1.0, "regions": regions}
+    refused = remat.rematerialize(copy.deepcopy(plain), **options)
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+        several_steps(refused)
+    model = remat.rematerialize(copy.deepcopy(plain), numerics="rounding", **options)
+    expected = step(plain)
+    for _ in range(4):
+        model.zero_grad()
+        with measure_peak() as peak:
+            found = step(model)
+        assert peak.peak_bytes <= budget
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert not model.plan.is_one_region
+    assert any(kind.sliced for kind in model.plan.kinds)
+    assert model.plan.numerics is Numerics.ROUNDING
+    assert model.plan.predicted_overhead > 0
+    assert model.plan.lower_bound <= model.plan.time
+
+    model.plan.save(tmp_path / "plan.json")
+    planned = {"plan": tmp_path / "plan.json", "regions": regions, "limit_seconds": 1.0}
+    again = remat.rematerialize(copy.deepcopy(plain), numerics="rounding", **planned)
+    for _ in range(3):
+        found = step(again)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert [kind.sliced for kind in again.plan.kinds] == [kind.sliced for kind in model.plan.kinds]
+    with pytest.raises(remat.PlanMismatch, match="numerics="):
+        step(remat.rematerialize(copy.deepcopy(plain), **planned))
+
+
+def test_a_region_is_left_whole_where_it_fits():
+    plain = Language()
+    model = remat.rematerialize(plain, budget="64MiB", limit_seconds=0.5, numerics="rounding")
+    for _ in range(3):
+        step(model)
+    assert not any(kind.sliced for kind in model.plan.kinds)
