@@ -106,6 +106,11 @@ class Executable:
         return self.code.peak_bytes
 
     @property
+    def staying_peak_bytes(self) -> int:
+        """The predicted peak where the gradients stay that were to leave at once."""
+        return self.code.staying_peak_bytes
+
+    @property
     def source(self) -> str:
         """The generated code."""
         return self.code.source

@@ -14,7 +14,14 @@ import typer
 from remat.budgets.budget import Budget as ParsedBudget
 from remat.budgets.budget import parse_budget
 from remat.command.targets import Device, Example, Precision, Target, read_settings
-from remat.command.terminal import LimitOption, NumericsOption, SolverOption, err, waiting
+from remat.command.terminal import (
+    LeavingOption,
+    LimitOption,
+    NumericsOption,
+    SolverOption,
+    err,
+    waiting,
+)
 from remat.errors import BudgetError, RematError
 from remat_graph import Numerics
 
@@ -134,6 +141,7 @@ class PlanOptions(ModelOptions):
             "rest is not made."
         ),
     ] = None
+    optimizer_in_backward: LeavingOption = False
     limit_seconds: LimitOption = None
 
     def plan(self, model: str, budget: str | None) -> tuple[ReadablePlan, str]:
@@ -158,6 +166,7 @@ class PlanOptions(ModelOptions):
                 example, self.costs, wanted, self.solver, self.limit_seconds, report,
                 numerics=self.numerics, partitioner=self.partitioner,
                 outputs=_read_outputs(self.outputs), keep_best=True,
+                optimizer_in_backward=self.optimizer_in_backward,
             )  # fmt: skip
         return plan, subject
 
@@ -279,6 +288,7 @@ def dry_plan(
     numerics: Numerics | None = None,
     partitioner: str | None = None,
     outputs: list[str | int] | None = None,
+    optimizer_in_backward: bool = False,
     keep_best: bool = False,
 ) -> ReadablePlan:
     """Plan without running the plan; with `keep_best`, Ctrl-C ends with the best so far.
@@ -292,6 +302,7 @@ def dry_plan(
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, None,
         numerics=numerics, partitioner=partitioner, outputs=outputs,
+        optimizer_in_backward=optimizer_in_backward,
     )  # fmt: skip
     settings = dataclasses.replace(settings, keep_best=keep_best)
     return plan_module(example.model, example.args, example.kwargs, settings).plan

@@ -30,6 +30,7 @@ __all__ = [
     "AS_JSON",
     "BudgetOption",
     "JsonOption",
+    "LeavingOption",
     "LimitOption",
     "NumericsOption",
     "SolverOption",
@@ -59,6 +60,13 @@ NumericsOption = Annotated[
     typer.Option(
         help="Choose among other ways to make a value, too: of the same bits, rounded otherwise "
         "(also in slices), or of less precision."
+    ),
+]
+LeavingOption = Annotated[
+    bool,
+    typer.Option(
+        "--optimizer-in-backward",
+        help="Gradients leave at once: hooks step an optimizer in the backward and drop them.",
     ),
 ]
 LimitOption = Annotated[

@@ -45,6 +45,7 @@ class Settings:
     partitioner: str | Partitioner | None
     keep_best: bool = False
     outputs: tuple[str | int, ...] | None = None
+    optimizer_in_backward: bool = False
 
     @property
     def region_plan(self) -> PlanOrSchedule | None:
@@ -75,6 +76,7 @@ class Settings:
         numerics: str | None = None,
         partitioner: str | Partitioner | None = None,
         outputs: Outputs | None = None,
+        optimizer_in_backward: bool = False,
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
@@ -123,6 +125,7 @@ class Settings:
             allowed,
             partitioner,
             outputs=read_outputs(outputs),
+            optimizer_in_backward=optimizer_in_backward,
         )  # fmt: skip
 
 

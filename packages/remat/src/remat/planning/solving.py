@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remat.cache import (
     cached_solution,
@@ -17,7 +18,15 @@ from remat.cache import (
 )
 from remat.planning.cutting import hierarchy_for
 from remat.planning.slices import programs_by_cuts
-from remat_graph import Graph, InvalidSchedule, Schedule, Solution, Status, simulate
+from remat_graph import (
+    Graph,
+    InvalidSchedule,
+    Schedule,
+    Solution,
+    Status,
+    leave_late,
+    simulate,
+)
 from remat_graph.torch import Capture
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solve, store_all
@@ -27,6 +36,7 @@ from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim,
 __all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_program"]
 
 
+_MOST_TRIES = 4  # at a schedule that fits once gradients leave where they can
 _NO_FASTER = 1.001  # times the least that a program takes: another one is not planned for that
 
 
@@ -196,7 +206,31 @@ def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
     )
 
 
-def solution_for(
+def solution_for(graph: Graph, budget: int, target: int, *given: Any, **options: Any) -> Solution:
+    """Find a schedule as `_found` does, in which no gradient leaves before its parameter is read.
+
+    Raises:
+        BudgetTooSmall: as `_found` does.
+    """
+    aim, peak, bound = target, 0, None
+    for attempt in range(_MOST_TRIES):
+        solution = _found(graph, budget, aim, *given, **options)
+        schedule = solution.schedule
+        late = schedule and leave_late(graph, schedule)
+        if late is None or (late is schedule and not attempt):
+            return solution
+        peak = simulate(graph, late).peak_bytes
+        if not attempt:
+            bound = solution.lower_bound
+        else:  # what is proved of less than the target is not proved of it
+            solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
+        if peak <= target:
+            return replace(solution, schedule=late, peak_bytes=peak)
+        aim -= peak - target
+    raise BudgetTooSmall(budget, peak + budget - target, 0, None, Status.LIMIT)
+
+
+def _found(
     graph: Graph,
     budget: int,
     target: int,

@@ -52,6 +52,7 @@ def plan(
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
     outputs: Outputs | None = None,
+    optimizer_in_backward: bool = False,
 ) -> ReadablePlan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
@@ -60,6 +61,9 @@ def plan(
     and the optimizer's state. The model and its inputs, or some of them, may then be on the meta
     device or made under a `FakeTensorMode`, on a device that is there. (`.to("meta")`
     unties tied weights: make the model under `torch.device("meta")`.)
+
+    With `optimizer_in_backward` gradients of parameters are taken to leave at once, as where hooks
+    step an optimizer in the backward and drop `.grad`; what a step of theirs takes is not counted.
 
     Peaks are approximate then: estimated costs know of no workspace of an operator. What is on
     meta is planned as on the CPU, but for a `DeviceSpec` with a `capability`, such as those of
@@ -76,6 +80,7 @@ def plan(
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss,
         optimizer=optimizer, numerics=numerics, partitioner=partitioner, outputs=outputs,
+        optimizer_in_backward=optimizer_in_backward,
     )  # fmt: skip
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
@@ -105,6 +110,10 @@ def _plan_module(
         captured = with_named_outputs(
             captured, not_named(settings.outputs, captured.output_structure, captured.program)
         )
+    if settings.optimizer_in_backward:
+        inputs = enumerate(captured.program.inputs)
+        parameters = frozenset(at for at, item in inputs if item.kind == "parameter")
+        captured = captured.with_leaving_gradients(parameters)
     if settings.numerics is not None:
         captured = captured.with_alternatives(settings.numerics)
     if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):

@@ -10,7 +10,7 @@ from remat.budgets.plain_step import Basis
 from remat.plans.plan import Plan, least_exact, run_of
 from remat.plans.reads import compared
 from remat.report.words import mib, mib_or_dash
-from remat_graph import Graph, Numerics, Schedule, Stage, printable
+from remat_graph import Graph, Numerics, Schedule, Stage, leaves, printable
 
 __all__ = ["facts_of", "title_of"]
 
@@ -46,6 +46,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         *(("not certified", doubt) for doubt in [plan.doubt] if doubt),
         *(("made another way", text) for run in plan.runs for text in _other_ways(*run)),
         *(("made when read", text) for text in _deferred(plan)),
+        *(("gradients leave", text) for text in _leaving(plan)),
         *([("compared", many)] if count else ()),
         *(_solver(plan) if plan.is_one_region else _regions(plan)),
     ]
@@ -56,6 +57,15 @@ def _deferred(plan: Plan) -> Iterator[str]:
     sizes = [size for kind in plan.kinds for _, size in kind.deferred]
     if sizes:
         yield f"{len(sizes)} of the outputs, {mib(sum(sizes))}, not made in a step"
+
+
+def _leaving(plan: Plan) -> Iterator[str]:
+    """Say which gradients are given out to stay no longer."""
+    graph = plan.graph
+    left = {v for op in graph.ops if leaves(op.name) for v in op.inputs} - graph.resident
+    if left:
+        size = sum(graph.value_by_name[value].size_bytes for value in left)
+        yield f"{len(left)}, {mib(size)}, at once"
 
 
 def _operations(plan: Plan) -> Iterator[tuple[str, str]]:

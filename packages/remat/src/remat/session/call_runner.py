@@ -14,6 +14,7 @@ from remat.errors import BudgetWarning
 from remat.planning.planner import RunnablePlan
 from remat.session.calls import Call, HandedOut, NewGradients
 from remat.session.kinds import CapturedRegion
+from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
 from remat.session.region import Region
 from remat.session.step import StepState, before_backward, within_backward
@@ -52,6 +53,7 @@ class CallRunner:
         if not (step.lone_calls or is_checked or gradients_present(tensors)):
             step.record_call(call, planned.capture.program.device)
             step.recording.mark("forward 0")
+        call.hooked = hooked(planned.capture, region.graph, tensors)
         begins = functools.partial(self._backward_begins, call)
         reads: dict[str, Any] = {}
         watched = planned.watched if region.unread is None else frozenset()
@@ -219,6 +221,7 @@ class CallRunner:
             call.region.learn(call.executable, missing, released_outputs)
             if call.planned is not None:
                 call.region.see_unread(call.planned.watched & missing)
+                watch_leaving(call.hooked, functools.partial(call.region.see_leaving, call.planned))
             return
         call.end_watch()
         if call in step.live:  # else it is left over from an earlier step

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.planning.planner import RunnablePlan
 from remat.session.changes import Changes, Watched
+from remat.session.leaving import Hooked
 from remat.session.region import Region
 from remat_exec import Runnable
 from remat_solvers.step import RegionOption
@@ -76,6 +77,7 @@ class Call:
     watched: list[Watched] = field(default_factory=list)
     handed: HandedOut = field(default_factory=lambda: HandedOut(()))
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
+    hooked: Hooked = field(default_factory=dict)
 
     @property
     def kept_bytes(self) -> int:

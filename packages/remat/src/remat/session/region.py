@@ -95,6 +95,7 @@ class Region:
         self.released_outputs: frozenset[int] | None = None
         self.unread: frozenset[int] | None = None
         self.was_read: frozenset[int] = frozenset()
+        self.leaving: frozenset[int] | None = None
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
@@ -155,6 +156,31 @@ class Region:
         if changed:
             logger.info("the backward differs from what was planned for: planning anew")
             self._before, self.plans, self.shared = self.plans, {}, {}
+
+    def see_leaving(
+        self, planned: RunnablePlan, stayed: frozenset[int], gone: frozenset[int]
+    ) -> None:
+        """Plan from now on for gradients that hooks let go of at once; never for more than before.
+
+        Warns:
+            BudgetWarning: if some stayed that were to leave, and the plan has no room for them.
+        """
+        before, leave = self.leaving, planned.capture.leaving_gradients
+        self.leaving = gone if before is None else before - stayed
+        late, budget = leave & stayed, planned.plan.budget_bytes
+        most = getattr(planned.executable, "staying_peak_bytes", 0)
+        if late and most > budget:
+            warnings.warn(
+                f"{len(late)} gradients stayed that were to leave at once: a hook of their "
+                f"parameters did not drop them, and this step may have taken more than the budget "
+                f"of {budget:,} bytes. Gradients are right, and from the next step on they are "
+                f"planned for",
+                BudgetWarning,
+                stacklevel=2,
+            )
+        if late or (before is None and gone != leave):
+            logger.info("%d gradients leave %s at once: planning anew", len(gone), self.name)
+            self._before, self.plans = {}, {}
 
     def see_unread(self, watched: frozenset[int]) -> None:
         """Make outputs no more that no step has read by the time that its backward begins."""

@@ -32,6 +32,7 @@ from remat.planning.solving import have_same_ops
 from remat.session.deferring import plan_outputs, with_outputs
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
+from remat.session.leaving import hooked, may_leave
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type, get_executor
@@ -212,9 +213,7 @@ class RegionPlanner:
                 plan = functools.partial(
                     self._plan_with_loss_seen, region, numbers, inputs, loss, rebuilt
                 )
-                planned = plan_outputs(
-                    self.settings, region, lambda: self._for_expected(region, inputs), plan
-                )
+                planned = self._plan_leaving(region, inputs, plan)
         except NoBackward:
             return None
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
@@ -232,6 +231,7 @@ class RegionPlanner:
         rebuilt: Callable[[Any], Any],
         *,
         all_deferred: bool,
+        leaving: frozenset[int],
     ) -> RunnablePlan:
         """Plan with room for what a loss was seen to take, or without if no plan has."""
         start = time.perf_counter()
@@ -240,6 +240,7 @@ class RegionPlanner:
             self.settings, region, self._for_expected(region, inputs), rebuilt,
             all_deferred=all_deferred,
         )  # fmt: skip
+        captured = captured.with_leaving_gradients(leaving)
         if seen is None or numbers in region.left:
             return self._plan(region, inputs, captured, loss, None, start)
         try:
@@ -248,6 +249,27 @@ class RegionPlanner:
             planned = self._plan(region, inputs, captured, loss, None, start)
             region.leave_loss(inputs, error)
             return planned
+
+    def _plan_leaving(
+        self, region: Region, inputs: Sequence[Any], plan: Callable[..., RunnablePlan]
+    ) -> RunnablePlan:
+        """Plan with the first gradients leaving with which a plan fits."""
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        able = frozenset(hooked(self._for_expected(region, inputs), region.graph, tensors))
+        if not hasattr(get_executor(self.settings.executor), "staying_peak_bytes"):
+            able = frozenset()  # it knows of no gradients that leave
+
+        def leave(leaving: frozenset[int]) -> RunnablePlan:
+            return plan_outputs(
+                self.settings, region, lambda: self._for_expected(region, inputs),
+                functools.partial(plan, leaving=leaving),
+            )  # fmt: skip
+
+        *first, last = may_leave(able, region.leaving, self.settings.region_plan)
+        for leaving in first:
+            with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
+                return leave(leaving)
+        return leave(last)
 
     def _for_expected(self, region: Region, inputs: Sequence[Any]) -> Capture:
         captured = self.captured(region, inputs)

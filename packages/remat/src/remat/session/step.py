@@ -338,7 +338,9 @@ class StepState:
             self._judge.see_call(call, marks)
 
     def _optimizer_steps(self) -> None:
-        """Record no longer than that, for others who want to profile."""
+        """Record no longer than that, for others who want to profile, unless a backward goes on."""
+        if within_backward():
+            return
         if self.records_call:
             self._judge_call()
         elif not self.open_calls:

@@ -374,11 +374,11 @@ class Capture:
     def as_autograd(self) -> Graph:
         """Give the graph that plain autograd runs, of a capture without alternatives.
 
-        What eager computes several times from the same, such as casts under autocast, is several
-        values in it.
+        It holds all gradients to the end. What eager computes several times from the same, such as
+        casts under autocast, is several values in it.
         """
         if not self._merged:
-            return self.graph
+            return self.with_leaving_gradients(frozenset()).graph
         with contextlib.suppress(Irregular), own_modes():
             eager = finish(
                 self._joint, self.missing, self._costs, self._measured, self.output_structure,

@@ -1,0 +1,78 @@
+"""Gradients that hooks let go of at once, as those that step an optimizer in the backward.
+
+Hooks are never run to see what they do: where a real backward ends, it shows whose gradients are
+gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from remat.planning.user_plan import PlanOrSchedule, UserPlan
+from remat_graph import leaves
+from remat_graph.torch import Capture, tensor_at
+
+__all__ = ["Hooked", "hooked", "may_leave", "watch_leaving"]
+
+Hooked = dict[int, "weakref.ref[torch.Tensor]"]
+"""Leaves with hooks, by the position of the input of the program that each is."""
+
+
+def hooked(capture: Capture, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Hooked:
+    """Find the inputs that get a gradient, and have a hook for when it is there."""
+    program = capture.program
+    found: Hooked = {}
+    for position, item in enumerate(program.inputs):
+        if item.variable in program.gradients:
+            tensor = tensor_at(module, list(tensors), item.kind, item.key)
+            if tensor.is_leaf and getattr(tensor, "_post_accumulate_grad_hooks", None):
+                found[position] = weakref.ref(tensor)
+    return found
+
+
+def may_leave(
+    able: frozenset[int], seen: frozenset[int] | None, plan: PlanOrSchedule | None
+) -> list[frozenset[int]]:
+    """List which gradients to plan for as leaving, of those that can: each if none before fits.
+
+    They are those that steps have `seen` to leave. Before one has, hooks are taken to let go only
+    if need be, or if the user's plan says so: a step is held against the budget where it ends.
+    """
+    if seen is not None or not able:
+        return [able & (seen or frozenset())]
+    if isinstance(plan, UserPlan) and any(leaves(op.name) for op in plan.plan.graph.ops):
+        return [able]
+    return [frozenset(), able]
+
+
+def watch_leaving(
+    leaves_with_hooks: Hooked, see: Callable[[frozenset[int], frozenset[int]], None]
+) -> None:
+    """Tell, where the backward under way ends, whose gradients stayed and whose are gone.
+
+    Of leaves whose gradients it does not accumulate, nothing is told.
+    """
+    watched = {at: ref for at, ref in leaves_with_hooks.items() if _accumulates(ref())}
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def ended() -> None:
+        tensors = {at: ref() for at, ref in watched.items()}
+        gone = {at for at, leaf in tensors.items() if leaf is not None and leaf.grad is None}
+        see(frozenset(watched) - gone, frozenset(gone))
+
+    if watched:
+        torch.autograd.Variable._execution_engine.queue_callback(ended)
+
+
+def _accumulates(leaf: torch.Tensor | None) -> bool:
+    """Whether the backward under way adds to the `.grad` of a leaf."""
+    if leaf is None:
+        return False
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # `autograd.grad` gives the gradient back
+        return False

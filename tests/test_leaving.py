@@ -1,0 +1,119 @@
+"""Gradients that hooks let go of at once: seen in the first step, or told."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import BudgetWarning
+from remat_exec import measure_peak
+from remat_solvers import BudgetTooSmall
+
+WIDTH, DEPTH = 256, 6
+HELD = DEPTH * (WIDTH + 1) * WIDTH * 4  # by all gradients
+TIGHT = HELD * 2 // 3
+
+
+def chain():
+    torch.manual_seed(0)
+    layers = [each for _ in range(DEPTH) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    return nn.Sequential(*layers), torch.randn(32, WIDTH)
+
+
+def hook_all(module, optimizer=torch.optim.SGD, *, keeps=False):
+    for parameter in module.parameters():
+        own = optimizer([parameter], lr=0.01)
+
+        def hook(p, own=own):
+            if not keeps:
+                own.step()
+                p.grad = None
+
+        parameter.register_post_accumulate_grad_hook(hook)
+
+
+def step(model, x):
+    model(x).square().sum().backward()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_what_no_plan_with_all_gradients_reaches_is_reached(optimizer):
+    module, x = chain()
+    eager = copy.deepcopy(module)
+    for each in (eager, module):
+        hook_all(each, optimizer)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    for at in range(4):
+        step(eager, x)
+        with measure_peak() as peak:
+            step(model, x)
+        if optimizer is torch.optim.SGD or at:  # Adam allocates its state in the first step
+            assert peak.peak_bytes <= TIGHT
+        for expected, given in zip(eager.parameters(), module.parameters(), strict=True):
+            assert torch.equal(expected, given)
+    assert "gradients leave" in str(model.plan)
+
+
+def test_a_first_step_shows_that_gradients_leave():
+    module, x = chain()
+    hook_all(module)
+    model = remat.rematerialize(module, budget=4 * HELD)
+    step(model, x)
+    assert "gradients leave" not in str(model.plan)
+    assert model.plan.predicted_peak_bytes > HELD
+    step(model, x)
+    assert "gradients leave" in str(model.plan)
+    assert model.plan.predicted_peak_bytes < HELD
+
+
+def test_hooks_that_keep_gradients_change_nothing():
+    module, x = chain()
+    hook_all(module, keeps=True)
+    model = remat.rematerialize(module, budget=4 * HELD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        for _ in range(3):
+            step(model, x)
+            model.zero_grad()
+    assert "gradients leave" not in str(model.plan)
+
+
+def test_gradients_that_stay_against_a_plan_are_told_of_and_planned_for():
+    module, x = chain()
+    hook_all(module, keeps=True)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    with pytest.warns(BudgetWarning, match="gradients stayed"):
+        step(model, x)
+    model.zero_grad()
+    with pytest.raises(BudgetTooSmall):
+        step(model, x)
+
+
+def test_gradients_that_are_asked_for_are_those_of_eager():
+    module, x = chain()
+    expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    hook_all(module)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    with pytest.warns(BudgetWarning, match="gradients stay"):
+        given = torch.autograd.grad(model(x).square().sum(), list(module.parameters()))
+    assert all(map(torch.equal, expected, given))
+
+
+def test_a_plan_that_was_told_is_saved_and_used(tmp_path):
+    module, x = chain()
+    told = remat.plan(module, (x,), budget=TIGHT, limit_seconds=2, optimizer_in_backward=True)
+    assert "gradients leave" in str(told)
+    with pytest.raises(BudgetTooSmall):
+        remat.plan(module, (x,), budget=TIGHT, limit_seconds=2)
+    told.save(tmp_path / "plan.json")
+    hook_all(module)
+    model = remat.rematerialize(module, plan=tmp_path / "plan.json")
+    with measure_peak() as peak:
+        step(model, x)
+    assert model.plan.predicted_peak_bytes == told.predicted_peak_bytes
+    assert peak.peak_bytes <= TIGHT
