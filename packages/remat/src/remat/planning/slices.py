@@ -54,10 +54,13 @@ def programs_by_cuts(captured: Capture, target: int) -> list[SlicedPrograms]:
             by_kinds.setdefault(tuple(kind for kind, _ in sliced), {})[sliced] = None
     groups = []
     for kinds, chosen in by_kinds.items():
-        programs = tuple(captured.in_slices(sliced) for sliced in chosen)
-        levels = zip(*(numbers[kind] for kind in kinds), strict=True)
-        graphs = [captured.in_slices(list(zip(kinds, each, strict=True))).graph for each in levels]
-        groups.append(SlicedPrograms(programs, _least_of(graphs)))
+        levels = [
+            tuple(zip(kinds, level, strict=True))
+            for level in zip(*(numbers[kind] for kind in kinds), strict=True)
+        ]
+        programs = {level: captured.in_slices(level) for level in dict.fromkeys(levels)}
+        relaxed = _least_of([program.graph for program in programs.values()])
+        groups.append(SlicedPrograms(tuple(programs[sliced] for sliced in chosen), relaxed))
     return groups
 
 
