@@ -42,7 +42,6 @@ from remat.session.step import StepState, within_backward
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
-from remat_solvers import BudgetTooSmall
 
 __all__ = ["Prepared", "Session"]
 
@@ -74,7 +73,7 @@ class Session:
         join: Callable[[Session], int] = lambda _: 0,
     ) -> None:
         self.call_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-        self.rebuild: Callable[[Any], Any] = _no_rebuilding
+        self.rebuild: Callable[[Any], Any] = lambda returned: returned
         self.times_met = self._met_before = 0
         self.breaks: list[str] = []
         self._one_region = one_region and settings.step_plan is None
@@ -148,7 +147,6 @@ class Session:
         """Begin a step of a model that is one region, unless one is under way.
 
         Its only call has the whole budget, unless several are expected, as in the steps before.
-        Without a device it is a forward that begins.
         """
         step = self.step
         if step.is_under_way(seen_forward=device is None) or within_backward():
@@ -176,14 +174,9 @@ class Session:
         if self._counts.met_several:
             self._planner.refuse_user_plan()
         self.step.refuse()
-        refusal = self._refusal(region.shared.get(numbers))
+        refusal = self.step.planner.refusal(region.shared.get(numbers))
         if refusal is not None and self._settings.on_infeasible == "raise":
             raise refusal
-
-    def _refusal(self, plan: Any) -> BudgetTooSmall | None:
-        """Say why no step of several calls by this plan can be within the budget, if that is so."""
-        is_shared = isinstance(plan, CapturedRegion)
-        return self.step.planner.refusal(plan.kind) if is_shared else None
 
     def _backward_begins(self) -> None:
         """See that no other call that has the budget for itself waits for its backward.
@@ -197,8 +190,7 @@ class Session:
             return
         self._was_several = True
         reason = f"{calls} calls were made before a backward"
-        if reason not in self.breaks:
-            self.breaks.append(reason)
+        self.breaks.append(reason)
         warnings.warn(
             f"{reason}: in this step each of them had the budget for itself; from the next step on "
             f"such calls are planned together, within one. Gradients are right",
@@ -317,7 +309,7 @@ class Session:
             self._refuse_another(region, numbers)
         plan = self._plan_of(region, numbers, inputs)
         is_first = self._one_region and self._has_several and not self.step.calls
-        if is_first and self._refusal(plan) is not None:  # it may be the only call
+        if is_first and self.step.planner.refusal(plan) is not None:  # it may be the only call
             self._has_several = False
             self.step.stop_recording()
             plan = self._plan_of(region, numbers, inputs)
@@ -406,7 +398,3 @@ class Session:
 
 def _nothing() -> None:
     pass
-
-
-def _no_rebuilding(returned: Any) -> Any:
-    return returned

@@ -24,7 +24,7 @@ from remat.session.choosing import (
     moments_of,
     peak_by,
 )
-from remat.session.kinds import RegionKind
+from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.planned_patterns import PlannedPattern
 from remat.session.recording import Recorded
 from remat_exec import BudgetExceeded
@@ -114,11 +114,11 @@ class StepPlanner:
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
 
-    def refusal(self, number: int) -> BudgetTooSmall | None:
-        """Refuse steps of a kind of which not even one call is within the budget, if it is so."""
-        if self.is_unknown:
+    def refusal(self, plan: object) -> BudgetTooSmall | None:
+        """Refuse steps of calls that share the budget, if not even one by this plan fits."""
+        if self.is_unknown or not isinstance(plan, CapturedRegion):
             return None
-        kind, budget = self.kinds[number], self.budget((number,))
+        kind, budget = self.kinds[plan.kind], self.budget((plan.kind,))
         needed = min(option.peak_bytes for option in kind.front.options)
         if needed <= budget:
             return None
