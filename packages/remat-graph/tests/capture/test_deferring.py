@@ -32,6 +32,22 @@ def captured(more, norm=None):
     return capture(Model(more, norm), args, costs="estimate")
 
 
+class Deep(nn.Module):
+    """A norm before the rest, after so many others that scores are little of all."""
+
+    def forward(self, x):
+        for _ in range(120):
+            x = x.repeat(1, WORDS // WIDTH)[:, :WIDTH] * 1.01
+        return x
+
+
+def test_what_is_large_beside_one_layer_can_wait_in_a_deep_model():
+    step = captured(lambda hidden, scores, x: {"scores": scores}, Deep())
+    total = sum(value.size_bytes for value in step.graph.values)
+    assert 100 * step.deferred_bytes(frozenset({1})) < total
+    assert step.deferrable == {1}
+
+
 def test_an_output_that_no_gradient_comes_to_can_wait():
     step = captured(lambda hidden, scores, x: {"scores": scores})
     assert step.deferrable == {1}

@@ -38,6 +38,7 @@ __all__ = ["Capture", "Costs", "finish"]
 logger = logging.getLogger(__name__)
 
 _LEAST_LET_GO = 0.01  # of all values of a graph, to be worth another plan
+_LEAST_DEFERRED = 0.01  # of the largest value of a graph, to be made when read
 
 
 @dataclass(frozen=True)
@@ -313,9 +314,9 @@ class Capture:
     def deferrable(self) -> frozenset[int]:
         """The positions of outputs that get no gradient and can be made when read, if large."""
         program = self.whole_program
-        values = {program.storage[v] for call in program.calls.values() for v in call.results if v}
-        enough = _LEAST_LET_GO * sum(program.facts[value].storage_bytes for value in values)
-        return deferrable(program, max(1, int(enough)))
+        results = (v for call in program.calls.values() for v in call.results if v)
+        largest = max((program.facts[program.storage[v]].storage_bytes for v in results), default=0)
+        return deferrable(program, max(1, int(_LEAST_DEFERRED * largest)))
 
     def deferred_bytes(self, positions: frozenset[int]) -> int:
         """Sum the bytes of outputs."""
