@@ -435,7 +435,7 @@ def test_a_step_that_ran_out_of_memory_holds_none_of_it_while_its_error_is_handl
         held.extend(map(weakref.ref, handed))
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    monkeypatch.setattr(Executable, "_gradients_of_handed", fail)
+    monkeypatch.setattr("remat_exec.rehearsal._gradients_of_handed", fail)
     with pytest.raises(remat.BudgetExceeded) as caught:
         remat.rematerialize(nn.Linear(4, 4), torch.randn(2, 4), budget="1GiB")
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)

@@ -176,7 +176,7 @@ def test_a_failed_measurement_leaves_them_as_they_were(monkeypatch, at):
         return Peak(peak_bytes=10**12)
 
     where = {
-        "rehearse": "remat_exec.executable.Executable._run_without_autograd",
+        "rehearse": "remat_exec.executable.run_without_autograd",
         "measure_plain": "remat.budgets.plain._with_gradient",
         "measure_costs": "remat_graph.torch.cost.costs._time_once",
         "over budget": "remat_exec.executable.Executable.rehearse",

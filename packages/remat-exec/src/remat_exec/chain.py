@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from remat_exec.emit import Group
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
 from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import tangents_of
+from remat_exec.takers import any_stays, unwanted_inputs
 from remat_exec.variant import StepCode, Variant
 
 __all__ = ["Exceeded", "Read", "Started", "run_step"]
@@ -226,10 +227,10 @@ class _Step:
             self.on_start(missing, released_outputs)
         if self._is_lean and executable.low_memory_plan is not None:
             executable = executable.low_memory_plan
-        unwanted = _unwanted(node, self.executable.groups)
+        unwanted = unwanted_inputs(node, self.executable.groups)
         variant = executable.variant(missing, autocast_type(executable.device), unwanted)
         try:
-            staying = _any_stays(node, self.executable.groups, variant.program.leaving)
+            staying = any_stays(node, self.executable.groups, variant.program.leaving)
             executable.check_room(variant, released_outputs, staying=staying)
         except BudgetExceeded as error:
             if self.on_excess is None:
@@ -296,56 +297,6 @@ def _is_read(step: weakref.ref[_Step], read: Read | None, recipe: Recipe) -> Non
 def _see_read(read: Read | None, position: int) -> None:
     if read is not None:
         read(position)
-
-
-def _unwanted(node: Any, groups: Sequence[Sequence[str]]) -> frozenset[str]:
-    """Find the inputs whose gradients the backward under way gives to nobody.
-
-    `autograd.grad` and `backward(inputs=)` ask for those of some tensors alone.
-    """
-    takers = _takers(node, groups)
-    return frozenset(name for name, taker in takers if taker is not None and not _will_run(taker))
-
-
-def _takers(node: Any, groups: Sequence[Sequence[str]]) -> list[tuple[str, Any]]:
-    """Pair the inputs with the nodes of autograd's graph that take their gradients.
-
-    Behind the node of the forward, which is given, is one for each group.
-    """
-    takers = []
-    for at, group in enumerate(groups):
-        node = node.next_functions[0][0]
-        behind = node.next_functions[at < len(groups) - 1 :]  # after the token of the next group
-        takers += [(name, taker) for name, (taker, _) in zip(group, behind, strict=True)]
-    return takers
-
-
-def _any_stays(node: Any, groups: Sequence[Sequence[str]], leaving: frozenset[str]) -> bool:
-    """Whether a gradient that is to leave goes to no hook that may let go of it.
-
-    As where `autograd.grad` asks for it, or the hook was removed.
-    """
-    if not leaving:
-        return False
-    return any(
-        not getattr(getattr(taker, "variable", None), "_post_accumulate_grad_hooks", None)
-        or _is_asked_for(taker)
-        for name, taker in _takers(node, groups)
-        if name in leaving and taker is not None
-    )
-
-
-def _will_run(node: Any) -> bool:
-    return _is_asked_for(node) or torch._C._will_engine_execute_node(node)
-
-
-def _is_asked_for(node: Any) -> bool:
-    """Whether it is that of a leaf whose gradient `autograd.grad` gives back."""
-    try:
-        torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        return True
-    return False
 
 
 def _is_batched(gradient: torch.Tensor | None) -> bool:

@@ -13,11 +13,12 @@ from remat_exec.chain import Exceeded, Read, Started, run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
-from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
+from remat_exec.loss import Loss
 from remat_exec.measure import Peak, measure_peak
-from remat_exec.on_demand import OnDemand, Recipe
-from remat_exec.outputs import make_outputs, tangents_of
+from remat_exec.on_demand import Recipe
+from remat_exec.outputs import make_outputs
 from remat_exec.overlaps import check_apart
+from remat_exec.rehearsal import run_without_autograd
 from remat_exec.variant import Variant
 from remat_graph import Compute, Schedule, simulate
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
@@ -157,10 +158,10 @@ class Executable:
         handed, drop = run_step(self, bound, by_name, started, finished, exceeded, read, watched)
         if droppable is not None:
             droppable(drop)
-        return make_outputs(self._whole_program, handed, by_name)
+        return make_outputs(self.whole_program, handed, by_name)
 
     @property
-    def _whole_program(self) -> Program:
+    def whole_program(self) -> Program:
         """The program by which outputs are made of what is handed over, also deferred ones."""
         capture = self.capture
         return capture.whole_program if capture.program.deferred else capture.program
@@ -186,68 +187,8 @@ class Executable:
             torch.no_grad(),
             measure_peak(self.device, collect=False) as peak,
         ):
-            self._run_without_autograd(bound, loss)
+            run_without_autograd(self, bound, loss)
         return peak
-
-    def _run_without_autograd(self, bound: list[Any], loss: Loss | None) -> None:
-        program = self.capture.program
-        states: dict[str, Any] = {}
-        plain = torch.autocast(self.device.type, enabled=False)
-        later = None
-        if self.recipes:
-            later = OnDemand(self.capture.whole_program, self.recipes, bound, states, {}, _ignore)
-        with plain:
-            handed, saved = self.code.forward(list(bound), states)
-        if later is not None:
-            for recipe in self.recipes:
-                handed[recipe.position] = later.output(recipe)
-        del later
-        _kept_by_loss, gradients = self._gradients_of_handed(handed, bound, loss)
-        released_outputs = self.capture.released_outputs
-        _held_by_the_user = [
-            t for position, t in enumerate(handed) if position not in released_outputs
-        ]
-        del handed
-        _held_by_autograd = tuple(gradients)
-        with plain:
-            tangents = tangents_of(program, program.tangents, gradients)
-            backward = self.code.backward(saved, tangents, states)
-            next(backward)
-            del _held_by_autograd
-            final: list[torch.Tensor] = []
-            for group in self.code.groups:
-                given = next(backward) or []
-                if program.leaving.isdisjoint(group.inputs):
-                    final.extend(gradient for gradient in given if gradient is not None)
-                given.clear()
-            next(backward, None)
-
-    def _gradients_of_handed(
-        self, handed: list[torch.Tensor], bound: list[Any], loss: Loss | None
-    ) -> tuple[object, list[torch.Tensor | None]]:
-        """Give what a loss keeps, and the gradients of what autograd is handed."""
-        program = self.capture.program
-        expected = set(program.tangents.values())
-        if loss is None:
-            kept = stand_in_loss(self.capture.loss, self.device)
-            return kept, [
-                torch.ones_like(tensor) if position in expected else None
-                for position, tensor in enumerate(handed)
-            ]
-        with torch.enable_grad():
-            leaves = [
-                tensor.detach().requires_grad_(position in expected)
-                for position, tensor in enumerate(handed)
-            ]
-            by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-            outputs = make_outputs(self._whole_program, tuple(map(as_handed, leaves)), by_name)
-            returned = self.capture.output_structure.rebuild(iter(outputs))
-            del outputs
-            gradients, kept_by_loss = loss_gradients(loss, returned, leaves)
-        for position in expected:  # a loss need not use the same outputs every time
-            if gradients[position] is None:
-                gradients[position] = torch.zeros_like(handed[position])
-        return kept_by_loss, gradients
 
     def variant(
         self,
@@ -412,10 +353,6 @@ class Executable:
                 self.budget_bytes,
                 peak_bytes,
             )
-
-
-def _ignore(recipe: Recipe) -> None:
-    pass
 
 
 def _available_at_start(program: Program) -> set[str]:

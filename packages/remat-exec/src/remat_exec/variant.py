@@ -45,6 +45,10 @@ class StepCode(Protocol):
     def low_memory_plan(self) -> StepCode | None:
         """What it can go on as, if memory runs short."""
 
+    @property
+    def whole_program(self) -> Program:
+        """The program by which outputs are made of what is handed over, also deferred ones."""
+
     def variant(
         self,
         missing: frozenset[int],
