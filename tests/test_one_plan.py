@@ -180,6 +180,7 @@ def trained_beside(monkeypatch, schedule, **options):
 
     for module in (planner, step_planner):
         monkeypatch.setattr(module, "has_other_ranks", lambda: True)
+    for module in (ranks, step_planner):
         monkeypatch.setattr(module, "of_first_rank", of_first_rank)
     torch.manual_seed(0)
     layers = (nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(3))
@@ -203,7 +204,7 @@ def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
 @pytest.mark.parametrize("most_times", [1.05, 100.0])
 def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
     """The minimal peak needs recomputation, for which there is no need here."""
-    for module in (planner, step_planner):
+    for module in (ranks, step_planner):
         monkeypatch.setattr(module, "MOST_TIMES", most_times)
 
     def lowest(graph):

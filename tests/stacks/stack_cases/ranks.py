@@ -29,7 +29,7 @@ def one_plan(run, **options):
     with (
         mock.patch("remat.session.choosing.choose", choose),
         mock.patch("remat.session.step_planner.MOST_TIMES", 2.0),
-        mock.patch("remat.planning.planner.MOST_TIMES", 2.0),
+        mock.patch("remat.planning.ranks.MOST_TIMES", 2.0),
     ):
         kept = ddp(replace(run, wrap=wrap))
     for model in [] if run.plain else made:

@@ -1,4 +1,4 @@
-"""Which submodules of a model have hooks, looked up at each call.
+"""Which submodules of a model have hooks, and which all modules have, looked up at each call.
 
 TorchDynamo can guard that each of six tables of hooks of each submodule is empty, which takes more
 time than all its other guards of a model.
@@ -12,9 +12,10 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Hooks"]
+__all__ = ["Hooks", "global_hooks"]
 
 _tables: Callable[[Any], tuple[Mapping[int, Any], ...]] = operator.itemgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -54,3 +55,14 @@ class Hooks:
 
     def _submodules(self) -> list[torch.nn.Module | None]:
         return list(chain.from_iterable(self._children))
+
+
+def global_hooks() -> tuple[Any, ...]:
+    """Name what hooks all modules have: TorchDynamo does not guard these."""
+    if not torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return ()
+    return tuple(
+        tuple(hooks.values())
+        for name, hooks in vars(torch_module).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    )

@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.modules import module as torch_module
 
 from remat.budgets.auto import OptimizerLike
 from remat.errors import RematError
 from remat.front.classes import Classes
-from remat.front.hooks import Hooks
+from remat.front.hooks import Hooks, global_hooks
 from remat.front.machine import Machine, new_machine
 from remat.front.units import (
     RegionForward,
@@ -342,7 +341,7 @@ class RematForward:
     @property
     def _machine(self) -> Machine:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
-        hooks = _global_hooks()
+        hooks = global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
         with _making:
             if self._classes is None or not self._classes.are_as_they_were():
@@ -395,14 +394,3 @@ def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
     """List the parameters, and the tensors that are plain attributes."""
     attributes = (item for part in module.modules() for item in vars(part).values())
     return [*module.parameters(), *(item for item in attributes if isinstance(item, torch.Tensor))]
-
-
-def _global_hooks() -> tuple[Any, ...]:
-    """Name what hooks all modules have: TorchDynamo does not guard these."""
-    if not torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
-        return ()
-    return tuple(
-        tuple(hooks.values())
-        for name, hooks in vars(torch_module).items()
-        if name.startswith("_global_") and isinstance(hooks, dict)
-    )

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from remat.budgets.blocks import later_blocks, or_with_expandable_segments
-from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
 from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
-from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
+from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs
 from remat.planning.solving import adapted, solution_for, solved_in_best_program
@@ -195,9 +194,9 @@ class _Task:
             captured, solution = solved_in_best_program(
                 offered, target, self._solve_for(target), self._solve_briefly_for(target)
             )
-        schedule, asked = solution.schedule, self.settings.budget
+        schedule, asked = solution.schedule, str(self.settings.budget)
         if self.share and schedule is not None:
-            return _shared(offered, captured, solution, schedule, asked, target)
+            return with_schedule_of_first_rank(offered, captured, solution, schedule, asked, target)
         return captured, solution
 
     def _solve_for(
@@ -323,43 +322,6 @@ def _rehearsed_until_within(
         f"{or_with_expandable_segments(device)}",
         budget,
         measured,
-    )
-
-
-def _shared(
-    offered: Capture,
-    captured: Capture,
-    solution: Solution,
-    schedule: Schedule,
-    asked: Budget,
-    target: int,
-) -> tuple[Capture, Solution]:
-    """Take the schedule of the rank that had one first, and its layouts, if it is as good here.
-
-    `captured` is `offered`, or the same in the layouts that were traced. What was proved here holds
-    of it, too.
-    """
-    captures = [offered, offered.in_traced_layouts()] if offered.laid_out else [offered]
-    if captured.sliced:
-        captures.append(captured)
-    mine = len(captures) - 1 if captured.sliced else int(captured is not offered)
-    captures[mine] = captured
-    graphs = [each.graph for each in captures]
-    ((which, theirs),) = of_first_rank(str(asked), graphs, [(mine, schedule)])
-    timeline = simulate(graphs[which], theirs)
-    is_own = (which, theirs) == (mine, schedule)
-    if is_own or timeline.peak_bytes > target or timeline.time > MOST_TIMES * solution.time:
-        return captured, solution
-    bound = solution.lower_bound
-    return captures[which], replace(
-        solution,
-        schedule=theirs,
-        status=Status.FEASIBLE,
-        peak_bytes=timeline.peak_bytes,
-        time=timeline.time,
-        lower_bound=None if bound is None else min(bound, timeline.time),
-        solver="another rank",
-        trials=(),
     )
 
 

@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,9 +25,16 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat.plans.outlines import Outline
-from remat_graph import Graph, Schedule, decode, encode, simulate
+from remat_graph import Graph, Schedule, Solution, Status, decode, encode, simulate
+from remat_graph.torch import Capture
 
-__all__ = ["MOST_TIMES", "Choice", "has_other_ranks", "of_first_rank"]
+__all__ = [
+    "MOST_TIMES",
+    "Choice",
+    "has_other_ranks",
+    "of_first_rank",
+    "with_schedule_of_first_rank",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +95,43 @@ def of_first_rank(
         logger.warning("this plan is not shared with other ranks: %s", reason)
         return chosen
     return theirs
+
+
+def with_schedule_of_first_rank(
+    offered: Capture,
+    captured: Capture,
+    solution: Solution,
+    schedule: Schedule,
+    asked: str,
+    target: int,
+) -> tuple[Capture, Solution]:
+    """Take the schedule of the rank that had one first, and its layouts, if it is as good here.
+
+    `captured` is `offered`, or the same in the layouts that were traced. What was proved here holds
+    of it, too.
+    """
+    captures = [offered, offered.in_traced_layouts()] if offered.laid_out else [offered]
+    if captured.sliced:
+        captures.append(captured)
+    mine = len(captures) - 1 if captured.sliced else int(captured is not offered)
+    captures[mine] = captured
+    graphs = [each.graph for each in captures]
+    ((which, theirs),) = of_first_rank(asked, graphs, [(mine, schedule)])
+    timeline = simulate(graphs[which], theirs)
+    is_own = (which, theirs) == (mine, schedule)
+    if is_own or timeline.peak_bytes > target or timeline.time > MOST_TIMES * solution.time:
+        return captured, solution
+    bound = solution.lower_bound
+    return captures[which], replace(
+        solution,
+        schedule=theirs,
+        status=Status.FEASIBLE,
+        peak_bytes=timeline.peak_bytes,
+        time=timeline.time,
+        lower_bound=None if bound is None else min(bound, timeline.time),
+        solver="another rank",
+        trials=(),
+    )
 
 
 def _group_state() -> _GroupState | None:

@@ -21,22 +21,16 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.planner import (
-    SCALAR_BYTES,
-    RunnablePlan,
-    for_missing,
-    make_plan,
-)
+from remat.planning.planner import RunnablePlan, for_missing, make_plan
 from remat.planning.settings import Settings
-from remat.planning.solving import have_same_ops
 from remat.session.deferring import plan_outputs, with_outputs
+from remat.session.earlier_plans import has_room, have_same_costs, is_equal, kin_of
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.leaving import hooked, may_leave
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type, get_executor
-from remat_graph import Graph, simulate
 from remat_graph.torch import (
     Capture,
     CaptureError,
@@ -290,10 +284,10 @@ class RegionPlanner:
         is, its plan is too, and nothing is measured or solved.
         """
         settings = self.settings
-        kin = self._kin(captured)
+        kin = kin_of(captured, self._planned)
         if not kin:  # the layouts that were traced may have been faster within the budget
             traced = captured.in_traced_layouts()
-            kin = self._kin(traced)
+            kin = kin_of(traced, self._planned)
             captured = traced if kin else captured
         if region.released_outputs:
             captured = captured.with_released_outputs(region.released_outputs)
@@ -303,16 +297,16 @@ class RegionPlanner:
         for other in kin:
             if (
                 other.capture.released_outputs == captured.released_outputs
-                and _is_equal(other.capture.graph, captured.with_loss(other.capture.loss).graph)
+                and is_equal(other.capture.graph, captured.with_loss(other.capture.loss).graph)
                 and (seen is None or other.plan is not region.exceeded)
-                and (seen is None or _has_room(other, other.capture.loss.at_least(seen)))
+                and (seen is None or has_room(other, other.capture.loss.at_least(seen)))
             ):
                 same = replace(captured, graph=other.capture.graph, loss=other.capture.loss)
                 executable = get_executor(settings.executor)(
                     same, other.plan.schedule, budget_bytes=other.plan.budget_bytes
                 )
                 return RunnablePlan(other.plan, same, executable)
-        same_sizes = any(_have_same_costs(other.capture.graph, captured.graph) for other in kin)
+        same_sizes = any(have_same_costs(other.capture.graph, captured.graph) for other in kin)
         of_other_sizes = self._measures and kin and not same_sizes
         if self._measures and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self.costs)
@@ -361,18 +355,6 @@ class RegionPlanner:
         self._planned.append(planned)
         return planned
 
-    def _kin(self, captured: Capture) -> list[RunnablePlan]:
-        """Find the plans of graphs with the ops of this one, for the same gradients."""
-        return [
-            other
-            for other in self._planned
-            if other.capture.missing == captured.missing
-            and have_same_ops(
-                other.capture.graph,
-                captured.with_released_outputs(other.capture.released_outputs).graph,
-            )
-        ]
-
     def _is_for_too_few(self, planned: RunnablePlan) -> bool:
         """Whether a backward over more than what was taken for the loss is likely, or impossible.
 
@@ -392,23 +374,3 @@ class RegionPlanner:
 def leads_to(caller: str) -> str:
     """Say that code is in no graph which leads to a graph."""
     return f"TorchDynamo made no graph of what leads to {caller}"
-
-
-def _has_room(planned: RunnablePlan, loss: LossCost) -> bool:
-    """Whether a plan stays within its budget where a loss takes so much."""
-    capture, plan = planned.capture, planned.plan
-    graphs = capture.graph, capture.with_loss(loss).graph
-    before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
-    unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)
-    aside = SCALAR_BYTES["cuda" if capture.program.device.type == "cuda" else "cpu"]
-    return after + unforeseen + aside <= plan.budget_bytes
-
-
-def _is_equal(one: Graph, other: Graph) -> bool:
-    """Whether two graphs are the same but for costs."""
-    return one.values == other.values and _have_same_costs(one, other)
-
-
-def _have_same_costs(one: Graph, other: Graph) -> bool:
-    """Whether the operators of two graphs of as many ops run on the same sizes."""
-    return all(a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True))

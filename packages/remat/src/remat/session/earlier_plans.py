@@ -1,0 +1,45 @@
+"""Which plans that were made before serve another graph, and with room for its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from remat.planning.planner import SCALAR_BYTES, RunnablePlan
+from remat.planning.solving import have_same_ops
+from remat_graph import Graph, simulate
+from remat_graph.torch import Capture, LossCost
+
+__all__ = ["has_room", "have_same_costs", "is_equal", "kin_of"]
+
+
+def kin_of(captured: Capture, planned: Sequence[RunnablePlan]) -> list[RunnablePlan]:
+    """Find the plans of graphs with the ops of this one, for the same gradients."""
+    return [
+        other
+        for other in planned
+        if other.capture.missing == captured.missing
+        and have_same_ops(
+            other.capture.graph,
+            captured.with_released_outputs(other.capture.released_outputs).graph,
+        )
+    ]
+
+
+def has_room(planned: RunnablePlan, loss: LossCost) -> bool:
+    """Whether a plan stays within its budget where a loss takes so much."""
+    capture, plan = planned.capture, planned.plan
+    graphs = capture.graph, capture.with_loss(loss).graph
+    before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
+    unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)
+    aside = SCALAR_BYTES["cuda" if capture.program.device.type == "cuda" else "cpu"]
+    return after + unforeseen + aside <= plan.budget_bytes
+
+
+def is_equal(one: Graph, other: Graph) -> bool:
+    """Whether two graphs are the same but for costs."""
+    return one.values == other.values and have_same_costs(one, other)
+
+
+def have_same_costs(one: Graph, other: Graph) -> bool:
+    """Whether the operators of two graphs of as many ops run on the same sizes."""
+    return all(a.equivalence == b.equivalence for a, b in zip(one.ops, other.ops, strict=True))
