@@ -8,17 +8,57 @@ rule of graphs, which solvers would have to know: what they give is put right by
 
 from __future__ import annotations
 
-from remat_graph.graph import Graph
+from collections.abc import Mapping, Sequence
+
+from remat_graph.graph import Graph, Op, Stage
 from remat_graph.schedule import Compute, Free, Schedule, Step
 
-__all__ = ["LEAVE", "leave_late", "leaves", "reads_after_leaving"]
+__all__ = ["leave_late", "leaves", "reads_after_leaving", "with_leaves"]
 
-LEAVE = "leave@"  # no name of a variable
+_LEAVE = "leave@"  # no name of a variable
+_MOST_LEAVES = 256  # times that gradients leave, about
 
 
 def leaves(op: str) -> bool:
     """Whether this is the name of an op at which gradients leave."""
-    return op.startswith(LEAVE)
+    return op.startswith(_LEAVE)
+
+
+def with_leaves(
+    ops: Sequence[Op], sizes: Mapping[str, int], leaving: Mapping[str, str]
+) -> list[Op]:
+    """Put in the ops at which gradients leave, each as early as all of its gradients can.
+
+    `leaving` maps the value of such a gradient to that of its parameter. What reads a parameter
+    comes before: it may change there. Small gradients wait for others.
+    """
+    touched: dict[str, list[int]] = {}
+    for at, op in enumerate(ops):
+        for value in dict.fromkeys((*op.inputs, *op.outputs)):
+            touched.setdefault(value, []).append(at)
+    ready = {g: max([*touched[g], *touched.get(p, ())]) for g, p in leaving.items()}
+    enough = sum(sizes[g] for g in leaving) // _MOST_LEAVES
+    behind: dict[int, list[Op]] = {}
+    group: list[str] = []
+    for number, gradient in enumerate(order := sorted(ready, key=lambda g: ready[g])):
+        group.append(gradient)
+        if sum(sizes[g] for g in group) < enough and gradient != order[-1]:
+            continue
+        inputs = (*group, *dict.fromkeys(leaving[g] for g in group))
+        behind.setdefault(ready[gradient], []).append(
+            Op(
+                f"{_LEAVE}{number}", inputs, (), 0.0, stage=Stage.BACKWARD, replayable=False,
+                order_after=tuple(
+                    op.name
+                    for op in ops
+                    if op.stage is Stage.BACKWARD
+                    and op.owed
+                    and not set(inputs).isdisjoint((*op.inputs, *op.outputs))
+                ),
+            )
+        )  # fmt: skip
+        group = []
+    return [each for at, op in enumerate(ops) for each in (op, *behind.get(at, ()))]
 
 
 def reads_after_leaving(graph: Graph, schedule: Schedule) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
-from remat_graph.leaving import LEAVE
+from remat_graph.leaving import with_leaves
 from remat_graph.provenance import Provenance
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of
@@ -38,7 +38,6 @@ __all__ = [
 LOSS = "loss"
 KEPT_BY_LOSS = "loss@kept"  # no name of a variable
 GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
-_MOST_LEAVES = 256  # times that gradients leave, about
 _LOSS_ITEM_BYTES = 4  # losses over half precision are computed in 32 bits
 
 
@@ -305,7 +304,12 @@ class Program:
                     self.provenance.get(name),
                 )
             )
-        ops = self._with_leaves(ops, sizes)
+        leaving = {
+            self.storage[gradient]: self.storage[name]
+            for name, gradient in self.gradients.items()
+            if name in self.leaving
+        }
+        ops = with_leaves(ops, sizes, leaving)
         used = {v for op in ops for v in (*op.inputs, *op.outputs)}
         given = (g for name, g in self.gradients.items() if name not in self.leaving)
         results = {*held, *(self.storage[gradient] for gradient in given)}
@@ -316,45 +320,6 @@ class Program:
             frozenset((results - resident) & used) | {KEPT_BY_LOSS},
             LOSS,
         )
-
-    def _with_leaves(self, ops: list[Op], sizes: Mapping[str, int]) -> list[Op]:
-        """Put in the ops at which gradients leave, each as early as all of its gradients can.
-
-        What reads a parameter comes before: it may change there. Small gradients wait for others.
-        """
-        storage = self.storage
-        touched: dict[str, list[int]] = {}
-        for at, op in enumerate(ops):
-            for value in dict.fromkeys((*op.inputs, *op.outputs)):
-                touched.setdefault(value, []).append(at)
-        leaving = {
-            storage[gradient]: storage[name]
-            for name, gradient in self.gradients.items()
-            if name in self.leaving
-        }
-        ready = {g: max([*touched[g], *touched.get(p, ())]) for g, p in leaving.items()}
-        enough = sum(sizes[g] for g in leaving) // _MOST_LEAVES
-        behind: dict[int, list[Op]] = {}
-        group: list[str] = []
-        for number, gradient in enumerate(order := sorted(ready, key=lambda g: ready[g])):
-            group.append(gradient)
-            if sum(sizes[g] for g in group) < enough and gradient != order[-1]:
-                continue
-            inputs = (*group, *dict.fromkeys(leaving[g] for g in group))
-            behind.setdefault(ready[gradient], []).append(
-                Op(
-                    f"{LEAVE}{number}", inputs, (), 0.0, stage=Stage.BACKWARD, replayable=False,
-                    order_after=tuple(
-                        op.name
-                        for op in ops
-                        if op.name in self.backward_ops
-                        and op.owed
-                        and not set(inputs).isdisjoint((*op.inputs, *op.outputs))
-                    ),
-                )
-            )  # fmt: skip
-            group = []
-        return [each for at, op in enumerate(ops) for each in (op, *behind.get(at, ()))]
 
     def _numerics_of(self, name: str) -> Numerics:
         alternative = self.alternatives.get(name)
