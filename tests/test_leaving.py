@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,17 @@ from torch import nn
 import remat
 from remat.errors import BudgetWarning
 from remat_exec import measure_peak
+from remat_graph import (
+    Compute,
+    Free,
+    Graph,
+    Op,
+    Schedule,
+    Stage,
+    Value,
+    reads_after_leaving,
+    simulate,
+)
 from remat_solvers import BudgetTooSmall
 
 WIDTH, DEPTH = 256, 6
@@ -117,3 +129,46 @@ def test_a_plan_that_was_told_is_saved_and_used(tmp_path):
         step(model, x)
     assert model.plan.predicted_peak_bytes == told.predicted_peak_bytes
     assert peak.peak_bytes <= TIGHT
+
+
+def test_a_curve_and_a_plan_count_gradients_that_leave_alike():
+    module, x = chain()
+    options = {"costs": "estimate", "limit_seconds": 4}
+    kept, left = (
+        remat.tradeoff(module, (x,), budgets=[TIGHT], optimizer_in_backward=leave, **options)
+        for leave in (False, True)
+    )
+    planned = remat.plan(module, (x,), budget=TIGHT, optimizer_in_backward=True, **options)
+    assert kept.points[0].solution is None
+    schedule = left.points[0].solution.schedule
+    assert reads_after_leaving(planned.graph, schedule) is None
+    assert simulate(planned.graph, schedule).peak_bytes <= TIGHT
+    with pytest.raises(remat.RematError, match="optimizer_in_backward"):
+        remat.tradeoff(planned.graph, optimizer_in_backward=True)
+
+
+def test_points_of_a_curve_have_only_what_leaves_late(monkeypatch):
+    """A solver that lets each gradient leave at once, and reads the parameters again later."""
+    ops = (
+        Op("f", ("x", "w"), ("y",), 1.0),
+        Op("g", ("x", "y"), ("d",), 1.0, stage=Stage.BACKWARD),
+        Op("leave@w", ("d", "w"), (), 0.0, stage=Stage.BACKWARD),
+        Op("k", ("x",), ("e",), 1.0, stage=Stage.BACKWARD),
+        Op("h", ("x", "y", "e"), ("z",), 1.0, stage=Stage.BACKWARD),
+    )
+    values = (*(Value(name, 10) for name in ("x", "w", "y", "d", "e")), Value("z", 1))
+    graph = Graph(values, ops, frozenset({"x", "w"}), frozenset({"z"}), "g")
+    steps = [Compute("f"), Compute("g"), Free("y"), Compute("leave@w"), Free("d")]
+    again = [Compute("k"), Compute("f"), Compute("h"), Free("y"), Free("e")]
+    early = Schedule((*steps, *again))
+    peak = simulate(graph, early).peak_bytes
+    curve = remat.tradeoff(graph, budgets=[1.0])
+    solution = replace(curve.points[0].solution, schedule=early, peak_bytes=peak)
+    points = tuple(replace(curve.points[0], budget_bytes=b, solution=solution) for b in (peak, 90))
+    solved = replace(curve, points=points, smallest_bytes=peak)
+    monkeypatch.setattr("remat_solvers.tradeoff", lambda *args, **options: solved)
+    tight, wide = remat.tradeoff(graph, budgets=[peak, 90]).points
+    assert tight.solution is None
+    assert reads_after_leaving(graph, early)
+    assert reads_after_leaving(graph, wide.solution.schedule) is None
+    assert simulate(graph, wide.solution.schedule).peak_bytes == wide.solution.peak_bytes > peak

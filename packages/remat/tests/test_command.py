@@ -369,6 +369,22 @@ def test_batches_are_doubled_then_halved(largest):
     assert len(asked) == len({*asked}) <= 16
 
 
+def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch):
+    words = "tradeoff", f"{file}:head", "--points", "2"
+    everything, less = (
+        run_json(*words, *more)["body"]["store_all_peak_bytes"]
+        for more in ((), ("--outputs", "loss", "--optimizer-in-backward"))
+    )
+    assert less < everything
+    words = "largest-batch", f"{file}:net", "--budget", "110KiB", "--set", "depth=4"
+    batches = [run_json(*words, *more)["batch_size"] for more in ((), ("--optimizer-in-backward",))]
+    assert batches[0] < batches[1]
+    for command, factory in (("tradeoff", "head"), ("largest-batch", "net")):
+        words = command, f"{file}:{factory}", "--budget", "1MiB", "--outputs", "losses"
+        code, said = ended(capsys, monkeypatch, *words)
+        assert (code, "'losses'" in said) == (1, True)
+
+
 def test_a_curve_of_a_model_as_json(file):
     told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
     assert len(told["body"]["points"]) == 2

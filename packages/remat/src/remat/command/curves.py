@@ -18,6 +18,7 @@ from remat.command.options import (
     ModelOrGraph,
     dry_plan,
     most_seconds,
+    names_of_outputs,
     refuse_auto,
     taking,
 )
@@ -25,7 +26,9 @@ from remat.command.targets import Target
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
+    LeavingOption,
     NumericsOption,
+    OutputsOption,
     SolverOption,
     check_output,
     out,
@@ -56,6 +59,8 @@ def tradeoff(
     ] = None,
     solver: SolverOption = "auto",
     numerics: NumericsOption = None,
+    outputs: OutputsOption = None,
+    optimizer_in_backward: LeavingOption = False,
     limit_seconds: Annotated[
         float | None,
         typer.Option(min=0, help="Stop after this long, all budgets together; else 15 s each."),
@@ -94,6 +99,8 @@ def tradeoff(
             budgets=budget or None,
             solver=solver,
             numerics=numerics,
+            outputs=names_of_outputs(outputs),
+            optimizer_in_backward=optimizer_in_backward,
             limit_seconds=limit_seconds,
             progress=report,
             keep_best=True,

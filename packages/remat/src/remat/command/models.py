@@ -17,12 +17,15 @@ from remat.command.options import (
     PlanOptions,
     check_solver,
     dry_plan,
+    names_of_outputs,
     read_budget,
     taking,
 )
 from remat.command.terminal import (
     JsonOption,
+    LeavingOption,
     NumericsOption,
+    OutputsOption,
     SolverOption,
     check_output,
     err,
@@ -77,6 +80,8 @@ def largest_batch(
     ] = 0.5,
     solver: SolverOption = "auto",
     numerics: NumericsOption = None,
+    outputs: OutputsOption = None,
+    optimizer_in_backward: LeavingOption = False,
     limit_seconds: Annotated[float, typer.Option(min=0, help="For each batch size.")] = 10.0,
     save: Annotated[Path | None, typer.Option(help="Write its plan here, as JSON.")] = None,
     json: JsonOption = False,
@@ -100,8 +105,10 @@ def largest_batch(
                 try:
                     example = target.with_batch(size).build(costs)
                     result: Plan | None = dry_plan(
-                        example, costs, wanted, solver, limit_seconds, report, numerics=numerics
-                    )
+                        example, costs, wanted, solver, limit_seconds, report,
+                        numerics=numerics, outputs=names_of_outputs(outputs),
+                        optimizer_in_backward=optimizer_in_backward,
+                    )  # fmt: skip
                 except BudgetTooSmall as error:
                     result, refused[size] = None, error
             slow = result is not None and result.predicted_overhead > most_overhead

@@ -18,6 +18,7 @@ from remat.command.terminal import (
     LeavingOption,
     LimitOption,
     NumericsOption,
+    OutputsOption,
     SolverOption,
     err,
     waiting,
@@ -39,6 +40,7 @@ __all__ = [
     "check_solver",
     "dry_plan",
     "most_seconds",
+    "names_of_outputs",
     "read_budget",
     "refuse_auto",
     "taking",
@@ -134,13 +136,7 @@ class PlanOptions(ModelOptions):
         typer.Option(help="What cuts the graph, by name, for a solver that needs it, as h-ilp."),
     ] = None
     numerics: NumericsOption = None
-    outputs: Annotated[
-        str | None,
-        typer.Option(
-            help="What is read of the output, by names or positions with commas ('loss'): the "
-            "rest is not made."
-        ),
-    ] = None
+    outputs: OutputsOption = None
     optimizer_in_backward: LeavingOption = False
     limit_seconds: LimitOption = None
 
@@ -165,7 +161,7 @@ class PlanOptions(ModelOptions):
             plan = dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report,
                 numerics=self.numerics, partitioner=self.partitioner,
-                outputs=_read_outputs(self.outputs), keep_best=True,
+                outputs=names_of_outputs(self.outputs), keep_best=True,
                 optimizer_in_backward=self.optimizer_in_backward,
             )  # fmt: skip
         return plan, subject
@@ -269,7 +265,7 @@ def most_seconds(
     return _REFINE_SECONDS if solver in ("auto", "refine") else None
 
 
-def _read_outputs(outputs: str | None) -> list[str | int] | None:
+def names_of_outputs(outputs: str | None) -> list[str | int] | None:
     """Read names and positions that commas stand between."""
     if outputs is None:
         return None

@@ -33,6 +33,7 @@ __all__ = [
     "LeavingOption",
     "LimitOption",
     "NumericsOption",
+    "OutputsOption",
     "SolverOption",
     "check_output",
     "err",
@@ -60,6 +61,13 @@ NumericsOption = Annotated[
     typer.Option(
         help="Choose among other ways to make a value, too: of the same bits, rounded otherwise "
         "(also in slices), or of less precision."
+    ),
+]
+OutputsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What is read of the output, by names or positions with commas ('loss'): the rest is "
+        "not made."
     ),
 ]
 LeavingOption = Annotated[

@@ -10,6 +10,7 @@ import torch
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_plain
 from remat.errors import RematError
+from remat.planning.outputs import Outputs
 from remat.planning.planner import SCALAR_BYTES
 from remat.planning.settings import Settings, as_args
 from remat.planning.slices import sliced_programs
@@ -31,6 +32,8 @@ def graphs_and_budgets(
     costs: Costs,
     loss: Loss | None,
     numerics: Numerics | None = None,
+    outputs: Outputs | None = None,
+    optimizer_in_backward: bool = False,
 ) -> tuple[list[Graph], list[int | float] | None, int]:
     """Capture a model; give its graphs, their budgets in bytes, and what of each is set aside.
 
@@ -44,7 +47,10 @@ def graphs_and_budgets(
             f"model={model!r} is a {type(model).__name__}; give a torch.nn.Module or a Graph"
         )
     call = as_args(args), dict(kwargs)
-    settings = Settings.read(_UNBOUNDED, "store-all", costs, None, None, loss)
+    settings = Settings.read(
+        _UNBOUNDED, "store-all", costs, None, None, loss,
+        outputs=outputs, optimizer_in_backward=optimizer_in_backward,
+    )  # fmt: skip
     planned = plan_module(model, *call, settings)
     captured, plan = planned.capture, planned.plan
     device = captured.program.device

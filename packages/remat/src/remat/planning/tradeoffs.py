@@ -22,7 +22,15 @@ from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
 from remat.planning.numerics import read_numerics
-from remat_graph import Graph, Status, encode, simulate, write_atomically
+from remat_graph import (
+    Graph,
+    Solution,
+    Status,
+    encode,
+    leave_late,
+    simulate,
+    write_atomically,
+)
 from remat_partition import Partitioner
 from remat_solvers import (
     Progress,
@@ -37,6 +45,7 @@ from remat_solvers import (
 if TYPE_CHECKING:
     import torch
 
+    from remat.planning.outputs import Outputs
     from remat_exec import Loss
     from remat_graph.torch import Costs
 
@@ -68,6 +77,8 @@ def tradeoff(
     loss: Loss | None = None,
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
+    outputs: Outputs | None = None,
+    optimizer_in_backward: bool = False,
     keep_best: bool = False,
 ) -> Tradeoff:
     """Find the fastest schedules within several budgets, and what no schedule can beat at each.
@@ -76,9 +87,9 @@ def tradeoff(
     spread from the smallest that is found to work to what storing everything takes; `budgets`, as
     those of `plan`, are taken in their place. Fractions are of plain autograd's peak, by estimated
     costs of the estimated one (for a graph, of the peak of storing everything). `costs`, `loss`,
-    `numerics` and `partitioner` are those of `plan`; the rest is that of `remat_solvers.tradeoff`,
-    also that Ctrl-C keeps what was found with `keep_best`. Arguments are checked before the model
-    is looked at. Nothing of it is changed.
+    `numerics`, `partitioner`, `outputs` and `optimizer_in_backward` are those of `plan`; the rest
+    is that of `remat_solvers.tradeoff`, also that Ctrl-C keeps what was found with `keep_best`.
+    Arguments are checked before the model is looked at. Nothing of it is changed.
 
     With `numerics` there may be several programs, such as those with slices. Each has a curve, and
     an equal share of the limit. A point then has the fastest schedule of any program, and the least
@@ -103,7 +114,7 @@ def tradeoff(
         raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
 
     def curve(graph: Graph, sizes: Sequence[int | float] | None, programs: int = 1) -> Tradeoff:
-        return remat_solvers.tradeoff(
+        solved = remat_solvers.tradeoff(
             graph,
             points=points,
             budgets=sizes,
@@ -114,18 +125,21 @@ def tradeoff(
             progress=progress,
             keep_best=keep_best,
         )
+        return _with_late_leaving(graph, solved)
 
     if isinstance(model, Graph):
         of_a_model = args is not None or kwargs or costs != "measure"
+        of_a_model = of_a_model or outputs is not None or optimizer_in_backward
         if of_a_model or loss is not None or allowed is not None:
             raise RematError(
-                "a graph has its costs; args, kwargs, costs, loss and numerics are for a model"
+                "a graph has its costs; args, kwargs, costs, loss, numerics, outputs and "
+                "optimizer_in_backward are for a model"
             )
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
     from remat.planning.model_curves import graphs_and_budgets  # noqa: PLC0415 - torch
 
     graphs, sizes, aside = graphs_and_budgets(
-        model, args, kwargs or {}, wanted, costs, loss, allowed
+        model, args, kwargs or {}, wanted, costs, loss, allowed, outputs, optimizer_in_backward
     )
     if len(graphs) == 1:
         return _with_aside(curve(graphs[0], sizes), aside)
@@ -133,6 +147,43 @@ def tradeoff(
         sizes = _spread_over(graphs, points)
     curves = [curve(graph, sizes, len(graphs)) for graph in graphs]
     return _with_aside(_fastest(curves), aside)
+
+
+def _with_late_leaving(graph: Graph, curve: Tradeoff) -> Tradeoff:
+    """Let no gradient leave before its parameter is read; a point has what fits its budget then.
+
+    The time stays, a peak may rise: bounds on every schedule hold as before.
+    """
+    solved = [point.solution for point in curve.points if point.solution is not None]
+    solutions = [_leaving_late(graph, solution) for solution in solved]
+    if all(late is solution for late, solution in zip(solutions, solved, strict=True)):
+        return curve
+
+    def fitting(point: TradeoffPoint) -> TradeoffPoint:
+        fits = [each for each in solutions if each.peak_bytes <= point.budget_bytes]
+        best = min(fits, key=lambda solution: solution.time, default=None)
+        if best is not None and best is not point.solution:
+            bound = point.lower_bound
+            is_proved = bound is not None and best.time <= bound
+            status = Status.OPTIMAL if is_proved else Status.FEASIBLE
+            best = dataclasses.replace(best, lower_bound=bound, status=status)
+        return dataclasses.replace(point, solution=best)
+
+    peaks = [solution.peak_bytes for solution in solutions]
+    return dataclasses.replace(
+        curve,
+        points=tuple(map(fitting, curve.points)),
+        smallest_bytes=min(curve.store_all_peak_bytes, *peaks),
+    )
+
+
+def _leaving_late(graph: Graph, solution: Solution) -> Solution:
+    schedule = solution.schedule
+    late = schedule and leave_late(graph, schedule)
+    if late is None or late is schedule:
+        return solution
+    peak = simulate(graph, late).peak_bytes
+    return dataclasses.replace(solution, schedule=late, peak_bytes=peak)
 
 
 def _spread_over(graphs: Sequence[Graph], points: int) -> list[int | float]:
