@@ -40,5 +40,5 @@ def choose_layouts(monkeypatch, *, share=1, cost=1.0):
     def chosen(program, times_of):
         return frozenset(op for op in _able(program) if len(op) % share == 0)
 
-    monkeypatch.setattr(captures, "costs_of", costs)
+    monkeypatch.setattr("remat_graph.torch.cost.costs.costs_of", costs)
     monkeypatch.setattr(captures, "choose_layouts", chosen)

@@ -10,9 +10,10 @@ from torch import nn
 from remat_graph import canonical_hash
 from remat_graph.torch import capture
 from remat_graph.torch.capturing import capture as capturing
-from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import expecting
 from remat_graph.torch.capturing import trace as tracing
 from remat_graph.torch.repeats import blocks
+from remat_graph.torch.repeats.periods import Irregular
 
 SMALL = {
     "hidden_size": 16,
@@ -309,12 +310,12 @@ def test_an_irregular_program_is_traced_whole(monkeypatch):
     whole = both(monkeypatch, model, {}, call)[1]
     monkeypatch.undo()
     monkeypatch.setattr(blocks, "FEWEST_PERIODS", 5)
-    unroll = captures.unroll
+    unroll = expecting.unroll
 
     def refusing(program, repeats):
         if repeats:
-            raise captures.Irregular("not so")
+            raise Irregular("not so")
         return unroll(program, repeats)
 
-    monkeypatch.setattr(captures, "unroll", refusing)
+    monkeypatch.setattr(expecting, "unroll", refusing)
     assert capture(model, call, costs="estimate").graph == whole.graph

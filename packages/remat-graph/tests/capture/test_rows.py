@@ -10,7 +10,7 @@ from torch import nn
 from remat_graph import canonical_hash
 from remat_graph.torch import capture_region
 from remat_graph.torch.capturing import capture as capturing
-from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import expecting
 from remat_graph.torch.capturing.trace import FlatRegion
 from remat_graph.torch.repeats import rows
 from remat_graph.torch.repeats.periods import Irregular
@@ -285,14 +285,14 @@ def test_a_backward_that_does_not_pass_the_row(monkeypatch):
 @pytest.mark.usefixtures("short_rows")
 def test_a_variant_that_few_periods_do_not_tell_is_traced_whole(monkeypatch):
     few = capture_region(*found_by_dynamo(Aside(), (torch.randn(3, WIDTH),)), costs="estimate")
-    unroll = captures.unroll
+    unroll = expecting.unroll
 
     def refuses(program, repeats):
         if repeats:
             raise Irregular("not told")
         return unroll(program, repeats)
 
-    monkeypatch.setattr(captures, "unroll", refuses)
+    monkeypatch.setattr(expecting, "unroll", refuses)
     told = few.variant(frozenset({0}))
     assert not told.dry
     assert len(told.graph.ops) < len(few.graph.ops)

@@ -21,12 +21,15 @@ from remat_graph.torch.recomputing import may_run_again
 __all__ = ["deferrable", "ops_making", "with_deferred"]
 
 
-def deferrable(program: Program, least_bytes: int = 1) -> frozenset[int]:
+def deferrable(program: Program, least_share: float = 0.0) -> frozenset[int]:
     """Find the positions, in what the forward returns, of outputs that can be made when read.
 
-    Those that take less than `least_bytes` are not looked at.
+    Those that take less than this share of the largest value are not looked at.
     """
     storage = program.storage
+    results = (v for call in program.calls.values() for v in call.results if v)
+    largest = max((program.facts[storage[v]].storage_bytes for v in results), default=0)
+    least_bytes = max(1, int(least_share * largest))
     values = [storage[name] for name in program.handed]
     fixed = program.resident | {storage[name] for name in program.gradients.values()}
     fixed |= {storage[write.variable] for write in program.writes.values()}

@@ -7,31 +7,29 @@ loss; all are made of the one joint graph that was traced.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat_graph.graph import Graph, Numerics
-from remat_graph.torch.cost.costs import Cost, Costs, costs_of, measure_costs
+from remat_graph.torch.capturing.between import released_values, with_loss, with_released
+from remat_graph.torch.capturing.expecting import differentiable_inputs, program_expecting
+from remat_graph.torch.cost.costs import Cost, Costs, costed_graph, measure_costs
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.deferring import deferrable, with_deferred
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.lowering import build_program
-from remat_graph.torch.program import KEPT_BY_LOSS, LOSS, LossCost, Program
+from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
-from remat_graph.torch.repeats.unrolling import unroll
-from remat_graph.torch.rewrites.passes import EACH, Setting, run_passes
 from remat_graph.torch.tracing.fakes import own_modes
-from remat_graph.torch.tracing.joint import Joint, copy_joint
+from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
 from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
-from remat_graph.torch.ways.slicing import cut_alone, in_slices
+from remat_graph.torch.ways.slicing import bytes_of_cut, chosen_cuts, in_slices
 
 __all__ = ["Capture", "Costs", "finish"]
 
@@ -89,12 +87,7 @@ class Capture:
     @property
     def differentiable(self) -> tuple[str, ...]:
         """The inputs of the program that get a gradient if every output does."""
-        traced = {self._joint.inputs[node] for node in self._joint.gradients}
-        rows = (zip(*repeat.own, strict=True) for repeat in self._repeats)
-        for keys in itertools.chain.from_iterable(rows):
-            if keys[1] in traced:  # of a period that was traced
-                traced.update(keys)
-        return tuple(node.name for node, key in self._joint.inputs.items() if key in traced)
+        return differentiable_inputs(self._joint, self._repeats)
 
     @property
     def communicates(self) -> bool:
@@ -144,7 +137,7 @@ class Capture:
         """
         measured = self._measured if measured is None else measured
         with own_modes():
-            graph = _costed(self.program, costs, measured, self.loss)
+            graph = costed_graph(self.program, costs, measured, self.loss)
         other = replace(
             self,
             graph=graph,
@@ -187,12 +180,9 @@ class Capture:
 
     def bytes_of_slices(self, kind: int, slices: int) -> int:
         """Predict the most that a cut of this kind needs in so many slices: with its border."""
-        program = cut_alone(self.without_alternatives().program, self.cuts[kind][0], slices)
         kept = self.graph.resident | self.graph.results
-        return max(
-            program.touched_bytes(op, kept) + call.workspace_bytes
-            for op, call in program.calls.items()
-        )
+        program = self.without_alternatives().program
+        return bytes_of_cut(program, self.cuts[kind][0], slices, kept)
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.
@@ -257,12 +247,7 @@ class Capture:
         laid: frozenset[str],
         sliced: tuple[tuple[int, int], ...] = (),
     ) -> Capture:
-        chosen = [
-            (cut, min(slices, cut.units))
-            for kind, slices in sliced
-            for cuts in self.cuts[kind : kind + 1]  # for other gradients there may be fewer
-            for cut in cuts
-        ]
+        chosen = chosen_cuts(self.cuts, sliced) if sliced else []
         capture = replace(
             self,
             program=add_alternatives(lay_out(in_slices(self.program, chosen), laid), numerics),
@@ -275,15 +260,7 @@ class Capture:
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
-        ops = tuple(
-            replace(op, workspace_bytes=loss.workspace_bytes) if op.name == LOSS else op
-            for op in self.graph.ops
-        )
-        values = tuple(
-            replace(value, size_bytes=loss.kept_bytes) if value.name == KEPT_BY_LOSS else value
-            for value in self.graph.values
-        )
-        return replace(self, graph=replace(self.graph, values=values, ops=ops), loss=loss)
+        return replace(self, graph=with_loss(self.graph, loss), loss=loss)
 
     def with_released_outputs(self, positions: frozenset[int]) -> Capture:
         """Plan for outputs that the user holds no more when the backward starts.
@@ -291,18 +268,8 @@ class Capture:
         They are positions of what the forward returns. Such a value is there until the loss has
         run, and after it only if the backward reads it.
         """
-        graph, gone = (
-            self.graph,
-            self.released_values(positions) - self.released_values(self.released_outputs),
-        )
-        ops = tuple(
-            replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(gone)))))
-            if op.name == LOSS
-            else op
-            for op in graph.ops
-        )
-        freed = replace(graph, ops=ops, results=graph.results - gone)
-        return replace(self, graph=freed, released_outputs=positions)
+        gone = self.released_values(positions) - self.released_values(self.released_outputs)
+        return replace(self, graph=with_released(self.graph, gone), released_outputs=positions)
 
     @property
     def whole_program(self) -> Program:
@@ -313,10 +280,7 @@ class Capture:
     @property
     def deferrable(self) -> frozenset[int]:
         """The positions of outputs that get no gradient and can be made when read, if large."""
-        program = self.whole_program
-        results = (v for call in program.calls.values() for v in call.results if v)
-        largest = max((program.facts[program.storage[v]].storage_bytes for v in results), default=0)
-        return deferrable(program, max(1, int(_LEAST_DEFERRED * largest)))
+        return deferrable(self.whole_program, _LEAST_DEFERRED)
 
     def deferred_bytes(self, positions: frozenset[int]) -> int:
         """Sum the bytes of outputs."""
@@ -399,17 +363,7 @@ class Capture:
 
     def released_values(self, positions: frozenset[int]) -> frozenset[str]:
         """Name the values that are held for the user alone, who lets go of these outputs."""
-        program = self.program
-        storage = program.storage
-        positions = positions - program.deferred
-        kept = {
-            storage[v]
-            for p, v in enumerate(program.handed)
-            if p not in positions | program.deferred
-        }
-        kept.update(storage[gradient] for gradient in program.gradients.values())
-        gone = {storage[program.handed[p]] for p in positions}
-        return frozenset((gone & self.graph.value_by_name.keys()) - kept - self.graph.resident)
+        return released_values(self.program, self.graph, positions)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
         """Return the capture itself: it is immutable and belongs to no module."""
@@ -433,25 +387,14 @@ def finish(
     Raises:
         CaptureError: if no gradient is left, or an operator cannot be measured.
     """
-    setting = Setting(missing=missing, real=real)
-    joint = run_passes(EACH, copy_joint(base), setting, leave_out=leave_out)
-    program = unroll(build_program(joint), repeats)
+    program, merged = program_expecting(base, missing, real, repeats, leave_out)
     loss = program.loss_allowance
-    graph = _costed(program, costs, measured, loss)
+    graph = costed_graph(program, costs, measured, loss)
     logger.info(
         "captured %d ops, %d values, costs %s", len(graph.ops), len(graph.values),
         costs if isinstance(costs, str) else costs.name,
     )  # fmt: skip
     return Capture(
         graph, program, output_structure, missing, loss, dry, base, costs, measured, real, repeats,
-        joint.merged,
+        merged,
     )  # fmt: skip
-
-
-def _costed(program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost) -> Graph:
-    by_op = costs_of(program, costs, measured)
-    return program.graph(
-        {name: cost.time for name, cost in by_op.items()},
-        {name: cost.workspace_bytes for name, cost in by_op.items()},
-        loss,
-    )

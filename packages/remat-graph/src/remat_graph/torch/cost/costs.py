@@ -23,16 +23,25 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from remat_graph.errors import RematError
+from remat_graph.graph import Graph
 from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
-from remat_graph.torch.program import Call, Program, TensorFacts, Variable
+from remat_graph.torch.program import Call, LossCost, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, is_view
 from remat_graph.torch.ways.slicing import run_in_slices
 
-__all__ = ["Cost", "Costs", "DeviceSpec", "costs_of", "estimate_costs", "measure_costs"]
+__all__ = [
+    "Cost",
+    "Costs",
+    "DeviceSpec",
+    "costed_graph",
+    "costs_of",
+    "estimate_costs",
+    "measure_costs",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +104,22 @@ class DeviceSpec:
 
 
 Costs = Literal["measure", "estimate"] | DeviceSpec
+
+
+def costed_graph(
+    program: Program, costs: Costs, measured: dict[str, Cost], loss: LossCost
+) -> Graph:
+    """Make the graph of a program, with what each call costs; `measured` is added to.
+
+    Raises:
+        CaptureError: if a call cannot be measured.
+    """
+    by_op = costs_of(program, costs, measured)
+    return program.graph(
+        {name: cost.time for name, cost in by_op.items()},
+        {name: cost.workspace_bytes for name, cost in by_op.items()},
+        loss,
+    )
 
 
 def costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[str, Cost]:

@@ -19,7 +19,7 @@ from remat_graph.torch.program import LOSS, Program
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 
-__all__ = ["cut_alone", "in_slices", "read_as_traced", "run_in_slices"]
+__all__ = ["bytes_of_cut", "chosen_cuts", "in_slices", "read_as_traced", "run_in_slices"]
 
 
 def run_in_slices(body: SlicedBody, slices: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -34,6 +34,18 @@ def read_as_traced(call: Call) -> tuple[str, ...]:
     body, _, *inputs = call.args
     pairs = zip(inputs, body.body.inputs, strict=True)
     return tuple(variable.name for variable, name in pairs if name in body.read_as_traced)
+
+
+def chosen_cuts(
+    kinds: Sequence[Sequence[Cut]], sliced: Iterable[tuple[int, int]]
+) -> list[tuple[Cut, int]]:
+    """List the cuts of these kinds, by position, each with the number of slices it can have."""
+    return [
+        (cut, min(slices, cut.units))
+        for kind, slices in sliced
+        for cuts in kinds[kind : kind + 1]  # for other gradients there may be fewer
+        for cut in cuts
+    ]
 
 
 def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
@@ -86,10 +98,11 @@ def in_slices(program: Program, chosen: Iterable[tuple[Cut, int]]) -> Program:
     )
 
 
-def cut_alone(program: Program, cut: Cut, slices: int) -> Program:
-    """Give a program of nothing but a cut in so many slices, to know what it costs.
+def bytes_of_cut(program: Program, cut: Cut, slices: int, kept: Collection[str]) -> int:
+    """Predict the most that a cut in so many slices needs, with what it reads and gives.
 
-    Its forward stretch gives what the backward one does not make again.
+    Its forward stretch gives what the backward one does not make again. Values that are `kept`
+    anyway do not count.
     """
     slices = min(slices, cut.units)
     outputs = set(cut.forward.body.body.outputs).difference(cut.backward.body.again)
@@ -97,8 +110,8 @@ def cut_alone(program: Program, cut: Cut, slices: int) -> Program:
         "forward": _call(cut.forward.body.giving(outputs), slices),
         "backward": _call(cut.backward.body, slices),
     }
-    equivalence = {op: equivalence_of(call, program.facts) for op, call in calls.items()}
-    return replace(program, calls=calls, order=tuple(calls), equivalence=equivalence)
+    alone = replace(program, calls=calls, order=tuple(calls))
+    return max(alone.touched_bytes(op, kept) + call.workspace_bytes for op, call in calls.items())
 
 
 def _call(sliced: SlicedBody, slices: int) -> Call:
