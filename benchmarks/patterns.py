@@ -40,7 +40,7 @@ import torch
 import remat
 from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
-from remat.planning.planner import Planned
+from remat.planning.planner import RunnablePlan
 from remat.session.session import Session
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
@@ -179,7 +179,7 @@ class Meter:
         def captured(session: Session, *args: Any) -> Any:
             self.interrupted = True
             made = timed(plan, session, *args)
-            self.plans += isinstance(made, Planned)
+            self.plans += isinstance(made, RunnablePlan)
             return made
 
         def chosen(chooser: StepPlanner, *args: Any) -> Any:
