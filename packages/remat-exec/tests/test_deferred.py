@@ -130,6 +130,30 @@ def test_changes_in_place_are_seen_by_views_and_not_by_copies(output):
     assert output.x.grad == 2 * 18  # what is set to zero has no gradient
 
 
+@pytest.mark.parametrize("in_place", [lambda t: t.add_(1), lambda t: np.add(t, 1, out=t.numpy())])
+@pytest.mark.parametrize("read_first", [True, False])
+def test_changes_of_an_ordinary_view_are_not_seen_by_copies(in_place, read_first):
+    tensor = detached()
+    view, early = tensor.view(-1), tensor[1:].clone()
+    if read_first:
+        assert tensor.sum() == DATA.sum()
+    late, cast = view.clone(), tensor.detach().double()
+    in_place(tensor.detach())
+    assert torch.equal(view, DATA.view(-1) + 1)
+    assert torch.equal(early, DATA[1:])
+    assert torch.equal(late, DATA.view(-1))
+    assert torch.equal(cast, DATA.double())
+
+
+def test_a_copy_that_waits_is_made_once():
+    tensor, made = detached(), []
+    copied = tensor[1:].half()
+    copied._make = lambda make=copied._make: made.append(True) or make()
+    del tensor
+    assert copied.sum() == DATA[1:].sum()
+    assert made == [True]
+
+
 @pytest.mark.parametrize(
     "change",
     [

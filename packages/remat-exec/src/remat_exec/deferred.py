@@ -53,25 +53,41 @@ _OF_DATA = frozenset(
 _SET_DATA = _Tensor.data.__set__  # type: ignore[attr-defined]
 
 
+class _Memory:
+    """Memory that a tensor and its views share: whether it is there, and copies that wait for it.
+
+    Once it is there, it can be changed by what is no `DeferredTensor`: a view, or an array of
+    numpy. So no copy waits any longer then.
+    """
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.copies: WeakSet[DeferredTensor] = WeakSet()
+
+
 class DeferredTensor(torch.Tensor):
     """A tensor that is made when it is read.
 
-    `_make` makes it. `_pending` are copies of what it is a view of that are not made yet: they are
-    before it is changed in place.
+    `_make` makes it, of `_source` if it is a view or a copy of one.
     """
 
     _make: Callable[[], torch.Tensor]
+    _source: DeferredTensor | None
     _value: torch.Tensor | None
-    _pending: WeakSet[DeferredTensor]
+    _memory: _Memory
 
     @staticmethod
     def like(
         meta: torch.Tensor,
         device: torch.device,
         make: Callable[[], torch.Tensor],
-        pending: WeakSet[DeferredTensor] | None = None,
+        source: DeferredTensor | None = None,
+        memory: _Memory | None = None,
     ) -> DeferredTensor:
-        """Stand for a tensor of the sizes, strides and type of `meta`."""
+        """Stand for a tensor of the sizes, strides and type of `meta`.
+
+        It is a view of a `source` if it is given that one's `memory`, else a copy of it.
+        """
         made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
             DeferredTensor,
             meta.size(),
@@ -80,17 +96,21 @@ class DeferredTensor(torch.Tensor):
             dtype=meta.dtype,
             device=device,
         )
-        made._make, made._value = make, None
-        made._pending = WeakSet() if pending is None else pending
+        made._make, made._source, made._value = make, source, None
+        made._memory = memory or _Memory()
         return made
 
     @property
     def made(self) -> torch.Tensor:
         """The tensor that this stands for, made if it is not there."""
+        if self._source is not None:
+            _ = self._source.made  # which makes this one, if it is a copy that waits
         if self._value is None:
-            self._value = self._make()
+            self._value, self._source = self._make(), None
             self._make = _nothing
-            self._pending.discard(self)
+            self._memory.is_there = True
+            while self._memory.copies:
+                _ = self._memory.copies.pop().made
         return self._value
 
     def _of_python(self) -> torch.Tensor:
@@ -145,13 +165,10 @@ class DeferredTensor(torch.Tensor):
                 f"a clone()"
             )
         source = args[0] if args else None
-        if isinstance(source, DeferredTensor) and source._value is None and _can_wait(func, given):
+        if isinstance(source, DeferredTensor) and _can_wait(source, func, given):
             with torch.inference_mode(mode=False):  # what it stands for is no inference tensor
                 return _later(source, func, args, given)
         changed = {id(item.made): item for item in _changed(func, args, given)}
-        for tensor in changed.values():
-            for pending in list(tensor._pending):
-                _ = pending.made
         args, given = pytree.tree_map_only(DeferredTensor, lambda one: one.made, (args, given))
         result = func(*args, **given)
         return changed.get(id(result), result)
@@ -171,10 +188,12 @@ def _nothing() -> torch.Tensor:
     raise AssertionError("made twice; please report it")
 
 
-def _can_wait(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator gives a view, or a copy on the same device."""
+def _can_wait(source: DeferredTensor, func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator gives a view, or a copy on the same device, of what is not there."""
+    if source._value is not None:
+        return False
     if func in _COPIES:
-        return not any(kwargs.get(name) for name in _WHERE)
+        return not (source._memory.is_there or any(kwargs.get(name) for name in _WHERE))
     if func in _VIEWS:
         return True
     returns = func._schema.returns
@@ -193,7 +212,7 @@ def _later(source: DeferredTensor, func: Any, args: Any, kwargs: dict[str, Any])
             source.storage_offset(), source.size(), source.stride(),
         )  # fmt: skip
     like = func(meta, *rest, **kwargs)
-    pending = None if func in _COPIES else source._pending
+    memory = None if func in _COPIES else source._memory
 
     def later(one: torch.Tensor, at: int | None) -> DeferredTensor:
         def make() -> torch.Tensor:
@@ -202,12 +221,12 @@ def _later(source: DeferredTensor, func: Any, args: Any, kwargs: dict[str, Any])
             part: torch.Tensor = result if at is None else result[at]
             return part
 
-        return DeferredTensor.like(one, source.device, make, pending)
+        return DeferredTensor.like(one, source.device, make, source, memory)
 
     if isinstance(like, torch.Tensor):
         result = later(like, None)
         if func in _COPIES:
-            source._pending.add(result)
+            source._memory.copies.add(result)
         return result
     return [later(one, at) for at, one in enumerate(like)]
 
