@@ -172,3 +172,22 @@ def test_points_of_a_curve_have_only_what_leaves_late(monkeypatch):
     assert reads_after_leaving(graph, early)
     assert reads_after_leaving(graph, wide.solution.schedule) is None
     assert simulate(graph, wide.solution.schedule).peak_bytes == wide.solution.peak_bytes > peak
+
+
+@pytest.mark.parametrize("budget", [TIGHT, 4 * HELD])
+def test_a_hook_that_changes_a_parameter_still_to_be_read_is_refused(budget):
+    """Eager raises as well, as it keeps the weight."""
+    module, x = chain()
+    hook_all(module)
+
+    def change_another(_):
+        with torch.no_grad():
+            module[2].weight.mul_(0.5)
+
+    module[6].weight.register_post_accumulate_grad_hook(change_another)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step(module, x)
+    module.zero_grad()
+    model = remat.rematerialize(module, budget=budget, limit_seconds=2)
+    with pytest.raises(remat.BackwardError, match="own gradient was there"):
+        step(model, x)

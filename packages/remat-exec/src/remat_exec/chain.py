@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,7 @@ class _Step:
         self._versions: list[int | None] = []
         self._backward: Iterator[list[torch.Tensor] | None] | None = None
         self._upcoming: list[Group] = []
+        self._read_until_final: dict[str, tuple[torch.Tensor, int]] = {}
         self._final: dict[str, torch.Tensor] = {}
         self._handed: dict[int, StorageWeakRef] = {}
         self._names: tuple[str, ...] = ()
@@ -241,6 +242,11 @@ class _Step:
         with self._own_casts():
             tangents = tangents_of(variant.program, variant.tangents, gradients)
             self._bound, self._versions = [], []
+            self._read_until_final = {
+                name: (item, item._version)
+                for name, item in zip(variant.code.saved, saved, strict=False)
+                if isinstance(item, torch.Tensor) and item.is_leaf and item.requires_grad
+            }
             self._upcoming = list(variant.code.groups)
             self._backward = variant.code.backward(saved, tangents, self.states)
             next(self._backward)
@@ -276,6 +282,7 @@ class _Step:
             to_come.difference_update(group.inputs)
             with self._own_casts():
                 gradients = next(self._backward) or []
+            self._check_unchanged(group.inputs)
             self._final.update(zip(group.inputs, gradients, strict=True))
             gradients.clear()
         if not self._upcoming and self._backward is not None:
@@ -283,6 +290,17 @@ class _Step:
             if self.on_end is not None:
                 self.on_end()
         return tuple(self._final.pop(name, None) for name in wanted)
+
+    def _check_unchanged(self, names: Sequence[str]) -> None:
+        """Raise a `BackwardError` if a hook changed parameters before their own gradients came."""
+        for name in names:
+            item, version = self._read_until_final.pop(name, (None, 0))
+            if item is not None and item._version != version:
+                raise BackwardError(
+                    f"a hook changed a parameter of shape {list(item.shape)} ({name}) before its "
+                    f"own gradient was there, and the plan reads it: gradients of this step may "
+                    f"be wrong; change a parameter in its own hook, or after backward"
+                )
 
 
 def _is_read(step: weakref.ref[_Step], read: Read | None, recipe: Recipe) -> None:
