@@ -59,16 +59,17 @@ def test_each_step_has_other_sizes_and_all_are_planned(budget):
     original, plain, most = pair()
     budget = int(0.7 * most) if budget == "bytes" else budget
     model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    peaks = []
     for at, x in enumerate(batches(6)):
         step(plain, x)
         with warnings.catch_warnings():
             if at < 3:  # told of what is not planned for
                 warnings.simplefilter("ignore", remat.BudgetWarning)
-            peak = step(model, x)
+            peaks.append(step(model, x))
         for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.equal(got.grad, expected.grad)
-        if at >= 3:
-            assert peak <= model.plan.budget_bytes
+    # a fraction is of the most that plain takes: the next step knows what a larger size is of
+    assert max(peaks[3:]) <= model.plan.budget_bytes
     assert model.plan.budget_bytes == pytest.approx(0.7 * most, rel=0.1)
 
 
