@@ -42,7 +42,8 @@ __all__ = ["OPTIONS", "remat_backend"]
 
 logger = logging.getLogger(__name__)
 
-_OF_MODELS = ("loss", "outputs")  # what a model takes and returns is not in its graphs
+# What a model takes and returns is not in its graphs, and steps show which gradients leave.
+_OF_MODELS = ("loss", "outputs", "optimizer_in_backward")
 OPTIONS = [name for name in inspect.signature(Settings.read).parameters if name not in _OF_MODELS]
 OPTIONS.append("on_plan")
 
