@@ -187,6 +187,24 @@ def test_reading_between_the_halves_over_the_budget_is_told(plain):
         trained(made, ids)
 
 
+def test_what_a_loop_makes_of_an_output_that_it_reads_is_told_if_it_is_over(plain):
+    model, ids, logits, _, peak_bytes = plain
+    size = logits.untyped_storage().nbytes()
+    roomy = int(LOW * peak_bytes) + size + size // 2  # the output alone has room
+    made = remat.rematerialize(
+        copy.deepcopy(model), ids, budget=roomy, numerics="rounding", outputs="loss"
+    )
+
+    def read(output):
+        output.kept = [output.logits.detach() * factor for factor in (1, 2, 3)]
+
+    with measure_peak() as peak:
+        trained(made, ids, read)
+    assert peak.peak_bytes > roomy
+    with pytest.warns(remat.BudgetWarning, match="was read in it"):
+        trained(made, ids)
+
+
 def test_a_second_loss_over_it_is_seen_in_the_first_step(plain):
     model, ids, _, _, peak_bytes = plain
 

@@ -129,7 +129,8 @@ def test_entry_points_name_something_that_exists(package):
     for target in (target for points in groups for target in points.values()):
         module, _, attribute = target.partition(":")
         path = ROOT / "packages" / package / "src" / Path(*module.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        package_file = path / "__init__.py"
+        file = package_file if package_file.exists() else path.with_suffix(".py")
         tree = ast.parse(file.read_text())
         names = {node.name for node in tree.body if hasattr(node, "name")}
         names |= {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom)

@@ -60,7 +60,8 @@ class CallRunner:
         if watched or planned.capture.program.deferred:
             read = functools.partial(_is_read, weakref.ref(call), region)
             reads = {"read": read, "watched": watched}
-        outputs = executable(region.graph, tensors, begins, exceeded=_exceeded, **reads)
+        exceeded = functools.partial(_exceeded, weakref.ref(call))
+        outputs = executable(region.graph, tensors, begins, exceeded=exceeded, **reads)
         if step.records_call:
             step.recording.mark("kept 0")
         step.live.add(call)
@@ -258,8 +259,11 @@ def _is_read(call: weakref.ref[Call], region: Region, position: int) -> None:
         under_way.was_read = True
 
 
-def _exceeded(error: BudgetExceeded) -> None:
-    """Tell of a backward over the budget, and what is done about it."""
+def _exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
+    """Warn of a call over the budget, and say what is done about it."""
+    under_way = call()
+    if under_way is not None:
+        under_way.warned = True
     what, _, instead = str(error).partition("; ")
     then = "from the next forward on it is planned for, within the budget"
     if "outputs=" in instead:

@@ -55,10 +55,10 @@ class Call:
     """One call of a region.
 
     One by a plan of its own is `planned`, for these `numbers`; its backward shows what is `missing`
-    and what was let go of. `was_read` says that an output was read that may not be made in it. One
-    of a step of several regions runs by an `option`, and goes on by the `lean` one if it gives
-    memory back; `drop` does that. `changes` sees what is `watched`. `on_backward` is called where
-    its backward begins.
+    and what was let go of. `was_read` says that an output was read that may not be made in it,
+    `warned` that the user knows that it is over the budget. One of a step of several regions runs
+    by an `option`, and goes on by the `lean` one if it gives memory back; `drop` does that.
+    `changes` sees what is `watched`. `on_backward` is called where its backward begins.
     """
 
     region: Region
@@ -70,6 +70,7 @@ class Call:
     missing: frozenset[int] | None = None
     released_outputs: frozenset[int] = frozenset()
     was_read: bool = False
+    warned: bool = False
     option: RegionOption | None = None
     lean: RegionOption | None = None
     drop: Callable[[], None] | None = None

@@ -53,6 +53,10 @@ _BY_CALLS = (
 _IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 _OTHERS_EXPECTED = "more calls were expected before its backward, which share the budget"
 _REFUSED = "no plan of its calls fits, so steps of several calls are refused from now on"
+_READ = (
+    "an output that steps do not make was read in it, before the backward. That output, and what "
+    "the loop made of it, is in no plan. Name it in outputs=, or read it after the backward"
+)
 _MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
 _LOSS_OVER = (
     "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
@@ -96,12 +100,16 @@ class Judge:
         region, planned = call.region, call.planned
         if planned is None or call.missing != planned.capture.missing:
             return  # a backward that was not planned for; the next plan is
-        if call.was_read and planned.capture.program.deferred:
-            return  # what an output that is read takes is told where that happens
         if [mark.label for mark in marks] != _MARKS_OF_CALL:
             return
         budget, device = planned.plan.budget_bytes, planned.capture.program.device
         most = max(mark.peak_bytes for mark in marks)
+        if call.was_read and planned.capture.program.deferred:
+            if (
+                most > budget and not call.warned
+            ):  # nothing is planned for what a loop takes that reads now and then
+                self._tell_of_reading(most, budget)
+            return
         seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
         expected = seen.at_least(allowed)
         over = expected != allowed and (
@@ -130,6 +138,10 @@ class Judge:
         if most > budget:
             more = f"{most - budget:,} more than the budget of {budget:,}"
             warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)
+
+    def _tell_of_reading(self, most: int, budget: int) -> None:
+        more = f"{most - budget:,} more than the budget of {budget:,}"
+        warnings.warn(f"a step took {most:,} bytes, {more}: {_READ}", BudgetWarning, stacklevel=3)
 
     def refuse(self) -> None:
         """Raise what ended the planning, if something did.
