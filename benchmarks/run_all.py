@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("--fresh", *JSON),
         ("--models", "fno-1d", "--points", "published", *JSON),
     ),
+    "dry_floor": (JSON, ("--quick", "--models", "GPT-2, 8 x 1,024")),
     "estimates": (JSON, ("--models", "unet", *JSON)),
     "exact": (JSON, ("--quick", "--models", "unet", "--shares", "0.7")),
     "executor": (JSON, ("--quick", "--models", "unet", *JSON)),

@@ -95,6 +95,64 @@ def gpu() -> str:
     return f"{markdown(heading, rows, 'gpu')} On one {found['device']['device']}.{left_out}"
 
 
+def floor() -> str:
+    """Put slices beside slices by hand, and beside compilers."""
+    content = results("floor")["rows"]
+    ours = {(row["model"], row["against"]): row for row in content if row["variant"] == "remat"}
+    rows = [
+        (
+            row["model"],
+            row["variant"].replace("remat", "**`remat`**"),
+            _peak_and_time(row),
+            "" if "beyond" not in row else f"{row['beyond']:.3f}",
+            _peak_and_time(ours.get((row["model"], row["variant"]), {})),
+        )
+        for row in content
+        if row["against"] == "plain"
+    ]
+    heading = ("model", "variant", "peak / time of plain", "beyond gradients, of plain's",
+               "`remat` at its peak: peak / time of it")  # fmt: skip
+    return markdown(heading, rows, "floor")
+
+
+def _peak_and_time(row: Row) -> str:
+    if "error" in row:
+        return f"failed: {row['error'][:60]}"
+    if "out_of_reach" in row:
+        return "out of reach"
+    return f"{row['peak_ratio']:.3f} / {row['time_ratio']:.2f}" if row else ""
+
+
+def dry_floor() -> str:
+    """List the least budgets of large models on a device that is not there."""
+    rows = [
+        (row["model"], row["way"], *(f"{row[key] / 2**30:.2f}" for key in ("smallest", "least")))
+        for row in results("dry_floor")["rows"]
+        if "error" not in row
+    ]
+    heading = ("model", "way", "least budget found, GiB", "none below, GiB")
+    return markdown(heading, rows, "dry_floor")
+
+
+def slices() -> str:
+    """List architectures that were trained in slices."""
+    rows = [
+        (
+            row["model"],
+            f"{row['plain_bytes'] / 2**20:.1f}",
+            *(f"{row[key] / row['plain_bytes']:.3f}"
+              for key in ("least_bytes", "least_in_slices_bytes")),
+            percent(row["peak_bytes"] / row["budget_bytes"]),
+            f"{row['apart']:.0e}",
+        )
+        for row in results("slices")["models"]
+        if "error" not in row
+    ]  # fmt: skip
+    heading = ("architecture", "plain, MiB", "least of plain", "in slices",
+               "peak of budget", "losses apart")  # fmt: skip
+    return markdown(heading, rows, "slices")
+
+
 def estimates() -> str:
     """Compare what is estimated without a GPU with what was measured on one."""
     rows = [
@@ -265,6 +323,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "executor": executor,
     "gpu": gpu,
+    "floor": floor,
+    "dry_floor": dry_floor,
+    "slices": slices,
     "estimates": estimates,
     "regions": regions,
     "lengths": lengths,
