@@ -198,7 +198,7 @@ def main() -> int:
         print(shown(row), flush=True)
     path = options.json or (None if options.quick else RESULTS)
     if path is not None:
-        write_results(path, {"steps": steps, "models": rows}, ("remat", "torch", "transformers"))
+        write_results(path, {"steps": steps, "rows": rows}, ("remat", "torch", "transformers"))
     wrong = [row["model"] for row in rows if not holds(row)]
     print(f"{len(rows) - len(wrong)} of {len(rows)} as they must be", *wrong)
     return int(bool(wrong))

@@ -145,7 +145,7 @@ def slices() -> str:
             percent(row["peak_bytes"] / row["budget_bytes"]),
             f"{row['apart']:.0e}",
         )
-        for row in results("slices")["models"]
+        for row in results("slices")["rows"]
         if "error" not in row
     ]  # fmt: skip
     heading = ("architecture", "plain, MiB", "least of plain", "in slices",
@@ -323,7 +323,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "executor": executor,
     "gpu": gpu,
-    "floor": floor,
     "dry_floor": dry_floor,
     "slices": slices,
     "estimates": estimates,
