@@ -323,6 +323,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "patterns": patterns,
     "executor": executor,
     "gpu": gpu,
+    "floor": floor,
     "dry_floor": dry_floor,
     "slices": slices,
     "estimates": estimates,
