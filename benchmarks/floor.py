@@ -125,7 +125,7 @@ def at_the_least(example: Example, *, slices: bool) -> Runner:
         except remat.BudgetTooSmall as error:
             budget = error.smallest_bytes
         except remat.BudgetExceeded as error:
-            budget = max(error.measured_bytes, budget + budget // 100)
+            budget = max(error.peak_bytes, budget + budget // 100)
     return within(example, budget, slices=slices)
 
 

@@ -152,7 +152,7 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     least, in_slices = (least_of(model, tokens, numerics) for numerics in (None, "rounding"))
     budget = int(MORE * in_slices)
     start = time.perf_counter()
-    sliced = remat.rematerialize(model, (tokens,), budget=budget, numerics="rounding")
+    sliced: Any = remat.rematerialize(model, (tokens,), budget=budget, numerics="rounding")
     seconds = time.perf_counter() - start
     losses, peak = trained(sliced, steps)
     apart = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
