@@ -34,7 +34,7 @@ import remat
 from comparison import PLAIN, Runner, Variant, compare
 from floor_models import MODELS, UNET, ByHand, build
 from isolation import Ended, run_alone
-from peer_table import Record, Records, print_records, shown
+from peer_table import Record, Records, outcome, print_records, shown
 from peers import checkpoint_blocks
 from zoo import Example
 
@@ -163,16 +163,20 @@ def misses(rows: list[Record]) -> list[str]:
     """Say what does not hold of what must."""
     missed: list[str] = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        of_model = [row for row in rows if row["model"] == model and "peak_ratio" in row]
-        for row in of_model:
-            if row["variant"] == "remat" and (row["quartiles"][0] > 1 or row["peak_ratio"] > 1):
-                missed.append(f"{model}: {row['time_ratio']:.2f} at the peak of {row['against']}")
-        by_name = {row["variant"]: row for row in of_model if row["against"] == PLAIN.name}
-        least = by_name.pop(LEAST, None)
-        by_name.pop(LEAST_WHOLE, None)
+        of_model = [row for row in rows if row["model"] == model and "error" not in row]
+        for row in (row for row in of_model if row["variant"] == "remat"):
+            if outcome(row) in ("slower", "out of reach"):
+                missed.append(f"{model}: {outcome(row)} at the peak of {row['against']}")
+        beside_plain = {
+            row["variant"]: row
+            for row in of_model
+            if row["against"] == PLAIN.name and "beyond" in row
+        }
+        least = beside_plain.pop(LEAST, None)
+        beside_plain.pop(LEAST_WHOLE, None)
         if least is None:
             continue
-        lowest = min((row["beyond"] for row in by_name.values()), default=1.0)
+        lowest = min((row["beyond"] for row in beside_plain.values()), default=1.0)
         if least["beyond"] > GOAL_BEYOND * lowest:
             missed.append(f"{model}: {least['beyond']:.3f} beyond gradients, a peer's {lowest:.3f}")
         reached = least["peak_ratio"] <= GOAL_PEAK and least["time_ratio"] <= GOAL_TIME

@@ -5,13 +5,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from integration_cases.language import WORDS, Language
 from torch import nn
-from torch.nn import functional
 
 import remat
 from remat_exec import measure_peak
-
-WORDS, WIDTH = 2000, 16
 
 
 class Adapted(nn.Module):
@@ -25,21 +23,6 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         return self.base(x) + self.up(self.down(x))
-
-
-class Language(nn.Module):
-    """A language model with many more words than width, which returns its loss alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids):
-        x = self.words(ids)
-        x = x + self.down(functional.gelu(self.up(x)))
-        return functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
 def language(adapted):

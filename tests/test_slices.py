@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from integration_cases.language import Language
 from torch import nn
 from torch.nn import functional
 
@@ -284,23 +285,6 @@ def test_slices_are_refused_where_rounding_may_not_differ():
             refused.in_slices([(0, 2)])
     with pytest.raises(CaptureError, match="kinds of cuts"):
         captured.with_alternatives(Numerics.ROUNDING).in_slices([(9, 2)])
-
-
-class Language(nn.Module):
-    """A language model with many more words than width."""
-
-    def __init__(self, words=2000, width=16, tokens=64):
-        super().__init__()
-        self.words = nn.Embedding(words, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.head = nn.Linear(width, words, bias=False)
-        self.ids = torch.randint(words, (2, tokens))
-
-    def forward(self, ids):
-        x = self.words(ids)
-        x = x + self.down(functional.gelu(self.up(x)))
-        scores = self.head(x)
-        return functional.cross_entropy(scores.flatten(0, 1), ids.flatten())
 
 
 @pytest.fixture(scope="module")

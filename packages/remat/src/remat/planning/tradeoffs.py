@@ -229,7 +229,7 @@ def _fastest_point(points: Sequence[TradeoffPoint]) -> TradeoffPoint:
         bound,
         proved_infeasible=all(point.proved_infeasible for point in points),
         seconds=sum(point.seconds for point in points),
-        error=errors[0] if errors and best is None else None,
+        error=errors[0] if errors else None,
     )
 
 
