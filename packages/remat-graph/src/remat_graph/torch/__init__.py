@@ -10,6 +10,7 @@ each operator takes. `ways` then adds other ways to make the same, with function
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
+from remat_graph.torch.capturing.sizes import SizedRegion, has_sizes, trace_sizes
 from remat_graph.torch.capturing.trace import original_forward, original_forwards
 from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.cuda_memory import blocks_in_use
@@ -53,6 +54,7 @@ from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced,
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
+from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
 from remat_graph.torch.ways.slicing import read_as_traced
@@ -83,11 +85,13 @@ __all__ = [
     "MeasurementError",
     "NoBackward",
     "Operator",
+    "OtherSizes",
     "Output",
     "PassRun",
     "Placement",
     "Program",
     "RealStrides",
+    "SizedRegion",
     "Sliced",
     "SlicedBody",
     "Stretch",
@@ -108,6 +112,7 @@ __all__ = [
     "flatten",
     "generators_restored",
     "get_capture",
+    "has_sizes",
     "left_as_it_was",
     "list_captures",
     "note",
@@ -125,4 +130,5 @@ __all__ = [
     "source_of",
     "stretch_from",
     "tensor_at",
+    "trace_sizes",
 ]

@@ -215,7 +215,7 @@ def compile_frames(
 ) -> Callable[..., Any]:
     """Give `function` with each graph that Dynamo finds replaced by what `compile_graph` makes.
 
-    Shapes are taken as they are: a call with others compiles anew, however often. What
+    A size is taken as it is until a call has another: then it is a symbol of the graph. What
     `compile_graph` raises comes out unchanged. `skipped` is called with what runs as it is,
     and why; those that they call have graphs of their own. Operations of submodules of `model` are
     named after them. `watched` is a module, the only one of its class, whose submodules have hooks,

@@ -19,7 +19,6 @@ from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,
-    builder,
     higher_order_ops,
     misc,
 )
@@ -40,13 +39,12 @@ def patched(
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
     `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
-    are those that were seen to change, which Dynamo keeps for all models together: another model of
-    the same class, with other widths, would have them as symbols.
+    are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
+    another model of the same class, with other widths, would have them as symbols.
     """
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
         (misc.DebuggingVariable, "call_function", _warn_later),
-        (builder, "process_automatic_dynamic", _static_tensors),
         (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
         (
@@ -113,15 +111,6 @@ def _warn_later(original: Any) -> Any:
 
 def _is_constant_or_guarded(variable: Any) -> bool:
     return bool(variable.is_python_constant()) or variable.source is not None
-
-
-def _static_tensors(original: Any) -> Any:
-    """Take tensors of other sizes as they are, and only numbers that change as numbers that do."""
-
-    def process(tx: Any, name: str, entry: Any, **rest: Any) -> Any:
-        return entry if isinstance(entry.size, tuple) else original(tx, name, entry, **rest)
-
-    return process
 
 
 def _trace_modules(original: Any) -> Any:

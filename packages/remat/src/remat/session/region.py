@@ -18,6 +18,7 @@ from remat.planning.planner import RunnablePlan
 from remat.plans.plan import Plan
 from remat.session.counters import Counters
 from remat.session.kinds import CapturedRegion
+from remat.session.sized_captures import SizedCaptures
 from remat_exec import BudgetExceeded, Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
 from remat_solvers import BudgetTooSmall
@@ -76,7 +77,7 @@ class Region:
         self._eager = with_checkpoints_of_eager(dynamo_graph.graph)
         self.graph, checkpoints = without_checkpoints(dynamo_graph.graph)
         nodes = dynamo_graph.graph.graph.nodes
-        self.name = f"{dynamo_graph.name}, {sum(n.op != 'placeholder' for n in nodes)}"
+        self.name = f"{dynamo_graph.name}, {sum(map(_is_operation, nodes))}"
         self.whole = dynamo_graph.whole
         self.caller = dynamo_graph.caller
         if checkpoints:
@@ -89,6 +90,7 @@ class Region:
         self.plans: Plans = {}
         self.shared: Plans = {}
         self.captures: dict[tuple[Any, ...], Capture] = {}
+        self.sized = SizedCaptures(self.graph, self.name)
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()
         self.expected: frozenset[int] | None = None
@@ -244,6 +246,12 @@ def keep(kept: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) 
     kept[numbers] = item
     if len(kept) > _MOST_NUMBERS:
         del kept[next(iter(kept))]
+
+
+def _is_operation(node: torch.fx.Node) -> bool:
+    """Whether a node computes something: no number, of which there are more where sizes change."""
+    number = isinstance(node.meta.get("example_value"), (int, float, torch.SymInt, torch.SymFloat))
+    return node.op != "placeholder" and not number
 
 
 def _returned_bytes(capture: Capture) -> int:

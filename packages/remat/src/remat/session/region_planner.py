@@ -39,6 +39,7 @@ from remat_graph.torch import (
     LossCost,
     NoBackward,
     RealStrides,
+    capture_region,
     get_capture,
     quietly,
 )
@@ -89,13 +90,12 @@ class RegionPlanner:
         capture = region.captures.get(key)
         if capture is None:
             with quietly():  # the original has warned of the same
-                capture = self._capture_region(
-                    region.graph,
-                    inputs,
-                    costs=self._first_costs,
-                    loss_alone=loss_alone,
-                    real=self._real_strides,
-                )
+                options: dict[str, Any] = {
+                    "costs": self._first_costs, "loss_alone": loss_alone, "real": self._real_strides
+                }  # fmt: skip
+                if self._capture_region is capture_region:
+                    capture = region.sized.capture(inputs, region.numbers(inputs), **options)
+                capture = capture or self._capture_region(region.graph, inputs, **options)
                 numerics = self.settings.numerics
                 if loss_alone and numerics is not None:
                     measured = self.costs if self._measures else None

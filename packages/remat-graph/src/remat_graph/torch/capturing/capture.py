@@ -32,6 +32,7 @@ from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.process import collector_at_rest
+from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, run_passes
 from remat_graph.torch.tracing.failures import not_traced
@@ -39,7 +40,14 @@ from remat_graph.torch.tracing.fakes import StandIns, has_no_data, own_modes, wi
 from remat_graph.torch.tracing.joint import Joint, returned_nodes
 from remat_graph.torch.tracing.structure import FlatCall, Structure, distinct, read_call
 
-__all__ = ["capture", "capture_region", "passes_of", "tensor_at"]
+__all__ = [
+    "capture",
+    "capture_joint",
+    "capture_region",
+    "errors_told",
+    "passes_of",
+    "tensor_at",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +107,7 @@ def passes_of(
     """
     runs: list[PassRun] = []
     step = _ModuleCall.of(module, args, kwargs, costs)
-    with _errors_told(), _collector(costs):
+    with errors_told(), _collector(costs):
         traced, missing = step.traced(whole=True, watch=runs.append)
         with own_modes():
             run_passes(
@@ -193,25 +201,15 @@ def capture_region(
             requires a gradient, or an operator cannot be measured.
     """
     tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
-    leaves = {("input", index) for index, tensor in enumerate(tensors) if tensor.is_leaf}
-    dry = any(map(has_no_data, tensors))
 
-    def traced(inputs: Sequence[Any], tensors: list[torch.Tensor], *, whole: bool) -> Capture:
-        flat = FlatRegion(region, inputs, tensors, whole=whole)
+    def traced(inputs: Sequence[Any], stand_ins: list[torch.Tensor], *, whole: bool) -> Capture:
+        flat = FlatRegion(region, inputs, stand_ins, whole=whole)
         with torch.enable_grad():
-            joint = trace_region(flat, tensors)
-        check_changed(joint, tensors)
-        setting = Setting({key: tensors[int(key[1])] for key in joint.inputs.values()})
-        joint = run_passes(ONCE, joint, setting)
-        if not joint.gradients:
-            raise NoBackward(
-                "nothing that the region returns depends on a tensor that requires a gradient; "
-                "there is no backward pass to plan"
-            )
-        joint = replace(joint, leaves=frozenset(leaves))
-        missing = _all_but_scalar(joint) if loss_alone else frozenset()
-        with own_modes():
-            return finish(joint, missing, costs, {}, flat.output_structure, real, dry, flat.repeats)
+            joint = trace_region(flat, stand_ins)
+        return capture_joint(
+            joint, tensors, flat.output_structure, costs=costs, loss_alone=loss_alone, real=real,
+            repeats=flat.repeats,
+        )  # fmt: skip
 
     def captured(*, whole: bool) -> Capture:
         short = traced(inputs, tensors, whole=whole)
@@ -229,6 +227,37 @@ def capture_region(
         return _traced_in_part(captured)
 
 
+def capture_joint(
+    joint: Joint,
+    tensors: list[torch.Tensor],
+    structure: Structure,
+    *,
+    costs: Costs,
+    loss_alone: bool,
+    real: RealStrides | None,
+    repeats: tuple[Repeat, ...] = (),
+) -> Capture:
+    """Make the capture of a region that was traced, for a call with these distinct tensors.
+
+    `structure` is that of what it returns. The rest is as for `capture_region`, which says what is
+    raised.
+    """
+    check_changed(joint, tensors)
+    setting = Setting({key: tensors[int(key[1])] for key in joint.inputs.values()})
+    joint = run_passes(ONCE, joint, setting)
+    if not joint.gradients:
+        raise NoBackward(
+            "nothing that the region returns depends on a tensor that requires a gradient; "
+            "there is no backward pass to plan"
+        )
+    leaves = frozenset(("input", index) for index, each in enumerate(tensors) if each.is_leaf)
+    joint = replace(joint, leaves=leaves)
+    missing = _all_but_scalar(joint) if loss_alone else frozenset()
+    dry = any(map(has_no_data, tensors))
+    with own_modes():
+        return finish(joint, missing, costs, {}, structure, real, dry, repeats)
+
+
 def _collector(costs: Costs) -> AbstractContextManager[None]:
     return nullcontext() if costs == "measure" else collector_at_rest()
 
@@ -239,7 +268,7 @@ def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
     Raises:
         CaptureError: also for what torch raises, with the user's line; not if there is no memory.
     """
-    with _errors_told():
+    with errors_told():
         try:
             return captured(whole=False)
         except Irregular as error:
@@ -248,7 +277,7 @@ def _traced_in_part(captured: Callable[..., Capture]) -> Capture:
 
 
 @contextmanager
-def _errors_told() -> Iterator[None]:
+def errors_told() -> Iterator[None]:
     """Raise what torch raises as a `CaptureError` with the user's line; not if memory is short."""
     try:
         yield

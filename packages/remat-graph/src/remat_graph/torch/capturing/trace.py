@@ -116,7 +116,7 @@ class FlatRegion(torch.nn.Module):
         self.repeats: tuple[Repeat, ...] = ()
         position = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._inputs = [position.get(id(item), item) for item in inputs]
-        self._is_tensor = [isinstance(item, torch.Tensor) for item in inputs]
+        self._is_tensor = [id(item) in position for item in inputs]
         if isinstance(region, torch.fx.GraphModule):
             if not whole:
                 placeholders = region.graph.find_nodes(op="placeholder")
@@ -151,7 +151,9 @@ def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
 
 def _as_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Cut a tensor off from what made it: torch warns where it reads `.grad` of one that is not."""
-    return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
+    if not isinstance(tensor, torch.Tensor) or tensor.is_leaf:  # else a symbol
+        return tensor
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 class _FlatModule(torch.nn.Module):

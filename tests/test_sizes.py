@@ -1,0 +1,279 @@
+"""Sizes that change from call to call: one trace for all, held against eager and other traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, gelu, relu, scaled_dot_product_attention
+
+import remat
+from remat_graph.torch import OtherSizes, capture_region, trace_sizes
+from remat_graph.torch.capturing import sizes
+
+
+class Attention(nn.Module):
+    """Two layers of causal attention over learned positions, with a loss over all tokens."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(50, 16), nn.Embedding(64, 16)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {"norm": nn.LayerNorm(16), "qkv": nn.Linear(16, 48), "out": nn.Linear(16, 16)}
+            )
+            for _ in range(2)
+        )
+        self.head, self.rate = nn.Linear(16, 50), rate
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        batch, length = ids.shape
+        x = self.tokens(ids) + self.positions(torch.arange(length))
+        for layer in self.layers:
+            parts = layer["qkv"](layer["norm"](x)).view(batch, length, 3, 2, 8)
+            q, k, v = parts.permute(2, 0, 3, 1, 4)
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + mixed.transpose(1, 2).reshape(batch, length, 16)
+            x = x + dropout(layer["out"](gelu(x)), self.rate, self.training)
+        return cross_entropy(self.head(x)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+class GraphNet(nn.Module):
+    """Messages along edges, added up by node: nodes and edges are of any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message, self.update = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, nodes: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges
+        for _ in range(2):
+            messages = relu(self.message(torch.cat([nodes[source], nodes[target]], -1)))
+            gathered = torch.zeros_like(nodes).index_add(0, target, messages)
+            nodes = nodes + relu(self.update(torch.cat([nodes, gathered], -1)))
+        return nodes.square().mean()
+
+
+class Images(nn.Module):
+    """A convolution, its batch norm, a pooling, and one more, over images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).tanh().mean((2, 3)).square().sum()
+
+
+class Recurrent(nn.Module):
+    """A loop over time in Python: as many steps as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = x.new_zeros(x.shape[0], 8)
+        for at in range(x.shape[1]):
+            state = self.cell(x[:, at], state)
+        return state.square().mean()
+
+
+def tokens(length: int, batch: int = 3) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(length)
+    return (torch.randint(0, 50, (batch, length), generator=generator),)
+
+
+def graph(nodes: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(nodes)
+    edges = torch.randint(0, nodes, (2, 3 * nodes + nodes % 5), generator=generator)
+    return torch.randn(nodes, 8, generator=generator), edges
+
+
+def image(size: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(2, 3, size, size + 3, generator=torch.Generator().manual_seed(size)),)
+
+
+def sequence(length: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(2, length, 4, generator=torch.Generator().manual_seed(length)),)
+
+
+MODELS: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Tensor, ...]], list[int]]
+]
+MODELS = {
+    "attention": (Attention, tokens, [12, 20, 17, 33, 9, 20, 50]),
+    "dropout": (lambda: Attention(0.3), tokens, [12, 20, 17, 33, 9]),
+    "graph": (GraphNet, graph, [30, 41, 25, 60, 33]),
+    "images": (Images, image, [24, 32, 20, 27, 40]),
+}
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count what is traced, as it comes or with symbols."""
+    traced: list[str] = []
+    from remat_graph.torch.capturing import capture
+
+    for module, kind in ((capture, "as it comes"), (sizes, "with symbols")):
+        original = module.trace_region
+
+        def counted(
+            *args: object, original: Callable[..., object] = original, kind: str = kind
+        ) -> object:
+            traced.append(kind)
+            return original(*args)
+
+        monkeypatch.setattr(module, "trace_region", counted)
+    return traced
+
+
+def gradients(
+    model: nn.Module, run: nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = run(*inputs)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_trace_serves_all_sizes(name: str, traces: list[str]) -> None:
+    make, inputs, lengths = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    run = remat.rematerialize(model, budget=2**22 if name == "images" else 0.9)
+    for length in lengths:
+        expected = gradients(model, model_of(model), inputs(length))
+        assert all(map(torch.equal, gradients(model, run, inputs(length)), expected)), length
+    assert traces == ["as it comes", "as it comes", "with symbols"]
+
+
+def model_of(model: nn.Module) -> nn.Module:
+    """Give a model that runs in eager, with the same parameters."""
+    forward = type(model).forward
+
+    class Eager(nn.Module):
+        def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return forward(model, *inputs)
+
+    return Eager()
+
+
+@pytest.mark.parametrize("name", ["attention", "graph", "images"])
+def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
+    make, inputs, lengths = MODELS[name]
+    torch.manual_seed(0)
+    found: list[tuple[torch.fx.GraphModule, list[tuple[object, ...]]]] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        calls: list[tuple[object, ...]] = []
+        found.append((module, calls))
+
+        def run(*args: object) -> object:
+            calls.append(args)
+            return module(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    compiled = torch.compile(make(), backend=backend)
+    for length in lengths:
+        compiled(*inputs(length))
+    module, calls = found[1]
+    assert len(found) == 2
+    assert len(calls) == len(lengths) - 1 - lengths[1:].count(lengths[0])
+    sized = trace_sizes(module, calls[0])
+    for call in calls:
+        evaluated = sized.capture(call, costs="estimate").program
+        traced = capture_region(module, call, costs="estimate").program
+        assert evaluated.calls == traced.calls
+        assert evaluated.views == traced.views
+        assert evaluated.facts == traced.facts
+        assert evaluated.equivalence == traced.equivalence
+        assert evaluated.outputs == traced.outputs
+
+
+def test_sizes_for_which_a_trace_does_not_hold_are_traced_again(traces: list[str]) -> None:
+    class Choosing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return (y.view(x.shape[0] // 2, 2, 4) if x.shape[0] % 2 == 0 else y).square().mean()
+
+    model = Choosing(4, 4)
+    run = remat.rematerialize(model, budget=2**20)
+    for rows in (6, 8, 10, 12, 7, 9, 14, 11, 16):
+        x = (torch.randn(rows, 4),)
+        expected = gradients(model, model_of(model), x)
+        assert all(map(torch.equal, gradients(model, run, x), expected))
+    assert traces.count("with symbols") == 2
+
+
+def test_a_loop_over_time_is_traced_for_each_length(traces: list[str]) -> None:
+    model = Recurrent()
+    run = remat.rematerialize(model, budget=2**22)
+    for length in (3, 5, 4, 7):
+        expected = gradients(model, model_of(model), sequence(length))
+        found = gradients(model, run, sequence(length))
+        assert all(map(torch.allclose, found, expected))
+    assert traces == ["as it comes"] * 4
+
+
+def test_what_torch_cannot_trace_with_symbols_is_traced_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> object:
+        raise RuntimeError("no symbols today")
+
+    monkeypatch.setattr(sizes, "trace_region", fails)
+    model = GraphNet()
+    run = remat.rematerialize(model, budget=0.9)
+    with caplog.at_level(logging.WARNING, "remat"):
+        for nodes in (30, 41, 25, 60):
+            expected = gradients(model, model_of(model), graph(nodes))
+            assert all(map(torch.equal, gradients(model, run, graph(nodes)), expected))
+    (told,) = [r.getMessage() for r in caplog.records if "each new size" in r.getMessage()]
+    assert "no symbols today" in told
+
+
+def test_a_size_outside_the_range_of_its_symbol_is_refused() -> None:
+    found: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        found.append(module)
+        return module
+
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(lambda x: layer(x).square().mean(), backend=backend)
+    compiled(torch.randn(5, 4))
+    compiled(torch.randn(7, 4))
+    values = {"x": torch.randn(7, 4), "weight": layer.weight, "bias": layer.bias}
+
+    def call(rows: int) -> list[object]:
+        inputs: list[object] = []
+        for node in found[1].graph.find_nodes(op="placeholder"):
+            example = node.meta["example_value"]
+            if isinstance(example, torch.SymInt):
+                inputs.append(rows)
+            elif isinstance(example.shape[0], torch.SymInt):
+                inputs.append(torch.randn(rows, 4))
+            else:
+                inputs.append(values["weight" if example.dim() == 2 else "bias"])
+        return inputs
+
+    sized = trace_sizes(found[1], call(7))
+    assert sized.capture(call(9), costs="estimate").program.calls
+    with pytest.raises(OtherSizes):
+        sized.capture(call(1), costs="estimate")
+    mixed = call(9)
+    mixed[[isinstance(item, int) for item in mixed].index(True)] = 8
+    with pytest.raises(OtherSizes):
+        sized.capture(mixed, costs="estimate")
