@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from remat_graph.torch import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of, placements
+from remat_graph.torch.slices import linear
 from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
 from remat_graph.torch.slices.placement import SUMMED, Sliced, Summed
 from remat_graph.torch.slices.rules import RULES
@@ -127,6 +128,20 @@ def run(call, tensors):
     return list(made) if call.sequence else [made]
 
 
+def check_linear(target, args, kwargs=None):
+    """Where a call is linear in some tensors, twice these give twice its results, to the bit."""
+    call, _, tensors, results = whole_of(target, args, kwargs or {})
+    numbers = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    for variables in (*({name} for name in numbers), set(numbers)):
+        if linear.is_linear(call, variables):
+            made = run(call, tensors | {name: 2 * tensors[name] for name in variables})
+            for name, part in zip(call.results, made, strict=True):
+                if name is not None:
+                    torch.testing.assert_close(
+                        part, 2 * results[name], rtol=0, atol=0, equal_nan=True
+                    )
+
+
 def compare(found, expected, what):
     assert found.shape == expected.shape, what
     assert found.dtype == expected.dtype, what
@@ -223,6 +238,7 @@ def test_pointwise(target, data):
     assert args is not None
     ways = check(d, target, args)
     shape = torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, torch.Tensor)))
+    check_linear(target, args)
     alone = [way for way in ways if not way.outputs[0].joined]
     assert len(alone) == sum(size > 1 for size in shape)
 
@@ -931,6 +947,41 @@ def test_slices_make_up_the_whole(target, data):
     d = Draw(data.draw)
     args, kwargs = SAMPLES[target](d, target)
     check(d, target, args, kwargs)
+    check_linear(target, args, kwargs)
+
+
+def test_what_is_linear_has_samples():
+    assert linear.LINEAR <= SAMPLES.keys() | set(POINTWISE)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "variables", "expected"),
+    [
+        (aten.mul.Tensor, [1, 2], {1, 2}, False),
+        (aten.mul.Tensor, [1, 2], {2}, True),
+        (aten.add.Tensor, [1, 2], {1}, False),
+        (aten.add.Tensor, [1, 2], {1, 2}, True),
+        (aten.add.Tensor, [1, 3.0], {1}, False),
+        (aten.div.Tensor, [1, 2], {2}, False),
+        (aten.where.ScalarOther, [0, 1, 0.0], {1}, True),
+        (aten.where.ScalarOther, [0, 1, 0.5], {1}, False),
+        (aten.masked_fill.Scalar, [1, 0, 0], {1}, True),
+        (aten.masked_fill.Scalar, [1, 0, 1], {1}, False),
+        (aten.clamp.default, [1, 0.2], {1}, False),
+        (aten.tanh_backward.default, [1, 2], {1}, True),
+        (aten.tanh_backward.default, [1, 2], {2}, False),
+        (aten.tanh_backward.default, [1, 1], {1}, False),
+    ],
+)
+def test_what_is_linear(target, args, variables, expected):
+    """Variables are written as integers here, but for the number behind a mask."""
+    tensors = {at for at, item in enumerate(target._schema.arguments) if "Tensor" in str(item.type)}
+    given = (
+        Variable(f"v{item}") if at in tensors and isinstance(item, int) else item
+        for at, item in enumerate(args)
+    )
+    call = Call(target, tuple(given), {}, ("result",), False)
+    assert linear.is_linear(call, {f"v{each}" for each in variables}) == expected
 
 
 def meta(*shape, dtype=torch.float16):

@@ -25,6 +25,7 @@ from remat_graph.torch.kernels.packing import (
     pack_within,
     unpack_mask,
 )
+from remat_graph.torch.kernels.unit_tangent import scaled, scaled_in_place, total_weight
 from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
 from remat_graph.torch.slices.joining import with_joined
 from remat_graph.torch.slices.placement import Placement, Reading, Rule
@@ -193,6 +194,7 @@ OPERATORS: dict[Any, Operator] = {
     },
     # functions of ours and of Python's
     backward_of_kept: Operator(in_place=keep_in_place, deterministic=True),
+    scaled: Operator(in_place=scaled_in_place, deterministic=True),
     **dict.fromkeys(
         (
             backward_of_pool,
@@ -201,6 +203,7 @@ OPERATORS: dict[Any, Operator] = {
             pack_offsets,
             pack_within,
             getitem,
+            total_weight,
             unpack_mask,
         ),
         Operator(deterministic=True),

@@ -45,11 +45,11 @@ def programs_by_cuts(captured: Capture, target: int) -> list[SlicedPrograms]:
     """Give these programs, those with the same kinds of cuts together."""
     if captured.numerics is None or not captured.numerics.allows(Numerics.ROUNDING):
         return []
-    numbers = [_numbers(captured, kind, target) for kind in range(len(captured.cuts))]
+    lists = _lists_of_kinds(captured)
+    numbers = {kind: _numbers(captured, kind, target) for kind in dict.fromkeys(sum(lists, ()))}
     by_kinds: dict[tuple[int, ...], dict[tuple[tuple[int, int], ...], None]] = {}
-    for count, level in itertools.product(range(1, len(numbers) + 1), range(len(_SHARES))):
-        slices = [of_kind[level] for of_kind in numbers[:count]]
-        sliced = tuple((kind, number) for kind, number in enumerate(slices) if number > 1)
+    for listed, level in itertools.product(lists, range(len(_SHARES))):
+        sliced = tuple((kind, number) for kind in listed if (number := numbers[kind][level]) > 1)
         if sliced:
             by_kinds.setdefault(tuple(kind for kind, _ in sliced), {})[sliced] = None
     groups = []
@@ -62,6 +62,22 @@ def programs_by_cuts(captured: Capture, target: int) -> list[SlicedPrograms]:
         relaxed = _least_of([program.graph for program in programs.values()])
         groups.append(SlicedPrograms(tuple(programs[sliced] for sliced in chosen), relaxed))
     return groups
+
+
+def _lists_of_kinds(captured: Capture) -> list[tuple[int, ...]]:
+    """List which kinds of cuts are planned together: the first one, two and so on.
+
+    If some of them can make their gradients in the forward, so they are in another list.
+    """
+    again, in_forward = [], dict[int, int]()
+    for kind, cuts in enumerate(captured.cuts):
+        if cuts[0].unit is None:
+            again.append(kind)
+        else:
+            in_forward[next(k for k in again if captured.cuts[k][0].ops == cuts[0].ops)] = kind
+    first = [tuple(again[:count]) for count in range(1, len(again) + 1)]
+    other = (tuple(in_forward.get(kind, kind) for kind in kinds) for kinds in first)
+    return list(dict.fromkeys((*first, *other)))
 
 
 def _least_of(graphs: Sequence[Graph]) -> Graph:
@@ -107,7 +123,8 @@ def _with_finest_slices(captured: Capture) -> Capture | None:
         return None
     plain = captured.without_alternatives().costed("estimate")
     able = plain.with_alternatives(Numerics.ROUNDING, laid_out=())
-    return able.in_slices([(kind, _finest(able, kind, 0)) for kind in range(len(able.cuts))])
+    kinds = [kind for kind, cuts in enumerate(able.cuts) if cuts[0].unit is None]
+    return able.in_slices([(kind, _finest(able, kind, 0)) for kind in kinds])
 
 
 def _numbers(captured: Capture, kind: int, target: int) -> tuple[int, ...]:

@@ -89,17 +89,27 @@ def _regions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "break", printable(" ".join(reason.split()))
 
 
-_IN_SLICES = re.compile(r"__in_(\d+)_slices$")  # as a capture names such ops
+# As a capture names ops in slices, and those beside them.
+_IN_SLICES = re.compile(r"(__with_gradients)?__in_(\d+)_slices$")
+_BESIDE_SLICES = re.compile(r"__(scaled|total)$")
 
 
 def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
     """Say what runs by alternatives, what is kept packed, and how exact that is."""
     ops = run_of(graph, schedule)
-    slices = [match[1] for op in ops if (match := _IN_SLICES.search(op.name))]
+    slices = [match for op in ops if (match := _IN_SLICES.search(op.name))]
     if slices:
-        numbers = ", ".join(f"{count} in {number}" for number, count in Counter(slices).items())
-        yield f"{len(slices)} stretches in slices, {numbers}, {Numerics.ROUNDING.value}"
-    laid = sum(op.owed and op.numerics is Numerics.ROUNDING for op in ops) - len(slices)
+        counts = Counter(match[2] for match in slices)
+        numbers = ", ".join(f"{count} in {number}" for number, count in counts.items())
+        with_gradients = sum(match[1] is not None for match in slices)
+        also = f" ({with_gradients} make gradients in the forward)" if with_gradients else ""
+        yield f"{len(slices)} stretches in slices, {numbers}{also}, {Numerics.ROUNDING.value}"
+    laid = sum(
+        op.owed
+        and op.numerics is Numerics.ROUNDING
+        and not (_IN_SLICES.search(op.name) or _BESIDE_SLICES.search(op.name))
+        for op in ops
+    )
     if laid:
         yield f"{laid} operations in channels_last, {Numerics.ROUNDING.value}"
     chosen = [op for op in ops if not op.owed]

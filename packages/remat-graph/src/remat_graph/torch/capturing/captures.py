@@ -29,7 +29,7 @@ from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.alternatives import add_alternatives
 from remat_graph.torch.ways.cuts import Cut, cuts_of
 from remat_graph.torch.ways.layouts import choose_layouts, lay_out
-from remat_graph.torch.ways.slicing import bytes_of_cut, chosen_cuts, in_slices
+from remat_graph.torch.ways.slicing import bytes_of_cut, chosen_cuts, in_slices, same_cuts
 
 __all__ = ["Capture", "Costs", "finish"]
 
@@ -109,7 +109,7 @@ class Capture:
             other = self._finished[missing].with_deferred_outputs(self.program.deferred & missing)
             if self.numerics is not None:
                 other = replace(other, _costs=self._costs, _measured=self._measured)
-                other = other._with(self.numerics, self._in_channels_last, self.sliced)
+                other = self._as_this(other, self._in_channels_last)
             elif other._costs != self._costs:
                 other = other.costed(self._costs, self._measured)
             self._variants[missing] = other.with_leaving_gradients(self.leaving_gradients)
@@ -139,13 +139,9 @@ class Capture:
         with own_modes():
             graph = costed_graph(self.program, costs, measured, self.loss)
         other = replace(
-            self,
-            graph=graph,
-            _costs=costs,
-            _measured=measured,
-            released_outputs=frozenset(),
+            self, graph=graph, _costs=costs, _measured=measured, released_outputs=frozenset(),
             _variants={},
-        )
+        )  # fmt: skip
         return other.with_released_outputs(self.released_outputs)
 
     @property
@@ -188,7 +184,8 @@ class Capture:
         """Give the same graph, with each of these kinds of cuts in so many slices.
 
         Each is a position in `cuts` and a number of slices; more than there can be are as many as
-        there can be. None at all gives back the graph without slices.
+        there can be. A cut that shares an op with one before it is left out. None at all gives back
+        the graph without slices.
 
         Raises:
             CaptureError: if rounding may not differ, or there is no such kind.
@@ -198,10 +195,9 @@ class Capture:
             raise CaptureError(
                 "slices add up in another order: capture with_alternatives(Numerics.ROUNDING) first"
             )
-        if not all(0 <= kind < len(self.cuts) and slices > 0 for kind, slices in sliced):
-            raise CaptureError(
-                f"sliced={sliced!r}; this capture has {len(self.cuts)} kinds of cuts"
-            )
+        kinds = len(self.cuts)
+        if not all(0 <= kind < kinds and slices > 0 for kind, slices in sliced):
+            raise CaptureError(f"sliced={sliced!r}; this capture has {kinds} kinds of cuts")
         plain = self.without_alternatives()
         return plain._with(numerics, self._in_channels_last, tuple(sliced))
 
@@ -258,6 +254,12 @@ class Capture:
         )
         return capture.costed(self._costs)
 
+    def _as_this(self, other: Capture, laid: frozenset[str]) -> Capture:
+        """Give a capture of the same forward the alternatives, layouts and slices of this one."""
+        assert self.numerics is not None
+        sliced = same_cuts(self.cuts, self.sliced, other.cuts) if self.sliced else ()
+        return other._with(self.numerics, laid, sliced)
+
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
         return replace(self, graph=with_loss(self.graph, loss), loss=loss)
@@ -305,8 +307,7 @@ class Capture:
         other = replace(plain, program=program, _whole_program=whole, _cuts={})
         other = other.costed(self._costs)
         if self.numerics is not None:
-            laid = self._in_channels_last & program.calls.keys()
-            other = other._with(self.numerics, laid, self.sliced)
+            other = self._as_this(other, self._in_channels_last & program.calls.keys())
         return other
 
     @property
@@ -357,9 +358,8 @@ class Capture:
         """Whether it makes a difference to let go of outputs at these positions."""
         size = self.graph.value_by_name
         gone = self.released_values(positions) ^ self.released_values(self.released_outputs)
-        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(
-            1, sum(value.size_bytes for value in self.graph.values)
-        )
+        everything = sum(value.size_bytes for value in self.graph.values)
+        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(1, everything)
 
     def released_values(self, positions: frozenset[int]) -> frozenset[str]:
         """Name the values that are held for the user alone, who lets go of these outputs."""

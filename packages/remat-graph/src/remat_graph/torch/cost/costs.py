@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from remat_graph.errors import RematError
 from remat_graph.graph import Graph
 from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, LossCost, Program, TensorFacts, Variable
@@ -129,9 +130,25 @@ def costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[
         CaptureError: if a call cannot be measured.
     """
     if costs == "measure":
-        return measure_costs(program, measured)
-    spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
-    return estimate_costs(program, spec)
+        by_op = measure_costs(program, measured)
+    else:
+        spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
+        by_op = estimate_costs(program, spec)
+    for op, call in program.calls.items():
+        if call.target is scaled:
+            by_op[op] = replace(by_op[op], workspace_bytes=_again_bytes(program, op, by_op))
+    return by_op
+
+
+def _again_bytes(program: Program, op: str, costs: Mapping[str, Cost]) -> int:
+    """Bound what scaling takes where it runs what its twin ran, in as many slices.
+
+    In one slice, what the twin gives may come to be after the most that it takes.
+    """
+    twin = program.twins[op]
+    given = program.calls[twin].results if program.calls[op].args[3] == 1 else ()
+    given_bytes = sum(program.facts[name].storage_bytes for name in given if name is not None)
+    return costs[twin].workspace_bytes + given_bytes
 
 
 def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:
@@ -325,6 +342,8 @@ def _kept_bytes(call: Call, returned: Any, device: torch.device) -> int:
 
 
 def _estimate(program: Program, call: Call, spec: DeviceSpec) -> Cost:
+    if call.target is scaled:  # almost always by a number
+        call = Call(aten.mul.Tensor, call.args[:2], {}, call.results, sequence=False)
     if call.target is not run_in_slices:
         seconds = _seconds(call, program.facts, program.constants, spec)
         return Cost(seconds + spec.launch_seconds, call.workspace_bytes)

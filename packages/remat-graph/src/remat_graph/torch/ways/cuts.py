@@ -22,6 +22,7 @@ from remat_graph.torch.recomputing import may_run_again
 from remat_graph.torch.slices.placement import Sliced
 from remat_graph.torch.ways.slice_by_slice import numbered
 from remat_graph.torch.ways.stretches import Stretch, Stretches
+from remat_graph.torch.ways.unit_tangent import UnitTangent, for_unit_tangent
 
 __all__ = ["Cut", "cuts_of"]
 
@@ -35,10 +36,14 @@ _Axis = tuple[tuple[int, ...], int, int]  # of a tensor of this shape, with so m
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A stretch of the forward half, and that of the backward half which makes it again."""
+    """A stretch of the forward half, and that of the backward half which makes it again.
+
+    With `unit` nothing is made again: the forward makes gradients for a tangent of one.
+    """
 
     forward: Stretch
     backward: Stretch
+    unit: UnitTangent | None = None
 
     @property
     def units(self) -> int:
@@ -52,8 +57,14 @@ class Cut:
 
 
 def cuts_of(program: Program) -> tuple[tuple[Cut, ...], ...]:
-    """Find the cuts of a program without alternatives, by kinds: first around what holds most."""
-    return tuple(_Finder(program).kinds())
+    """Find the cuts of a program without alternatives, by kinds: first around what holds most.
+
+    Behind these are those of them that can make their gradients in the forward, as other kinds.
+    """
+    finder = _Finder(program)
+    kinds = tuple(finder.kinds())
+    in_forward = (_in_forward(finder.program, cuts) for cuts in kinds)
+    return (*kinds, *filter(None, in_forward))
 
 
 class _Finder:
@@ -283,6 +294,13 @@ class _Finder:
         touched = {value for op in cut.ops for value in self._read(op) | self._written(op)}
         whole = touched - self._inside(cut) - self.program.resident
         return sum(self.size[value] for value in whole)
+
+
+def _in_forward(program: Program, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+    """Let all cuts of a kind make their gradients in the forward; none, if one of them cannot."""
+    units = [for_unit_tangent(program, cut.forward.body, cut.backward.body) for cut in cuts]
+    pairs = zip(cuts, units, strict=True)
+    return () if None in units else tuple(replace(cut, unit=unit) for cut, unit in pairs)
 
 
 def _is_same(one: Cut, other: Cut) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -23,11 +24,13 @@ def with_groups(
     calls: Mapping[str, Call],
     groups: Mapping[str, str],
     backward: Mapping[str, str | None],
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> Program:
     """Write a program without alternatives anew, with these calls by the name of their op.
 
     `groups` names, for each op that is gone, the new one in whose place it stands. `backward` has
-    the new ops of the backward half, each with its twin, if it has one.
+    the new ops of the backward half, each with its twin, if it has one. `beside` names new ops that
+    stand for no op of their own, each with the one at whose place it stands.
     """
     new = calls.keys() - program.calls.keys()
     kept = _values_of(program, calls)
@@ -40,7 +43,7 @@ def with_groups(
         program,
         calls=calls,
         views={name: call for name, call in program.views.items() if name in storage},
-        order=_order(program, calls, groups),
+        order=_order(program, calls, groups, beside),
         storage=storage,
         facts=facts,
         backward_ops=(program.backward_ops - groups.keys()) | backward.keys(),
@@ -50,7 +53,14 @@ def with_groups(
             for op, call in calls.items()
         },
         rounding=(program.rounding - groups.keys()) | new,
-        provenance={groups.get(op, op): origin for op, origin in program.provenance.items()},
+        provenance={
+            **{groups.get(op, op): origin for op, origin in program.provenance.items()},
+            **{
+                new: program.provenance[op]
+                for new, op in beside.items()
+                if op in program.provenance
+            },
+        },
     )
 
 
@@ -72,10 +82,14 @@ def _values_of(program: Program, calls: Mapping[str, Call]) -> set[str]:
 
 
 def _order(
-    program: Program, calls: Mapping[str, Call], groups: Mapping[str, str]
+    program: Program,
+    calls: Mapping[str, Call],
+    groups: Mapping[str, str],
+    beside: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Put a group where its last op stood, and what reads of it behind it; draws stay in order."""
     place = {groups.get(op, op): at for at, op in enumerate(program.order)}
+    place.update((new, program.order.index(op)) for new, op in beside.items())
     loss = program.order.index(LOSS)
     storage = program.storage
     maker = {storage[n]: op for op, call in calls.items() for n in call.results if n is not None}

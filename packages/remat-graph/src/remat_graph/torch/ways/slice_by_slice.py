@@ -84,10 +84,15 @@ class SlicedBody:
         tensors: Sequence[torch.Tensor],
         bounds: Sequence[int],
         after_slice: Callable[[], None] | None = None,
+        *,
+        into: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
-        """Give the outputs, made in slices of units from each of `bounds` to the next."""
+        """Give the outputs, made in slices of units from each of `bounds` to the next.
+
+        They are made in the buffers `into`, one for each output, if these are given.
+        """
         inputs = dict(zip(self.body.inputs, tensors, strict=True))
-        outputs = _Outputs(self, len(bounds) - 1)
+        outputs = _Outputs(self, len(bounds) - 1, into)
         for start, stop in pairwise(bounds):
             env: dict[str, Any] = {
                 name: _part(tensor, self.places.get(name, WHOLE), self.units, start, stop)
@@ -283,11 +288,18 @@ def _index(tensor: torch.Tensor, place: Sliced, start: int, stop: int) -> tuple[
 class _Outputs:
     """What slices have made so far of the outputs of a body."""
 
-    def __init__(self, sliced: SlicedBody, slices: int) -> None:
+    def __init__(self, sliced: SlicedBody, slices: int, into: Sequence[torch.Tensor] = ()) -> None:
         self._sliced = sliced
         self._slices = slices
+        self._into = dict(zip(sliced.body.outputs, into, strict=True)) if into else {}
         self.totals: dict[str, torch.Tensor] = {}
         self._divisors: dict[str, torch.Tensor] = {}
+        for name, buffer in self._into.items():
+            place = sliced.places[name]
+            if isinstance(place, Sliced):
+                self.totals[name] = buffer
+            elif isinstance(place, Summed) and not (slices > 1 and buffer.dtype in _SHORT):
+                self.totals[name] = buffer.zero_()
 
     def note(self, results: Sequence[str | None], parts: Sequence[Any]) -> None:
         """Add up sums, and what they are divided by, which nothing else may read."""
@@ -329,7 +341,11 @@ class _Outputs:
             total = self.totals.pop(name)
             if name in self._divisors:
                 total = total / self._divisors[name]
-            whole.append(total.to(self._sliced.facts[name].dtype))
+            buffer = self._into.get(name)
+            if buffer is None:
+                whole.append(total.to(self._sliced.facts[name].dtype))
+            else:
+                whole.append(buffer if buffer is total else buffer.copy_(total))
         return whole
 
 
