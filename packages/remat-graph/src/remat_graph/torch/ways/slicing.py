@@ -2,7 +2,8 @@
 
 The call stands where the last op of its stretch stood; what reads of it comes behind it. Of the
 forward stretch it gives what something else reads: what the backward stretch alone reads is made
-again there.
+again there. Or the forward's makes gradients as well, for a tangent of one: then what it divides by
+is one call before it, and each gradient is scaled by one in the backward.
 """
 
 from __future__ import annotations
