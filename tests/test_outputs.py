@@ -190,10 +190,11 @@ def test_reading_between_the_halves_over_the_budget_is_told(plain):
 def test_what_a_loop_makes_of_an_output_that_it_reads_is_told_if_it_is_over(plain):
     model, ids, logits, _, peak_bytes = plain
     size = logits.untyped_storage().nbytes()
-    roomy = int(LOW * peak_bytes) + size + size // 2  # the output alone has room
-    made = remat.rematerialize(
-        copy.deepcopy(model), ids, budget=roomy, numerics="rounding", outputs="loss"
-    )
+    low = int(LOW * peak_bytes)
+    options = {"numerics": "rounding", "outputs": "loss"}
+    planned = remat.plan(model, ids, budget=low, **options)
+    roomy = low + size + size // 2  # the output alone has room
+    made = remat.rematerialize(copy.deepcopy(model), ids, budget=roomy, plan=planned, **options)
 
     def read(output):
         output.kept = [output.logits.detach() * factor for factor in (1, 2, 3)]
