@@ -1,6 +1,7 @@
 """Models of several regions, the largest values of which are made in slices."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import remat
+from remat.report.words import mib
 from remat_exec import measure_peak
 from remat_graph import Numerics
 
@@ -58,6 +60,12 @@ def several_steps(model):
         step(model)
 
 
+def reach_of(error):
+    """What a refusal says that slices reach."""
+    (found,) = re.findall(r"numerics='rounding' .* about (.*) are enough", str(error.__notes__))
+    return found
+
+
 def budget_of(plain):
     step(plain)
     plain.zero_grad()
@@ -74,8 +82,9 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     budget = budget_of(plain)
     options = {"budget": budget, "limit_seconds": 1.0, "regions": regions}
     refused = remat.rematerialize(copy.deepcopy(plain), **options)
-    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
         several_steps(refused)
+    assert reach_of(error.value) == mib(budget)
     model = remat.rematerialize(copy.deepcopy(plain), numerics="rounding", **options)
     expected = step(plain)
     for _ in range(4):
@@ -101,6 +110,26 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     assert [kind.sliced for kind in again.plan.kinds] == [kind.sliced for kind in model.plan.kinds]
     with pytest.raises(remat.PlanMismatch, match="numerics="):
         step(remat.rematerialize(copy.deepcopy(plain), **planned))
+
+
+@pytest.mark.parametrize(
+    ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
+)
+def test_a_refusal_says_what_slices_reach(whole, regions):
+    plain = Language(whole)
+    options = {"limit_seconds": 1.0, "regions": regions}
+    small = remat.rematerialize(copy.deepcopy(plain), budget=budget_of(plain) // 3, **options)
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
+        several_steps(small)
+    reach = int(1.03 * float(reach_of(error.value).removesuffix(" MiB")) * 2**20)  # as rounded
+    assert budget_of(plain) // 3 < reach < error.value.smallest_bytes
+    several_steps(
+        remat.rematerialize(copy.deepcopy(plain), budget=reach, numerics="rounding", **options)
+    )
+    refused = remat.rematerialize(plain, budget=reach // 2, numerics="rounding", **options)
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
+        several_steps(refused)
+    assert "rounding" not in str(getattr(error.value, "__notes__", ""))
 
 
 def test_a_region_is_left_whole_where_it_fits():

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat.planning.certain_bound import forward_bound
-from remat.planning.slices import sliced_programs
+from remat.planning.slices import sliced_programs, with_finest_slices
 from remat_graph import Numerics
 from remat_graph.torch import Capture
 from remat_solvers.toolkit import Wiring, least_time, peak_bound
 
-__all__ = ["in_slices_alone", "region_in_slices"]
+__all__ = ["in_finest_slices_alone", "in_slices_alone", "region_in_slices"]
 
 
 def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
@@ -43,6 +43,12 @@ def in_slices_alone(captured: Capture, sliced: Sequence[tuple[int, int]]) -> Cap
     if not sliced:
         return captured
     return _alone(captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_slices(sliced))
+
+
+def in_finest_slices_alone(captured: Capture) -> Capture | None:
+    """Give a capture in its finest slices, by estimates; `None` if nothing can be cut."""
+    sliced = with_finest_slices(captured)
+    return None if sliced is None else _alone(sliced)
 
 
 def _alone(captured: Capture) -> Capture:

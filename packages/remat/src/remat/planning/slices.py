@@ -16,7 +16,14 @@ from remat_graph import Graph, Numerics, Solution
 from remat_graph.torch import Capture
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["SlicedPrograms", "note_what_slices_reach", "programs_by_cuts", "sliced_programs"]
+__all__ = [
+    "SlicedPrograms",
+    "note_reach",
+    "note_what_slices_reach",
+    "programs_by_cuts",
+    "sliced_programs",
+    "with_finest_slices",
+]
 
 _SHRINKS = 0.9  # of what half as many slices need
 _TENTH = 10
@@ -99,14 +106,18 @@ def note_what_slices_reach(
     error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
 ) -> None:
     """Add to a refusal what the same step takes with its largest values made in slices."""
-    sliced = _with_finest_slices(offered)
+    sliced = with_finest_slices(offered)
     if sliced is None:
         return
     try:
         solve_for(sliced.graph)
-        reach = error.budget_bytes
+        note_reach(error, error.budget_bytes)
     except BudgetTooSmall as still:
-        reach = still.smallest_bytes
+        note_reach(error, still.smallest_bytes)
+
+
+def note_reach(error: BudgetTooSmall, reach: int) -> None:
+    """Add to a refusal that so many bytes are enough in slices, if that is less."""
     if reach < error.smallest_bytes:
         error.add_note(
             f"With numerics='rounding' the largest values are made in slices, in another order of "
@@ -114,7 +125,7 @@ def note_what_slices_reach(
         )
 
 
-def _with_finest_slices(captured: Capture) -> Capture | None:
+def with_finest_slices(captured: Capture) -> Capture | None:
     """Cut all that can be, as fine as that lowers what is needed; `None` if nothing can be cut.
 
     By estimates: nobody waits for a refusal until slices are measured.

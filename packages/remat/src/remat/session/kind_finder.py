@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
-from remat.planning.region_slices import in_slices_alone, region_in_slices
+from remat.planning.region_slices import (
+    in_finest_slices_alone,
+    in_slices_alone,
+    region_in_slices,
+)
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
-from remat_graph import Numerics, simulate
+from remat_graph import Graph, Numerics, simulate
 from remat_graph.torch import Capture, Cost
 from remat_solvers import store_all
-from remat_solvers.step import front_from_schedules, measure_option, region_front
+from remat_solvers.step import RegionFront, front_from_schedules, measure_option, region_front
 
 __all__ = ["KindFinder"]
 
@@ -73,6 +78,8 @@ class KindFinder:
         kind = self._solved(name, program)
         if program.sliced:
             kind = replace(kind, whole=capture.graph, sliced=program.sliced)
+        if self.settings.numerics is None:
+            kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
         kinds.append(replace(kind, least_bytes=least))
         return number, program
 
@@ -86,6 +93,20 @@ class KindFinder:
             budget = int(asked.fraction * stored)
         return (capture, None) if budget is None else region_in_slices(capture, budget)
 
+    def _in_slices(self, capture: Capture) -> RegionFront | None:
+        """Find the options of a region in its finest slices, if it can be cut."""
+        sliced = in_finest_slices_alone(capture)
+        if sliced is None:
+            return None
+        return region_front(
+            sliced.graph, solver="refine", limit_seconds=self._limit_seconds(sliced.graph)
+        )
+
+    def _limit_seconds(self, graph: Graph) -> float:
+        """Give the seconds that are spent on the options of a region."""
+        limit, of_user = _SECONDS + _SECONDS_PER_OP * len(graph.ops), self.settings.limit_seconds
+        return limit if of_user is None else min(limit, of_user)
+
     def _solved(self, name: str, capture: Capture) -> RegionKind:
         """Find the options of a region; of one of many sizes among those of the other sizes."""
         settings, graph = self.settings, capture.graph
@@ -97,9 +118,7 @@ class KindFinder:
                 graph, dict.fromkeys(option.schedule for option in options)
             )
             return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
-        limit = _SECONDS + _SECONDS_PER_OP * len(graph.ops)
-        if settings.limit_seconds is not None:
-            limit = min(limit, settings.limit_seconds)
+        limit = self._limit_seconds(graph)
         solver = "refine" if settings.solver == "auto" else settings.solver
         hierarchy = hierarchy_for(graph, solver, settings.partitioner)
         front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)

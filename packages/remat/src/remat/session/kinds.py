@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -98,6 +98,7 @@ class RegionKind:
     `plain_bytes` is what plain autograd keeps, whichever gradients come, where that is not what
     storing everything does. Where the front is of a program in slices, `whole` is the graph without
     and `sliced` says which; `least_bytes` is then what the forwards of all such programs need.
+    `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 
     name: str
@@ -110,9 +111,21 @@ class RegionKind:
     whole: Graph | None = None
     sliced: tuple[tuple[int, int], ...] = ()
     least_bytes: int | None = None
+    find_in_slices: Callable[[], RegionFront | None] | None = field(default=None, repr=False)
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
     _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def in_slices(self) -> RegionKind | None:
+        """The same with the largest values made in slices, if they can be and are not yet."""
+        front = self.find_in_slices() if self.find_in_slices is not None else None
+        if front is None:
+            return None
+        return replace(
+            self, front=front, whole=self.front.graph, find_in_slices=None,
+            _lean={}, _alike={}, _held={},
+        )  # fmt: skip
 
     def held_inputs(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
         """Find the inputs that a call by an option holds between its halves.

@@ -174,8 +174,8 @@ class Session:
         if self._counts.met_several:
             self._planner.refuse_user_plan()
         self.step.refuse()
-        refusal = self.step.planner.refusal(region.shared.get(numbers))
-        if refusal is not None and self._settings.on_infeasible == "raise":
+        is_raised = self._settings.on_infeasible == "raise"
+        if is_raised and (refusal := self.step.planner.refusal(region.shared.get(numbers))):
             raise refusal
 
     def _backward_begins(self) -> None:
@@ -309,7 +309,7 @@ class Session:
             self._refuse_another(region, numbers)
         plan = self._plan_of(region, numbers, inputs)
         is_first = self._one_region and self._has_several and not self.step.calls
-        if is_first and self.step.planner.refusal(plan) is not None:  # it may be the only call
+        if is_first and not self.step.planner.may_fit(plan):  # it may be the only call
             self._has_several = False
             self.step.stop_recording()
             plan = self._plan_of(region, numbers, inputs)

@@ -13,6 +13,7 @@ from remat.planning.certain_bound import without_state
 from remat.planning.infeasible import warn_infeasible
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
+from remat.planning.slices import note_reach
 from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
 from remat.plans.regions import PlannedRegion
@@ -52,7 +53,8 @@ class StepPlanner:
 
     `kinds` are those of regions that were met, to which others are added; `breaks` are named with a
     plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
-    is of. A refusal names the most that any pattern of calls was seen to need.
+    is of. A refusal names the most that any pattern of calls was seen to need, and in slices, where
+    these are not allowed.
     """
 
     settings: Settings
@@ -64,6 +66,7 @@ class StepPlanner:
     room: int | None = None
     plain: PlainStep = field(default_factory=PlainStep)
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _in_slices: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
     def is_unknown(self) -> bool:
@@ -107,22 +110,53 @@ class StepPlanner:
             options = choose_options(kinds, record, room)
         except BudgetTooSmall as error:
             # Other steps like it need more; and so may those with other calls that did not fit.
-            self._needed[record.pattern] = int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
-            raise self._refused(kinds, budget, max(self._needed.values())) from None
+            needed = self._named(error)
+            self._needed[record.pattern] = needed
+            self._in_slices[record.pattern] = self._needs_in_slices(kinds, record, room, needed)
+            refused = self._refused(kinds, budget, max(self._needed.values()))
+            note_reach(refused, max(self._in_slices.values()))
+            raise refused from None
         self._needed.pop(record.pattern, None)
+        self._in_slices.pop(record.pattern, None)
         if has_other_ranks():
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
 
     def refusal(self, plan: object) -> BudgetTooSmall | None:
         """Refuse steps of calls that share the budget, if not even one by this plan fits."""
-        if self.is_unknown or not isinstance(plan, CapturedRegion):
+        if not isinstance(plan, CapturedRegion) or self.may_fit(plan):
             return None
         kind, budget = self.kinds[plan.kind], self.budget((plan.kind,))
         needed = min(option.peak_bytes for option in kind.front.options)
-        if needed <= budget:
-            return None
-        return self._refused([kind], budget, int(needed * _NAMED) + 1)
+        refused = self._refused([kind], budget, int(needed * _NAMED) + 1)
+        if kind.in_slices is not None:
+            reach = min(option.peak_bytes for option in kind.in_slices.front.options)
+            note_reach(refused, max(budget, int(reach * _NAMED) + 1))
+        return refused
+
+    def may_fit(self, plan: object) -> bool:
+        """Whether a step may be within the budget: one call by this plan is, as far as is known."""
+        if self.is_unknown or not isinstance(plan, CapturedRegion):
+            return True
+        options = self.kinds[plan.kind].front.options
+        return min(option.peak_bytes for option in options) <= self.budget((plan.kind,))
+
+    def _named(self, error: BudgetTooSmall) -> int:
+        """Give the budget that is said to be enough where a step was refused."""
+        return int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
+
+    def _needs_in_slices(
+        self, kinds: Sequence[RegionKind], record: Recorded, room: int, needed: int
+    ) -> int:
+        """Give what a recorded step needs with its largest values made in slices."""
+        sliced = [kind.in_slices or kind for kind in kinds]
+        if sliced == kinds:
+            return needed
+        try:
+            choose_options(sliced, record, room)
+        except BudgetTooSmall as error:
+            return min(needed, self._named(error))
+        return min(needed, self.budget(record.pattern))
 
     def _refused(self, kinds: Sequence[RegionKind], budget: int, needed: int) -> BudgetTooSmall:
         """Refuse steps of calls of these kinds, for which so much is needed."""
