@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, gelu, relu, scaled_dot_product_attention
 
 import remat
+from remat.planning import planner
+from remat_exec import Executable, Peak, measure_peak
 from remat_graph.torch import OtherSizes, capture_region, trace_sizes
 from remat_graph.torch.capturing import sizes
 
@@ -191,8 +195,15 @@ def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
     assert len(found) == 2
     assert len(calls) == len(lengths) - 1 - lengths[1:].count(lengths[0])
     sized = trace_sizes(module, calls[0])
+    first = sized.capture(calls[0], costs="estimate")
     for call in calls:
-        evaluated = sized.capture(call, costs="estimate").program
+        capture = sized.capture(call, costs="estimate")
+        evaluated = capture.program
+        read_off = first.at(call)
+        assert read_off is not None
+        assert read_off.program == evaluated
+        assert read_off.program.equivalence == evaluated.equivalence
+        assert read_off.graph.values == capture.graph.values
         traced = capture_region(module, call, costs="estimate").program
         assert evaluated.calls == traced.calls
         assert evaluated.views == traced.views
@@ -277,3 +288,96 @@ def test_a_size_outside_the_range_of_its_symbol_is_refused() -> None:
     mixed[[isinstance(item, int) for item in mixed].index(True)] = 8
     with pytest.raises(OtherSizes):
         sized.capture(mixed, costs="estimate")
+
+
+class Answering(nn.Module):
+    """Gives a loss, and what it is of, which a loop may differentiate, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Sigmoid())
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        answer = self.layers(x)
+        return {"loss": answer.square().mean(), "answer": answer}
+
+
+def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
+    rehearsed: list[int] = []
+    rehearse = planner._rehearsed
+
+    def counted(executable: Executable, *rest: object) -> Peak:
+        rehearsed.append(executable.peak_bytes)
+        return rehearse(executable, *rest)
+
+    monkeypatch.setattr(planner, "_rehearsed", counted)
+    torch.manual_seed(0)
+    model = Attention(0.2)
+    run = remat.rematerialize(model, budget=0.8)
+    lengths = random.Random(0).choices(range(8, 64), k=40)
+    for length in lengths:
+        model.zero_grad()
+        ids = tokens(length)
+        with measure_peak() as peak:
+            run(*ids).backward()
+        assert peak.peak_bytes <= run.plan.budget_bytes
+        found = gradients(model, run, tokens(length))
+        expected = gradients(model, model_of(model), tokens(length))
+        assert all(map(torch.equal, found, expected)), length
+    assert traces == ["as it comes", "as it comes", "with symbols"]
+    assert len(rehearsed) <= 10
+    assert len(set(lengths)) >= 25
+
+
+def test_other_gradients_and_outputs_of_sizes_that_are_near() -> None:
+    torch.manual_seed(0)
+    model = Answering()
+    run = remat.rematerialize(model, budget=2**20)
+    eager = model_of(model)
+    for at, rows in enumerate((40, 50, 60, 44, 47, 52, 57, 49, 55, 58, 41)):
+        x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
+        both = []
+        for each in (eager, run):
+            model.zero_grad()
+            torch.manual_seed(1)
+            out = each(x)
+            (out["loss"] + out["answer"].sum() * (at % 3 == 2)).backward()
+            both.append([out["answer"].detach(), *(p.grad for p in model.parameters())])
+        assert all(map(torch.equal, *both)), rows
+
+
+@torch.library.custom_op("remat_sizes::leaps", mutates_args=())
+def leaps(x: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor, with a workspace where it has 53 rows."""
+    if len(x) == 53:
+        x.new_empty(1 << 20)
+    return x.clone()
+
+
+@leaps.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+leaps.register_autograd(lambda _, gradient: gradient.clone())
+
+
+class Leaping(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return leaps(super().forward(x).tanh()).square().mean()
+
+
+def test_a_size_that_takes_more_than_those_that_are_near_is_told() -> None:
+    model = Leaping(16, 16)
+    run = remat.rematerialize(model, budget=2**18)
+    told = []
+    for rows in (40, 50, 60, 47, 45, 54, 53, 44, 46):
+        x = (torch.randn(rows, 16),)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = gradients(model, run, x)
+        told += [rows for each in caught if issubclass(each.category, remat.BudgetWarning)]
+        assert all(map(torch.equal, found, gradients(model, model_of(model), x)))
+    assert told == [44]  # at the next forward
+    with pytest.raises(remat.BudgetTooSmall):
+        run(torch.randn(53, 16))

@@ -10,7 +10,7 @@ each operator takes. `ways` then adds other ways to make the same, with function
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.capturing.sizes import SizedRegion, has_sizes, trace_sizes
+from remat_graph.torch.capturing.sizes import SizedCapture, SizedRegion, has_sizes, trace_sizes
 from remat_graph.torch.capturing.trace import original_forward, original_forwards
 from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.cuda_memory import blocks_in_use
@@ -91,6 +91,7 @@ __all__ = [
     "Placement",
     "Program",
     "RealStrides",
+    "SizedCapture",
     "SizedRegion",
     "Sliced",
     "SlicedBody",

@@ -33,6 +33,7 @@ __all__ = [
     "TensorFacts",
     "Variable",
     "Write",
+    "state_bytes",
 ]
 
 LOSS = "loss"
@@ -291,7 +292,7 @@ class Program:
                     times.get(name, 0.0),
                     loss.workspace_bytes
                     if name == LOSS
-                    else workspaces.get(name, 0) + _state_bytes(call, device),
+                    else workspaces.get(name, 0) + state_bytes(call, device),
                     Stage.BACKWARD if name in self.backward_ops else Stage.FORWARD,
                     self.twins.get(name),
                     self.equivalence.get(name),
@@ -361,7 +362,7 @@ class Program:
         )
 
 
-def _state_bytes(call: Call | None, device: torch.device) -> int:
+def state_bytes(call: Call | None, device: torch.device) -> int:
     """Memory that a replay takes to put the generator back: on CUDA it is not on the device."""
     drawing = call is not None and call.random is not None and call.random.type == "cpu"
     return GENERATOR_STATE_BYTES if drawing and device.type == "cpu" else 0

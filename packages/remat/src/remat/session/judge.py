@@ -27,7 +27,7 @@ from remat.plans.reads import read_by_backward
 from remat.session.calls import Call
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded
-from remat.session.region import SeenLoss
+from remat.session.region import SeenLoss, is_unrehearsed, keep
 from remat.session.step_planner import StepPlanner
 from remat_exec import BudgetExceeded
 from remat_graph.torch import LossCost, Mark
@@ -58,6 +58,10 @@ _READ = (
     "the loop made of it, is in no plan. Name it in outputs=, or read it after the backward"
 )
 _MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
+_SIZES_OVER = (
+    "its sizes take more than sizes that are near them. Its gradients are right, and from now on "
+    "each new size is rehearsed"
+)
 _LOSS_OVER = (
     "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
     "gradients of the outputs, where {:,} were allowed. Its gradients are right, and from the next "
@@ -124,6 +128,9 @@ class Judge:
                 seen.kept_bytes + seen.workspace_bytes,
                 allowed.kept_bytes + allowed.workspace_bytes,
             )
+        elif most > budget and is_unrehearsed(planned):
+            region.rehearse_all_sizes()
+            why = _SIZES_OVER
         elif most > budget:
             if not self._call_was_over:  # what an optimizer keeps is new but once
                 self._call_was_over = True
@@ -134,7 +141,7 @@ class Judge:
                 f"Its gradients are right; ask for so much less"
                 f"{or_with_expandable_segments(device)}"
             )
-        region.checked[call.numbers] = planned.plan
+        keep(region.checked, call.numbers, planned.plan)
         if most > budget:
             more = f"{most - budget:,} more than the budget of {budget:,}"
             warnings.warn(f"a step took {most:,} bytes, {more}: {why}", BudgetWarning, stacklevel=2)

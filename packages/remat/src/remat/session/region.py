@@ -102,6 +102,7 @@ class Region:
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
         self.checked: dict[Hashable, Plan] = {}
+        self.rehearses_all_sizes = False
         self._before: Plans = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
@@ -224,6 +225,12 @@ class Region:
             stacklevel=2,
         )
 
+    def rehearse_all_sizes(self) -> None:
+        """Rehearse each size from now on: one took more than by what nearby sizes take."""
+        self.rehearses_all_sizes = True
+        rehearsed = (item for item in self.plans.items() if not is_unrehearsed(item[1]))
+        self.plans = dict(rehearsed)
+
     def settle(self, key: tuple[Any, ...], planned: RunnablePlan) -> RunnablePlan:
         """Choose between a plan for the gradients that came and the one before it."""
         before = self._before.get(key)
@@ -235,17 +242,23 @@ class Region:
         return before
 
 
+def is_unrehearsed(plan: object) -> bool:
+    """Whether a plan was made for sizes near those of another, which was rehearsed."""
+    return isinstance(plan, RunnablePlan) and plan.plan.measured_peak_bytes is None
+
+
 def run_as_it_is(graph: torch.fx.GraphModule, counters: Counters, inputs: Sequence[Any]) -> Any:
     """Run a graph without a plan."""
     with quietly():  # torch warns of tensors where the user's code had arrays
         return counters.put_back(graph(*inputs), inputs)
 
 
-def keep(kept: dict[tuple[Any, ...], Any], numbers: tuple[Any, ...], item: Any) -> None:
-    """Keep what was made last, for so many numbers."""
+def keep(kept: dict[Any, Any], numbers: Hashable, item: Any) -> None:
+    """Keep what was made last, for so many numbers; plans that were rehearsed the longest."""
     kept[numbers] = item
     if len(kept) > _MOST_NUMBERS:
-        del kept[next(iter(kept))]
+        unrehearsed = (key for key, other in kept.items() if is_unrehearsed(other))
+        del kept[next(unrehearsed, next(iter(kept)))]
 
 
 def _is_operation(node: torch.fx.Node) -> bool:

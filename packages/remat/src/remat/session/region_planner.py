@@ -28,6 +28,7 @@ from remat.session.earlier_plans import has_room, have_same_costs, is_equal, kin
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.leaving import hooked, may_leave
+from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type, get_executor
@@ -202,6 +203,9 @@ class RegionPlanner:
         `loss` makes it of what the region returns, to be measured; `rebuilt` gives what the
         function returns, if its region returns this.
         """
+        nearby = plan_nearby(self.settings, region, numbers, inputs)
+        if nearby is not None:
+            return nearby
         try:
             with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
                 plan = functools.partial(

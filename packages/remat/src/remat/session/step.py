@@ -171,10 +171,10 @@ class StepState:
             self.recording.mark(f"backward {call.position}")
         self.recording.await_end()
 
-    def record_call(self, call: Call, device: torch.device) -> None:
-        """Record the step of one call from here on."""
+    def record_call(self, call: Call, device: torch.device, *, collect: bool) -> None:
+        """Record the step of one call from here on; collect what is garbage before, if asked to."""
         self.stop_recording()
-        self.recording.start(device)
+        self.recording.start(device, collect=collect)
         self._recorded_ref = weakref.ref(call, self._dropped)
 
     @property

@@ -37,7 +37,7 @@ from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, run_passes
 from remat_graph.torch.tracing.failures import not_traced
 from remat_graph.torch.tracing.fakes import StandIns, has_no_data, own_modes, without_modes
-from remat_graph.torch.tracing.joint import Joint, returned_nodes
+from remat_graph.torch.tracing.joint import Joint, Key, returned_nodes
 from remat_graph.torch.tracing.structure import FlatCall, Structure, distinct, read_call
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "capture_joint",
     "capture_region",
     "errors_told",
+    "leaves_of",
     "passes_of",
     "tensor_at",
 ]
@@ -201,14 +202,15 @@ def capture_region(
             requires a gradient, or an operator cannot be measured.
     """
     tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+    leaves, dry = leaves_of(tensors), any(map(has_no_data, tensors))
 
     def traced(inputs: Sequence[Any], stand_ins: list[torch.Tensor], *, whole: bool) -> Capture:
         flat = FlatRegion(region, inputs, stand_ins, whole=whole)
         with torch.enable_grad():
             joint = trace_region(flat, stand_ins)
         return capture_joint(
-            joint, tensors, flat.output_structure, costs=costs, loss_alone=loss_alone, real=real,
-            repeats=flat.repeats,
+            replace(joint, leaves=leaves), tensors, flat.output_structure,
+            costs=costs, loss_alone=loss_alone, real=real, dry=dry, repeats=flat.repeats,
         )  # fmt: skip
 
     def captured(*, whole: bool) -> Capture:
@@ -235,12 +237,13 @@ def capture_joint(
     costs: Costs,
     loss_alone: bool,
     real: RealStrides | None,
+    dry: bool,
     repeats: tuple[Repeat, ...] = (),
 ) -> Capture:
-    """Make the capture of a region that was traced, for a call with these distinct tensors.
+    """Make the capture of a region that was traced, for a call with distinct tensors like these.
 
-    `structure` is that of what it returns. The rest is as for `capture_region`, which says what is
-    raised.
+    `structure` is that of what it returns; `dry` says that the tensors of the call hold no data.
+    The rest is as for `capture_region`, which says what is raised.
     """
     check_changed(joint, tensors)
     setting = Setting({key: tensors[int(key[1])] for key in joint.inputs.values()})
@@ -250,12 +253,14 @@ def capture_joint(
             "nothing that the region returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    leaves = frozenset(("input", index) for index, each in enumerate(tensors) if each.is_leaf)
-    joint = replace(joint, leaves=leaves)
     missing = _all_but_scalar(joint) if loss_alone else frozenset()
-    dry = any(map(has_no_data, tensors))
     with own_modes():
         return finish(joint, missing, costs, {}, structure, real, dry, repeats)
+
+
+def leaves_of(tensors: Sequence[torch.Tensor]) -> frozenset[Key]:
+    """Name those of the distinct inputs of a region that keep their gradient in `.grad`."""
+    return frozenset(("input", index) for index, each in enumerate(tensors) if each.is_leaf)
 
 
 def _collector(costs: Costs) -> AbstractContextManager[None]:

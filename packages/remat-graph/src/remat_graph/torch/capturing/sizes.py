@@ -8,22 +8,31 @@ that do the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
-from remat_graph.torch.capturing.capture import capture_joint, errors_told
+from remat_graph.graph import Graph
+from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
+from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
 from remat_graph.torch.capturing.trace import FlatRegion, trace_region
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.program import LossCost, Program, state_bytes
+from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import SYMBOLIC, OtherSizes, Symbols, has_symbols
 
-__all__ = ["SizedRegion", "has_sizes", "trace_sizes"]
+__all__ = ["SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
+
+logger = logging.getLogger(__name__)
 
 
 def has_sizes(region: torch.fx.GraphModule) -> bool:
@@ -54,19 +63,29 @@ def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedReg
             joint = trace_region(flat, flat_inputs)
         if any(isinstance(each, SYMBOLIC) for each in _constants(flat.output_structure)):
             raise CaptureError("it returns a size")
-        return SizedRegion(
-            symbols, JointOfSizes(joint, symbols.names), flat.output_structure, slots
-        )
+        own = JointOfSizes(joint, symbols.names)
+        likes = flat_inputs[: len(first)]
+        return SizedRegion(symbols, own, flat.output_structure, slots, likes)
 
 
-@dataclass(frozen=True, slots=True)
 class SizedRegion:
     """A region traced for calls of any size. `slots` says which inputs are the same tensor."""
 
-    symbols: Symbols
-    joint: JointOfSizes
-    structure: Structure
-    slots: tuple[int, ...]
+    def __init__(
+        self,
+        symbols: Symbols,
+        joint: JointOfSizes,
+        structure: Structure,
+        slots: tuple[int, ...],
+        likes: Sequence[torch.Tensor],
+    ) -> None:
+        self.symbols = symbols
+        self.joint = joint
+        self._structure = structure
+        self._slots = slots
+        self._likes = list(likes)
+        self._generic: SizedCapture | None = None
+        self._programs: dict[Any, ProgramOfSizes | None] = {}
 
     def capture(
         self,
@@ -75,21 +94,217 @@ class SizedRegion:
         costs: Costs = "measure",
         loss_alone: bool = True,
         real: RealStrides | None = None,
-    ) -> Capture:
+    ) -> SizedCapture:
         """Capture it for a call, as `capture_region` does, without tracing.
 
         Raises:
             OtherSizes: if the trace does not hold for the sizes of this call.
             CaptureError: as `capture_region` does.
         """
+        symbols, leaves = self.symbols_of(inputs)
+        return self._at(symbols, leaves, costs=costs, loss_alone=loss_alone, real=real)
+
+    def symbols_of(self, inputs: Sequence[Any]) -> tuple[dict[str, Any], frozenset[Key]]:
+        """Read off a call what the symbols stand for, and which inputs are leaves.
+
+        Raises:
+            OtherSizes: if the trace does not hold for it.
+        """
         tensors, slots = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
-        if slots != self.slots:
+        if slots != self._slots:
             raise OtherSizes("other inputs are the same tensor than where it was traced")
+        return self.symbols.numbers(inputs), leaves_of(tensors)
+
+    def _at(
+        self,
+        symbols: Mapping[str, Any],
+        leaves: frozenset[Key],
+        *,
+        costs: Costs,
+        loss_alone: bool,
+        real: RealStrides | None,
+    ) -> SizedCapture:
         with errors_told():
-            joint = self.joint.at(self.symbols.numbers(inputs))
-            return capture_joint(
-                joint, tensors, self.structure, costs=costs, loss_alone=loss_alone, real=real
-            )
+            joint = dataclasses.replace(self.joint.at(symbols), leaves=leaves)
+            captured = capture_joint(
+                joint, self._likes, self._structure,
+                costs=costs, loss_alone=loss_alone, real=real, dry=False,
+            )  # fmt: skip
+        return SizedCapture.of(captured, self, symbols, leaves)
+
+    def evaluated(self, like: SizedCapture, symbols: Mapping[str, Any]) -> SizedCapture:
+        """Capture it for numbers, through all passes, with the costs and gradients of another."""
+        captured = self._at(
+            symbols, like.leaves, costs="estimate", loss_alone=False, real=like._real
+        )
+        variant = captured.variant(like.missing) if like.missing else captured
+        return cast("SizedCapture", variant.costed(like._costs, like._measured))
+
+    def program_of_sizes(self, like: SizedCapture) -> ProgramOfSizes | None:
+        """Give the program of a capture as one of sizes; `None` if nothing shows that it is one.
+
+        It is read off the program for sizes that are near, and all differ; for those of the
+        capture it must give the capture's.
+        """
+        program = like.program
+        key = like.missing, program.deferred, like.leaving_gradients
+        if key not in self._programs:
+            self._programs[key] = None
+            try:
+                self._programs[key] = self._read(like)
+            except (NotOfSizes, CaptureError) as error:
+                logger.info("each size goes through all passes: %s", error)
+        return self._programs[key]
+
+    def _read(self, like: SizedCapture) -> ProgramOfSizes:
+        symbols = self.symbols.generic(like.symbols, self.joint.is_generic)
+        if symbols is None:
+            raise NotOfSizes("no sizes near those of a call differ from all other numbers")
+        generic: Capture = self.evaluated(like, symbols)
+        generic = generic.with_deferred_outputs(like.program.deferred)
+        generic = generic.with_leaving_gradients(like.leaving_gradients)
+        of_sizes = ProgramOfSizes(self.joint, generic.program, self.joint.numbers(symbols))
+        program = of_sizes.at(self.joint.numbers(like.symbols))
+        if program != like.program or program.equivalence != like.program.equivalence:
+            raise NotOfSizes("it is another program for other sizes")
+        return of_sizes
+
+
+@dataclass(frozen=True)
+class SizedCapture(Capture):
+    """A capture of a region that was traced for calls of any size, for one of these.
+
+    `symbols` are its numbers, `leaves` the inputs that keep their gradient. One that was read off
+    another of the same region has that as `_base`, and no joint graph of its own.
+    """
+
+    region: SizedRegion | None = field(default=None, repr=False, compare=False)
+    symbols: Mapping[str, Any] = field(default_factory=dict)
+    leaves: frozenset[Key] = frozenset()
+    _base: SizedCapture | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        captured: Capture,
+        region: SizedRegion,
+        symbols: Mapping[str, Any],
+        leaves: frozenset[Key],
+    ) -> SizedCapture:
+        """Say of what region and which numbers a capture is."""
+        own = {each.name: getattr(captured, each.name) for each in dataclasses.fields(Capture)}
+        return cls(**own, region=region, symbols=symbols, leaves=leaves)
+
+    def at(self, inputs: Sequence[Any]) -> SizedCapture | None:
+        """Give the same capture for a call of other sizes, in milliseconds.
+
+        Operators take time and workspace in proportion to what they touch; workspaces shrink for no
+        size. `None` if it is to be captured by itself.
+        """
+        assert self.region is not None
+        try:
+            symbols, leaves = self.region.symbols_of(inputs)
+        except OtherSizes:
+            return None
+        return self._for(symbols) if leaves == self.leaves else None
+
+    def ratio_of(self, inputs: Sequence[Any]) -> float | None:
+        """Say how many times as large a call is, by the size that grows most; `None` if of other.
+
+        Numbers that are no sizes do not count.
+        """
+        assert self.region is not None
+        try:
+            symbols, _ = self.region.symbols_of(inputs)
+        except OtherSizes:
+            return None
+        sizes = [(symbols[name], own) for name, own in self.symbols.items() if type(own) is int]
+        return max((size / own for size, own in sizes if size > 0 < own), default=1.0)
+
+    def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
+        region = self.region
+        if region is None or self.numerics is not None or self._base is not None:
+            return None
+        of_sizes, of_whole = region.program_of_sizes(self), None
+        if self.program.deferred and of_sizes is not None:
+            of_whole = region.program_of_sizes(self._with_all_outputs())
+        if of_sizes is None or (self.program.deferred and of_whole is None):
+            return None
+        numbers = region.joint.numbers(symbols)
+        program = of_sizes.at(numbers)
+        loss = _in_proportion(self.loss, _held_bytes(program), _held_bytes(self.program))
+        times, workspaces = _scaled_costs(self, program)
+        other = dataclasses.replace(
+            self,
+            program=program,
+            graph=program.graph(times, workspaces, loss),
+            loss=loss,
+            released_outputs=frozenset(),
+            symbols=symbols,
+            _base=self,
+            _variants={},
+            _finished={},
+            _cuts={},
+            _whole_program=None if of_whole is None else of_whole.at(numbers),
+        )
+        return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    def _with_all_outputs(self) -> SizedCapture:
+        return cast("SizedCapture", self.with_deferred_outputs(frozenset()))
+
+    def variant(self, missing: frozenset[int]) -> Capture:
+        """Make the graph for when the gradients at these positions of `returned` do not come."""
+        if self._base is None or missing in self._variants:
+            return super().variant(missing)
+        base = cast("SizedCapture", self._base.variant(missing))
+        variant = base._for(self.symbols) or self._evaluated().variant(missing)
+        self._variants[missing] = variant
+        return variant
+
+    def _traced_variant(self, missing: frozenset[int]) -> Capture:
+        assert self.region is not None
+        variant = super()._traced_variant(missing)
+        return SizedCapture.of(variant, self.region, self.symbols, self.leaves)
+
+    def as_autograd(self) -> Graph:
+        """Give the graph that plain autograd runs, of a capture without alternatives."""
+        return super().as_autograd() if self._base is None else self._evaluated().as_autograd()
+
+    def _evaluated(self) -> SizedCapture:
+        """Give the same capture with a joint graph of its own."""
+        assert self.region is not None
+        captured = self.region.evaluated(self, self.symbols)
+        captured = cast("SizedCapture", captured.with_deferred_outputs(self.program.deferred))
+        other = captured.with_leaving_gradients(self.leaving_gradients).with_loss(self.loss)
+        return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+
+def _held_bytes(program: Program) -> int:
+    values = {program.storage[name] for name in program.held}
+    return sum(program.facts[value].storage_bytes for value in values)
+
+
+def _in_proportion(loss: LossCost, bytes_: int, of_bytes: int) -> LossCost:
+    """Give what a loss takes of outputs of other sizes."""
+    if not of_bytes:
+        return loss
+    return LossCost(
+        -(-loss.workspace_bytes * bytes_ // of_bytes), -(-loss.kept_bytes * bytes_ // of_bytes)
+    )
+
+
+def _scaled_costs(capture: Capture, program: Program) -> tuple[dict[str, float], dict[str, int]]:
+    """Scale what operators take to other sizes, by what they touch; workspaces never down."""
+    times, workspaces = {}, {}
+    index, ops = capture.graph.op_index, capture.graph.ops
+    for name in program.calls:
+        op = ops[index[name]]
+        touched, then = (each.touched_bytes(name, ()) for each in (program, capture.program))
+        ratio = touched / then if then else 1.0
+        times[name] = op.time * ratio
+        own = op.workspace_bytes - state_bytes(program.calls[name], program.device)
+        workspaces[name] = math.ceil(own * max(1.0, ratio))
+    return times, workspaces
 
 
 def _constants(structure: Structure) -> Iterator[Any]:

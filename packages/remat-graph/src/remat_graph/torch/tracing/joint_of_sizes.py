@@ -1,12 +1,19 @@
-"""A joint graph with symbols for sizes, and the joint graphs that it is for numbers."""
+"""A joint graph with symbols for sizes, and the joint graphs that it is for numbers.
+
+Each size, and each other number that is computed from symbols, has a `Slot`: its place among the
+`Numbers` of a call.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -16,41 +23,99 @@ from remat_graph.torch.tracing.fakes import new_fake
 from remat_graph.torch.tracing.joint import Joint, Layout
 from remat_graph.torch.tracing.symbols import SYMBOLIC, computed, expression_of
 
-__all__ = ["JointOfSizes", "Numbers"]
+__all__ = ["JointOfSizes", "Numbers", "Slot", "Traced", "filled", "layout_at", "slots_in"]
 
-Numbers = Callable[[Any], Any]
-"""Gives the number that a size is, or a node that computes one; what else it is given, as it is."""
+Numbers: TypeAlias = "Sequence[Any]"
+
+_PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009, 9001, 10007)
+_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a number that depends on symbols, among all of a call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What the trace says of a tensor, with slots among its sizes."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+    device: torch.device
 
 
 class JointOfSizes:
     """A joint graph that was traced with symbols of these names.
 
     `named` are its nodes that are no numbers, by the names that they have in the graphs that it is
-    for numbers: those that they would have if those were traced.
+    for numbers: those that they would have if those were traced. `arguments` are theirs, with slots
+    for numbers; `layouts` has those of outputs that are views of inputs.
     """
 
     def __init__(self, joint: Joint, names: tuple[str, ...]) -> None:
         self.joint = joint
         self._names = names
-        self._number_of: dict[Any, int] = {}
-        self.named: dict[str, Node] = {}
+        self._slots: dict[Any, Slot] = {}
+        self._computed: list[Node] = []  # numbers that are no sizes
         numbers = [n for n in joint.graph.nodes if isinstance(n.meta.get("val"), SYMBOLIC)]
-        self._nodes = numbers
+        self.named: dict[str, Node] = {}
+        self._values: dict[Node, Any] = {}
         count: Counter[str] = Counter()
+        named = Graph()  # which gives no node the name of a function of Python's
         for node in joint.graph.nodes:
-            value = node.meta.get("val")
-            for number in _numbers_in(value):
-                self._note(number)
-            if not isinstance(value, SYMBOLIC):
-                self.named[_name(node, count)] = node
-        for output in joint.outputs:
-            for number in _numbers_in_layout(output.layout):
-                self._note(number)
-        self._compute = computed(self._number_of, names)
+            self._values[node] = self._noted(node.meta.get("val"))
+            if not isinstance(node.meta.get("val"), SYMBOLIC):
+                name = _name(node, count)
+                self.named[named.create_node(node.op, node.target, name=name).name] = node
+        self.layouts = [self._noted_layout(output.layout) for output in joint.outputs]
+        self._compute = computed(self._slots, names)
+        for node in numbers:
+            if not isinstance(node.meta["val"], torch.SymInt):
+                self._values[node] = Slot(len(self._slots) + len(self._computed))
+                self._computed.append(node)
+        self._numbers = set(numbers)
+        self.arguments = {
+            node: torch.fx.map_arg((node.args, node.kwargs), self._slot_or_node)
+            for node in joint.graph.nodes
+        }
 
-    def _note(self, number: Any) -> None:
-        if isinstance(number, torch.SymInt):
-            self._number_of.setdefault(expression_of(number), len(self._number_of))
+        self._others: set[float] = {0, 1}
+        for node in self.named.values():
+            self._others.update(_constants((self._values[node], self.arguments[node])))
+
+    def _slot_or_node(self, node: Node) -> Any:
+        return self._values[node] if node in self._numbers else node
+
+    def _noted(self, item: Any) -> Any:
+        """Describe what was traced of a value, with slots for the sizes in it."""
+        if isinstance(item, torch.Tensor):
+            shape, stride = map(self._noted, item.shape), map(self._noted, item.stride())
+            offset = self._noted(item.storage_offset())
+            return Traced(tuple(shape), tuple(stride), offset, item.dtype, item.device)
+        if isinstance(item, (tuple, list)):
+            return type(item)([self._noted(part) for part in item])
+        if isinstance(item, torch.SymInt):
+            expression = expression_of(item)
+            if expression.is_number:
+                return int(expression)
+            return self._slots.setdefault(expression, Slot(len(self._slots)))
+        return item
+
+    def _noted_layout(self, layout: Layout | None) -> Layout | None:
+        if layout is None:
+            return None
+        shape, stride, offset = layout
+        noted = self._noted
+        return tuple(map(noted, shape)), tuple(map(noted, stride)), noted(offset)
+
+    def traced(self, node: Node) -> Any:
+        """Say what the trace says of a node: a `Traced` of a tensor, or several."""
+        return self._values[node]
 
     def numbers(self, symbols: Mapping[str, Any]) -> Numbers:
         """Compute all sizes and other numbers of the graph, with these for the symbols.
@@ -58,62 +123,51 @@ class JointOfSizes:
         Sizes are computed from what torch says they are; other numbers, step by step, as the user's
         code does: to the last bit.
         """
-        values = self._compute(*(symbols[name] for name in self._names))
-        number_of = self._number_of
-        at_node: dict[Node, Any] = {}
-
-        def number(item: Any) -> Any:
-            if isinstance(item, torch.SymInt):
-                return values[number_of[expression_of(item)]]
-            return at_node.get(item, item) if isinstance(item, Node) else item
-
-        for node in self._nodes:
-            value = node.meta["val"]
-            if isinstance(value, torch.SymInt):
-                at_node[node] = number(value)
-            elif node.op == "placeholder":
-                at_node[node] = symbols[str(expression_of(value))]
+        values = list(self._compute(*(symbols[name] for name in self._names)))
+        for node in self._computed:
+            if node.op == "placeholder":
+                values.append(symbols[str(expression_of(node.meta["val"]))])
             else:
                 function: Any = node.target
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), at_node.__getitem__)
-                at_node[node] = function(*args, **kwargs)
-        return number
+                args, kwargs = filled(self.arguments[node], values)
+                values.append(function(*args, **kwargs))
+        return values
 
-    def is_generic(self, number: Numbers) -> bool:
+    def is_generic(self, symbols: Mapping[str, Any]) -> bool:
         """Whether two sizes, or a size and another number of the graph, are equal only if always.
 
-        What is decided by comparing them is then the same for all numbers.
+        What is decided by comparing them is then the same for all numbers. Two that are equal for
+        numbers that have nothing to do with one another are taken to be the same.
         """
-        sizes = [number(value) for value in self._sized()]
-        constants = {0, 1}
-        for node in self.named.values():
-            for item in (*_numbers_in(node.meta.get("val")), *_literals((node.args, node.kwargs))):
-                if not isinstance(item, SYMBOLIC):
-                    constants.add(item)
-        return len(set(sizes)) == len(sizes) and constants.isdisjoint(sizes)
+        numbers = self.numbers(symbols)
+        distinct = [numbers[at] for at in self._distinct]
+        return len(set(distinct)) == len(distinct) and self._others.isdisjoint(distinct)
 
-    def _sized(self) -> Iterator[Any]:
-        seen = set()
-        for node in self.joint.graph.nodes:
-            for item in _numbers_in(node.meta.get("val")):
-                if isinstance(item, torch.SymInt) and expression_of(item) not in seen:
-                    seen.add(expression_of(item))
-                    if expression_of(item).free_symbols:
-                        yield item
+    @functools.cached_property
+    def _distinct(self) -> list[int]:
+        """Find the numbers that are not always equal to one before."""
+        samples = []
+        for sample in range(_SAMPLES):
+            primes = itertools.islice(itertools.cycle(_PRIMES), sample, None)
+            samples.append(self.numbers(dict(zip(self._names, primes))))  # noqa: B905, endless
+        first: dict[Any, int] = {}
+        for at, values in enumerate(zip(*samples, strict=True)):
+            first.setdefault(values, at)
+        return list(first.values())
 
     def at(self, symbols: Mapping[str, Any]) -> Joint:
         """Give the graph for numbers: a copy, in which none of its nodes is a number."""
-        number, mode = self.numbers(symbols), FakeTensorMode()
-        copies: dict[Node, Any] = {}
+        numbers, mode = self.numbers(symbols), FakeTensorMode()
+        copies: dict[Node, Node] = {}
         graph, joint = Graph(), self.joint
         for name, node in self.named.items():
             args, kwargs = torch.fx.map_arg(
-                (node.args, node.kwargs), lambda n: copies[n] if n in copies else number(n)
+                filled(self.arguments[node], numbers), copies.__getitem__
             )
             copy = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
             copy.meta = dict(node.meta)
             if "val" in copy.meta:
-                copy.meta["val"] = _at(copy.meta["val"], number, mode)
+                copy.meta["val"] = _fake(self._values[node], numbers, mode)
             copies[node] = copy
         graph.output_node().meta = dict(joint.graph.output_node().meta)
         return dataclasses.replace(
@@ -126,21 +180,42 @@ class JointOfSizes:
                     output,
                     node=copies[output.node],
                     base=None if output.base is None else copies[output.base],
-                    layout=layout_at(output.layout, number),
+                    layout=layout_at(layout, numbers),
                 )
-                for output in joint.outputs
+                for output, layout in zip(joint.outputs, self.layouts, strict=True)
             ),
             mutations=tuple((copies[node], copies[new]) for node, new in joint.mutations),
             gradients={copies[node]: copies[of] for node, of in joint.gradients.items()},
         )
 
 
-def layout_at(layout: Layout | None, number: Numbers) -> Layout | None:
+def filled(item: Any, numbers: Numbers) -> Any:
+    """Put the numbers of a call in the place of slots."""
+    kind = type(item)
+    if kind is Slot:
+        return numbers[item.index]
+    if isinstance(item, (tuple, list)):
+        return kind([filled(part, numbers) for part in item])
+    if isinstance(item, dict):
+        return {key: filled(part, numbers) for key, part in item.items()}
+    return item
+
+
+def slots_in(item: Any) -> bool:
+    """Whether there are slots in something."""
+    if isinstance(item, (tuple, list)):
+        return any(map(slots_in, item))
+    if isinstance(item, dict):
+        return any(map(slots_in, item.values()))
+    return isinstance(item, Slot)
+
+
+def layout_at(layout: Layout | None, numbers: Numbers) -> Layout | None:
     """Give how a view lies in an input, with numbers for its sizes."""
     if layout is None:
         return None
     shape, stride, offset = layout
-    return tuple(map(number, shape)), tuple(map(number, stride)), number(offset)
+    return filled(shape, numbers), filled(stride, numbers), filled(offset, numbers)
 
 
 def _name(node: Node, count: Counter[str]) -> str:
@@ -159,37 +234,24 @@ def _name(node: Node, count: Counter[str]) -> str:
     return f"{base}_{position}" if position else base
 
 
-def _at(item: Any, number: Numbers, mode: FakeTensorMode) -> Any:
-    """Give what was traced of a value, with numbers for its sizes."""
-    if isinstance(item, torch.Tensor):
-        shape, stride = map(number, item.shape), map(number, item.stride())
-        return new_fake(mode, tuple(shape), tuple(stride), item.dtype, item.device)
+def _fake(item: Any, numbers: Numbers, mode: FakeTensorMode) -> Any:
+    """Make fake tensors of what was traced, with numbers for its sizes."""
+    if isinstance(item, Traced):
+        shape, stride = filled(item.shape, numbers), filled(item.stride, numbers)
+        return new_fake(mode, shape, stride, item.dtype, item.device)
     if isinstance(item, (tuple, list)):
-        return type(item)([_at(part, number, mode) for part in item])
+        return type(item)([_fake(part, numbers, mode) for part in item])
     return item
 
 
-def _numbers_in(item: Any) -> Iterator[Any]:
-    if isinstance(item, torch.Tensor):
-        yield from (*item.shape, *item.stride(), item.storage_offset())
+def _constants(item: Any) -> Iterator[float]:
+    """Yield the numbers in something that are no slots."""
+    if isinstance(item, Traced):
+        yield from _constants((item.shape, item.stride, item.offset))
     elif isinstance(item, (tuple, list)):
         for part in item:
-            yield from _numbers_in(part)
-    elif isinstance(item, SYMBOLIC):
-        yield item
-
-
-def _numbers_in_layout(layout: Layout | None) -> Iterator[Any]:
-    if layout is not None:
-        shape, stride, offset = layout
-        yield from (*shape, *stride, offset)
-
-
-def _literals(item: Any) -> Iterator[int]:
-    if isinstance(item, (tuple, list)):
-        for part in item:
-            yield from _literals(part)
+            yield from _constants(part)
     elif isinstance(item, dict):
-        yield from _literals(list(item.values()))
-    elif isinstance(item, int):
+        yield from _constants(list(item.values()))
+    elif isinstance(item, (int, float)):
         yield item

@@ -9,6 +9,7 @@ them. Tried with torch 2.13; private names of torch's symbols are here alone.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from remat_graph.torch.tracing.fakes import new_fake
 
 __all__ = ["SYMBOLIC", "OtherSizes", "Symbols", "has_symbols"]
 
+_TRIES = 64  # numbers near those of a call
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -124,13 +126,37 @@ class Symbols:
             if not described.fits(item, read):
                 raise OtherSizes("an input is of a size that is not as it was expected to be")
         numbers = {own: read[name] for own, name in self._names.items()}
-        for symbol, allowed in self._shape_env.var_to_range.items():
-            number = numbers.get(str(symbol))
-            if number is not None and not bool(allowed.lower <= number <= allowed.upper):
-                raise OtherSizes(f"{symbol}={number}: it is in {allowed.lower}..{allowed.upper}")
+        if not self._are_in_range(numbers):
+            raise OtherSizes(f"{numbers} are not all in the range that was traced")
         if not self._hold(numbers):
             raise OtherSizes("torch decided on sizes while it traced, and would decide otherwise")
         return numbers
+
+    def generic(
+        self, numbers: Mapping[str, Any], are_generic: Callable[[Mapping[str, Any]], bool]
+    ) -> dict[str, Any] | None:
+        """Find numbers near these for which the trace holds, and which are generic; or `None`.
+
+        What is no size is changed by some thousandths.
+        """
+        generator = random.Random(0)
+        for spread in range(_TRIES):
+            near = {
+                name: number + generator.randint(-(spread // 8), spread)
+                if isinstance(number, int)
+                else number + generator.random() / 256
+                for name, number in numbers.items()
+            }
+            if self._are_in_range(near) and self._hold(near) and are_generic(near):
+                return near
+        return None
+
+    def _are_in_range(self, numbers: Mapping[str, Any]) -> bool:
+        for symbol, allowed in self._shape_env.var_to_range.items():
+            number = numbers.get(str(symbol))
+            if number is not None and not bool(allowed.lower <= number <= allowed.upper):
+                return False
+        return True
 
     def _hold(self, numbers: Mapping[str, Any]) -> bool:
         env = self._shape_env
