@@ -225,9 +225,17 @@ def test_a_second_loss_over_it_is_seen_in_the_first_step(plain):
         check(made, [parameter.grad for parameter in eager.parameters()])
     assert not made.plan.kinds[0].deferred
 
+    expected = [parameter.grad for parameter in eager.parameters()]
+    both = ["loss", "logits"]
+    named = remat.rematerialize(copy.deepcopy(model), ids, budget=2 * peak_bytes, outputs=both)
+    run(named)
+    check(named, expected)
     named = remat.rematerialize(copy.deepcopy(model), ids, budget=2 * peak_bytes, outputs="loss")
     with pytest.raises(remat.BackwardError, match="outputs="):
         run(named)
+    assert all(parameter.grad is None for parameter in named.parameters())  # before it began
+    run(named)  # planned for since
+    check(named, expected)
 
 
 def test_other_batches_and_eval(plain):
