@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -344,6 +346,65 @@ def test_other_gradients_and_outputs_of_sizes_that_are_near() -> None:
             (out["loss"] + out["answer"].sum() * (at % 3 == 2)).backward()
             both.append([out["answer"].detach(), *(p.grad for p in model.parameters())])
         assert all(map(torch.equal, *both)), rows
+
+
+class Reversed(torch.autograd.Function):
+    """Hands the gradient back, turned round and scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -ctx.scale * gradient, None
+
+
+FLOATS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "scaled": lambda x, w: x * (2 * w + 0.1) / len(x),
+    "chosen": lambda x, w: x * w if w > 0.75 else x + w,
+    "annealed": lambda x, w: torch.where(x > w, x, w).softmax(-1) ** 2,
+    "made": lambda x, w: x * torch.full_like(x, w) + torch.tensor(w),
+    "drawn": lambda x, w: torch.nn.functional.gumbel_softmax(x, tau=w),
+    "attention": lambda x, w: scaled_dot_product_attention(x[None], x[None], x[None], scale=w),
+    "power": lambda x, w: (x.abs() + 1) ** w,
+    "cut": lambda x, w: x[: int(10 * w)],
+    "reversed": lambda x, w: x + Reversed.apply(x, w),
+    "exponential": lambda x, w: x * math.exp(-w),
+}
+
+
+class Using(nn.Module):
+    def __init__(self, use: Callable[[torch.Tensor, float], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use, self.count = nn.Linear(8, 8), use, 0
+
+    def forward(self, x: torch.Tensor, weight: float) -> torch.Tensor:
+        self.count += 1
+        return self.use(self.layer(x), weight).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # TorchDynamo does
+@pytest.mark.parametrize("front", ["rematerialize", "compile"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_that_changes_at_each_step(name: str, front: str, traces: list[str]) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Using(FLOATS[name])
+    if front == "compile":
+        run: Any = torch.compile(model, backend="remat", options={"budget": 2**20})
+    else:
+        run = remat.rematerialize(model, budget=2**20)
+    steps = 6 if front == "compile" else 8
+    for step in range(steps):
+        inputs: Any = torch.randn(16 + 2 * (step % 3), 8), 0.35 + 0.11 * step
+        expected = gradients(model, model_of(model), inputs)
+        found = gradients(model, run, inputs)
+        assert all(map(torch.equal, found, expected)), step
+    if front == "rematerialize" and name in ("scaled", "annealed", "made", "drawn", "reversed"):
+        assert traces == ["as it comes", "as it comes", "with symbols"]
+        assert run.count == steps
 
 
 @torch.library.custom_op("remat_sizes::leaps", mutates_args=())

@@ -50,6 +50,7 @@ _IN_A_ROW = 8  # calls that traced the same code anew, for no other sizes
 _TRIES = 3
 _TRACED = "Detected that you are using FX to symbolically trace"
 _NO_TENSORS = "no tensor-related objects found in frame"
+_KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own graph; torch 2.13
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
@@ -237,10 +238,12 @@ def compile_frames(
         "optimize_ddp": False,
         "recompile_limit": _NO_LIMIT,
         "reorderable_logging_functions": set(_WARN),
-        "specialize_float": True,
+        "specialize_float": False,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
     } | EACH_TENSOR
+    if hasattr(config, _KEEPS_FIRST):
+        settings[_KEEPS_FIRST] = True
 
     whole = None if model is None else weakref.ref(model)
 

@@ -39,7 +39,8 @@ class Counters:
         items = {at: _items_of(graph, node) for at, node in enumerate(placeholders)}
         self.items = tuple(at for at, nodes in items.items() if nodes)
         for at in self.items:
-            placeholders[at].meta["example_value"] = None
+            example = items[at][0][1].meta.get("example_value")
+            placeholders[at].meta["example_value"] = example
             for module, item in items[at]:
                 item.replace_all_uses_with(cast("fx.Node", item.args[0]))
                 module.graph.erase_node(item)

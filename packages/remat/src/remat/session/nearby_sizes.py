@@ -30,7 +30,7 @@ __all__ = ["plan_nearby"]
 
 logger = logging.getLogger(__name__)
 
-_BUCKET = 1.25  # times a size that was rehearsed
+_BUCKET = 1.25  # times a size that was rehearsed; squared, its memory
 _MOST_TRIED = 3
 
 
@@ -82,8 +82,12 @@ def _planned_by(
     budget = max(budgets)  # a fraction is of the most that plain took
     beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
     grown = max(1.0, _bytes(graph) / max(1, _bytes(other.capture.graph)))
+    if grown > _BUCKET**2:  # by a number that is no size
+        return None
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     target = budget - aside - math.ceil(max(0, beyond) * grown)
+    if grown == 1.0:  # what was predicted for the other was measured to be within its budget
+        target = max(target, other.executable.peak_bytes)
     solution = adapted(graph, target, [other.plan.schedule])
     if solution is None or solution.schedule is None:
         return None

@@ -209,17 +209,17 @@ class SizedCapture(Capture):
         return self._for(symbols) if leaves == self.leaves else None
 
     def ratio_of(self, inputs: Sequence[Any]) -> float | None:
-        """Say how many times as large a call is, by the size that grows most; `None` if of other.
+        """Say how many times as large a call is, by the size of an input that grows most.
 
-        Numbers that are no sizes do not count.
+        `None` if the trace does not hold for it.
         """
         assert self.region is not None
         try:
             symbols, _ = self.region.symbols_of(inputs)
         except OtherSizes:
             return None
-        sizes = [(symbols[name], own) for name, own in self.symbols.items() if type(own) is int]
-        return max((size / own for size, own in sizes if size > 0 < own), default=1.0)
+        sizes = self.region.symbols.sizes
+        return max((symbols[name] / self.symbols[name] for name in sizes), default=1.0)
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
         region = self.region

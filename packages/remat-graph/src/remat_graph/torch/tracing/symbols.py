@@ -60,7 +60,8 @@ def has_symbols(example: Any) -> bool:
 class Symbols:
     """The symbols of one trace, made of what TorchDynamo says of the inputs, its `examples`.
 
-    `inputs` are those of the call that is traced, and `stand_ins` what to trace instead.
+    `inputs` are those of the call that is traced, and `stand_ins` what to trace instead. Of its
+    `names`, `sizes` are those of sizes of inputs; the others are numbers.
 
     Raises:
         CaptureError: if an input is of a size, or a kind, that no number of an input gives.
@@ -72,6 +73,11 @@ class Symbols:
         self._origins: dict[str, _Origin] = {}
         self._own: dict[str, Any] = {}
         self._examples = [_Described.of(example) for example in examples]
+        self._constants = {
+            at: item
+            for at, (example, item) in enumerate(zip(examples, inputs, strict=True))
+            if not isinstance(example, (torch.Tensor, *SYMBOLIC))
+        }
         for at, example in enumerate(examples):
             for kind, dimension, expression in _expressions_of(example):
                 if expression.is_Symbol and str(expression) not in self._origins:
@@ -91,9 +97,8 @@ class Symbols:
             self._stand_in(described, example, item)
             for described, example, item in zip(self._examples, examples, inputs, strict=True)
         ]
-        self._names = {
-            str(symbol.node.expr): name for name, symbol in self._own.items()
-        }  # by the names of this trace
+        self._names = {str(symbol.node.expr): name for name, symbol in self._own.items()}
+        self.sizes = tuple(own for own, name in self._names.items() if name in sizes)
         self._condition: Callable[..., Any] | None = None
         self._conditions = -1
 
@@ -125,6 +130,9 @@ class Symbols:
         for described, item in zip(self._examples, inputs, strict=True):
             if not described.fits(item, read):
                 raise OtherSizes("an input is of a size that is not as it was expected to be")
+        for at, item in self._constants.items():
+            if type(inputs[at]) is not type(item) or inputs[at] != item:
+                raise OtherSizes(f"an input that is no symbol is {inputs[at]!r}, not {item!r}")
         numbers = {own: read[name] for own, name in self._names.items()}
         if not self._are_in_range(numbers):
             raise OtherSizes(f"{numbers} are not all in the range that was traced")
