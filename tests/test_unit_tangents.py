@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from integration_cases.language import Language
 from test_slices import MODELS, built
 from torch import nn
@@ -143,6 +145,64 @@ def test_a_kind_that_shares_ops_with_one_before_it_is_left_out():
     (kind,) = with_gradients(able)
     both = able.in_slices([(0, 4), (kind, 4)])
     assert both.program.calls.keys() == able.in_slices([(0, 4)]).program.calls.keys()
+
+
+class RandomHead(nn.Module):
+    """A head and a loss, of parts that are drawn."""
+
+    def __init__(self, draw):
+        super().__init__()
+        of = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
+        self.norm = of(nn.Identity, nn.LayerNorm, nn.RMSNorm)
+        self.norm = self.norm(8) if self.norm is not nn.Identity else self.norm()
+        self.first = nn.Linear(8, 8) if of(True, False) else nn.Identity()
+        self.out = nn.Linear(8, 120, bias=of(True, False))
+        self.cap, self.factor = of(None, 5.0), of(1.0, 0.5)
+        self.options = {"reduction": of("mean", "sum"), "ignore_index": of(-100, 3)}
+        self.weighted, self.beside = of(True, False), of(True, False)
+
+    def forward(self, x, y, weight):
+        hidden = torch.tanh(self.first(x))
+        scores = self.out(self.norm(hidden)).flatten(0, -2) * self.factor
+        if self.cap is not None:
+            scores = self.cap * torch.tanh(scores / self.cap)
+        weight = weight if self.weighted else None
+        loss = functional.cross_entropy(scores, y.flatten(), weight, **self.options)
+        return loss + hidden.square().mean() if self.beside else loss
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_random_heads(data):
+    check_random_head(data.draw)
+
+
+@pytest.mark.sweep
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_many_random_heads(data):
+    check_random_head(data.draw)
+
+
+def check_random_head(draw):
+    torch.manual_seed(draw(st.integers(0, 999)))
+    model = RandomHead(draw).double()
+    shape = draw(st.integers(1, 3)), draw(st.integers(2, 5))
+    x = torch.randn(*shape, 8, dtype=torch.float64)
+    args = x, torch.randint(120, shape), torch.rand(120, dtype=torch.float64) + 0.1
+    able = able_to(model, args)
+    kinds = with_gradients(able)
+    assert kinds
+    sliced = able.in_slices([(kind, draw(st.integers(1, 15))) for kind in kinds])
+    executable = Executable(sliced, store_all(sliced.graph))
+    tangent = draw(st.sampled_from((*TANGENTS, 0.3)))
+    expected = gradients(model, model, args, tangent)
+    found = gradients(lambda *x: executable(model, list(x))[0], model, args, tangent)
+    size = abs(tangent) if math.isfinite(tangent) else 1.0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=1e-12, atol=1e-13 * max(1.0, size), equal_nan=True
+        )
 
 
 class Two(Language):
