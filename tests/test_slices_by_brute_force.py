@@ -43,11 +43,20 @@ class Gated(nn.Module):
 
 
 @pytest.fixture(scope="module", params=[Head, Gated])
-def able(request):
+def able_and_optima(request):
+    """A capture, and the least time of any program of it, by budget."""
     torch.manual_seed(0)
     args = torch.randn(ROWS, WIDTH), torch.randint(WORDS, (ROWS,))
     captured = capture(request.param(), args, {}, costs="estimate")
-    return captured.with_alternatives(Numerics.ROUNDING, laid_out=())
+    able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
+    graphs = [each.graph for each in every_program(able)]
+    top = max(solve(graph, 10**9).peak_bytes for graph in graphs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exhaustive, "_MOST_STATES", 1 << 21)
+        return able, {
+            budget: min(fastest(graph, budget) for graph in graphs)
+            for budget in range(top // 10, top, top // 10)
+        }
 
 
 def fastest(graph, budget):
@@ -76,13 +85,10 @@ def every_program(able):
 
 
 @pytest.mark.parametrize("briefly", [True, False])
-def test_no_bound_is_above_the_fastest_schedule_in_any_number_of_slices(able, briefly, monkeypatch):
-    monkeypatch.setattr(exhaustive, "_MOST_STATES", 1 << 21)
-    programs = list(every_program(able))
-    top = max(solve(each.graph, 10**9).peak_bytes for each in programs)
+def test_no_bound_is_above_the_fastest_schedule_in_any_number_of_slices(able_and_optima, briefly):
+    able, optima = able_and_optima
     planned = refused = 0
-    for budget in range(top // 10, top, top // 10):
-        optimum = min(fastest(each.graph, budget) for each in programs)
+    for budget, optimum in optima.items():
 
         def solved(graph):
             return solve(graph, budget)  # noqa: B023
