@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, relu, scaled_dot_p
 
 import remat
 from remat.planning import planner
+from remat.session import kind_finder
 from remat_exec import Executable, Peak, measure_peak
 from remat_graph.torch import OtherSizes, capture_region, trace_sizes
 from remat_graph.torch.capturing import sizes
@@ -442,3 +443,57 @@ def test_a_size_that_takes_more_than_those_that_are_near_is_told() -> None:
     assert told == [44]  # at the next forward
     with pytest.raises(remat.BudgetTooSmall):
         run(torch.randn(53, 16))
+
+
+class Masked(nn.Module):
+    """A masked language model whose head is on the masked tokens alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.body = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+
+    def forward(self, ids: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        states = self.body(self.tokens(ids))
+        return cross_entropy(self.head(states[masked]), ids[masked])
+
+
+def masked_tokens(seed: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (8, 32), generator=generator)
+    return ids, torch.rand(8, 32, generator=generator) < 0.3
+
+
+def test_a_count_that_the_data_decide(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
+    solved: list[object] = []
+    front = kind_finder.region_front
+
+    def counted(*args: object, **options: Any) -> object:
+        solved.append(args)
+        return front(*args, **options)
+
+    monkeypatch.setattr(kind_finder, "region_front", counted)
+    torch.manual_seed(0)
+    model = Masked()
+    most = 0
+    for seed in range(30):
+        with measure_peak() as peak:
+            gradients(model, model_of(model), masked_tokens(seed))
+        most = max(most, peak.peak_bytes)
+    budget = int(0.9 * most)
+    run = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
+    over = 0
+    for seed in range(30):
+        inputs = masked_tokens(seed)
+        expected = gradients(model, model_of(model), inputs)
+        model.zero_grad()
+        with measure_peak() as peak, warnings.catch_warnings():
+            warnings.simplefilter("ignore" if seed < 4 else "error", remat.BudgetWarning)
+            run(*inputs).backward()
+        over += peak.peak_bytes > budget and seed >= 4
+        found = [parameter.grad for parameter in model.parameters()]
+        assert all(map(torch.equal, found, expected[1:])), seed
+    assert not over
+    assert traces.count("with symbols") <= 3
+    assert len(traces) <= 10
+    assert len(solved) <= 8

@@ -10,7 +10,13 @@ each operator takes. `ways` then adds other ways to make the same, with function
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.capturing.sizes import SizedCapture, SizedRegion, has_sizes, trace_sizes
+from remat_graph.torch.capturing.sizes import (
+    BUCKET,
+    SizedCapture,
+    SizedRegion,
+    has_sizes,
+    trace_sizes,
+)
 from remat_graph.torch.capturing.trace import original_forward, original_forwards
 from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.cuda_memory import blocks_in_use
@@ -61,6 +67,7 @@ from remat_graph.torch.ways.slicing import read_as_traced
 from remat_graph.torch.ways.stretches import Stretch, stretch_from
 
 __all__ = [
+    "BUCKET",
     "DEVICES",
     "GENERATOR_STATE_BYTES",
     "SUMMED",

@@ -297,6 +297,9 @@ class Judge:
         if not record.provisional:
             self.user_plan = None
         again, over = False, 0
+        families, budget = planner.families(record.pattern), planner.budget(record.pattern)
+        if planned is None and not user_plan and self.patterns.serve(record, families, budget):
+            return None
         if planned is not None:
             same = record.pattern == planned.record.pattern
             again = same and (record.provisional or planned.record.provisional)

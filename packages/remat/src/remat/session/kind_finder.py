@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from typing import cast
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
@@ -16,7 +18,7 @@ from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
 from remat_graph import Graph, Numerics, simulate
-from remat_graph.torch import Capture, Cost
+from remat_graph.torch import Capture, Cost, SizedCapture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, front_from_schedules, measure_option, region_front
 
@@ -33,6 +35,7 @@ class KindFinder:
     settings: Settings
     kinds: list[RegionKind]
     user_plan: UserPlan | None
+    _sizes: list[SizedCapture] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         """Add those of the user's plan."""
@@ -65,8 +68,7 @@ class KindFinder:
             PlanMismatch: in the first step, if it is none of the regions of that plan.
         """
         if self.settings.costs == "measure":
-            with remembered_costs(costs, capture.program.device, self.settings.costs):
-                capture = capture.costed("measure", costs)
+            capture = self._measured(capture, costs)
         kinds = self.kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number < len(kinds):
@@ -82,6 +84,19 @@ class KindFinder:
             kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
         kinds.append(replace(kind, least_bytes=least))
         return number, program
+
+    def _measured(self, capture: Capture, costs: dict[str, Cost]) -> Capture:
+        """Measure a region, unless sizes of the same trace that are near were measured."""
+        is_sized = isinstance(capture, SizedCapture)
+        if is_sized and len(self._sizes) >= _SIZES:
+            near = cast("SizedCapture", capture).costed_like(self._sizes)
+            if near is not None:
+                return near
+        with remembered_costs(costs, capture.program.device, self.settings.costs):
+            measured = capture.costed("measure", costs)
+        if is_sized:
+            self._sizes.append(cast("SizedCapture", measured))
+        return measured
 
     def _program(self, capture: Capture, budget: int | None) -> tuple[Capture, int | None]:
         """Choose whether a region runs in slices; bound what any such program needs."""
@@ -110,10 +125,10 @@ class KindFinder:
     def _solved(self, name: str, capture: Capture) -> RegionKind:
         """Find the options of a region; of one of many sizes among those of the other sizes."""
         settings, graph = self.settings, capture.graph
-        alike = [kind for kind in self.kinds if kind.is_like(capture)]
+        alike = list(islice((kind for kind in self.kinds if kind.is_like(capture)), _SIZES))
         family = alike[0].family if alike else len(self.kinds)
         if len(alike) >= _SIZES:
-            options = [option for kind in alike[:_SIZES] for option in kind.front.options]
+            options = [option for kind in alike for option in kind.front.options]
             front = front_from_schedules(
                 graph, dict.fromkeys(option.schedule for option in options)
             )

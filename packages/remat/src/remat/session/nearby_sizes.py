@@ -24,13 +24,12 @@ from remat.report.readable_plan import ReadablePlan
 from remat.session.region import Region, is_unrehearsed
 from remat_exec import get_executor
 from remat_graph import Graph
-from remat_graph.torch import SizedCapture
+from remat_graph.torch import BUCKET, SizedCapture
 
 __all__ = ["plan_nearby"]
 
 logger = logging.getLogger(__name__)
 
-_BUCKET = 1.25  # times a size that was rehearsed; squared, its memory
 _MOST_TRIED = 3
 
 
@@ -65,7 +64,7 @@ def _nearest(region: Region, inputs: Sequence[Any]) -> Iterator[RunnablePlan]:
         capture = plan.capture
         if isinstance(capture, SizedCapture):
             ratio = capture.ratio_of(inputs)
-            if ratio is not None and ratio <= _BUCKET:
+            if ratio is not None and ratio <= BUCKET:
                 found.append((abs(math.log(ratio)), at, plan))
     yield from (plan for *_, plan in sorted(found)[:_MOST_TRIED])
 
@@ -82,7 +81,7 @@ def _planned_by(
     budget = max(budgets)  # a fraction is of the most that plain took
     beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
     grown = max(1.0, _bytes(graph) / max(1, _bytes(other.capture.graph)))
-    if grown > _BUCKET**2:  # by a number that is no size
+    if grown > BUCKET**2:  # by a number that is no size
         return None
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     target = budget - aside - math.ceil(max(0, beyond) * grown)

@@ -12,6 +12,7 @@ from remat_solvers.step import RegionOption
 __all__ = ["PlannedPattern", "PlannedPatterns"]
 
 _MOST = 8
+_SIZES = 3  # of the same operations that are planned for
 _FOR_GOOD = 3  # steps off plan in a row, after which a known pattern gives way to theirs
 _PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measured yet
 
@@ -124,6 +125,14 @@ class PlannedPatterns:
     def of(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """Find what is known of exactly these calls."""
         return next((each for each in self.planned if each.record.pattern == pattern), None)
+
+    def serve(self, record: Recorded, families: tuple[int, ...], budget: int) -> bool:
+        """Whether a recorded step needs no plan: it was within the budget by those of other sizes.
+
+        That is, by the options of calls alike, once some sizes of these have plans.
+        """
+        alike = [each for each in self.planned if each.fits and each.families == families]
+        return len(alike) >= _SIZES and not record.provisional and record.peak_bytes <= budget
 
     def recorded(self) -> None:
         """Note that a step was recorded: plans that are not measured were waited for."""

@@ -28,6 +28,9 @@ __all__ = [
     "peak_as_if_new",
 ]
 
+_FULL_AT_FIRST, _FULL_EACH = 8, 256  # records before which all garbage is collected
+_YOUNG = 1  # generations of what is collected before the others
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
@@ -117,6 +120,7 @@ class StepRecording:
         self._recorder: AllocationRecorder | None = None
         self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
+        self._count = 0
         self._present: dict[int, Any] = {}
 
     @property
@@ -143,7 +147,7 @@ class StepRecording:
         if AllocationRecorder.is_blocked(device):
             return
         if collect:
-            gc.collect()  # lest what was there before is let go of in the step
+            self._collect_garbage()
         recorder = AllocationRecorder(device, shared=True, gives_way=True)
         self.thread = threading.get_ident()
         with contextlib.suppress(MeasurementError):
@@ -152,6 +156,16 @@ class StepRecording:
             _listen_to_optimizers()
             _told_of_optimizers.add(self)
             self.mark("start")
+
+    def _collect_garbage(self) -> None:
+        """Let go of what was there before, lest that is done in the step.
+
+        Most of it is young. All of it takes a quarter of a second, which a step that is recorded
+        each time, as where the data decide sizes, takes now and then alone.
+        """
+        is_full = self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0
+        self._count += 1
+        gc.collect() if is_full else gc.collect(_YOUNG)
 
     def mark(self, label: str) -> None:
         """Note a moment of the step, if it is recorded."""

@@ -22,6 +22,7 @@ from remat_graph.torch import (
     NoBackward,
     OtherSizes,
     RealStrides,
+    SizedCapture,
     SizedRegion,
     has_sizes,
     trace_sizes,
@@ -41,6 +42,7 @@ class SizedCaptures:
         self._graph = graph
         self._name = name
         self._traces: list[SizedRegion] = []
+        self._captures: dict[tuple[SizedRegion, bool], SizedCapture] = {}
         self._can_trace = has_sizes(graph)
         self._first: Hashable = None
 
@@ -62,8 +64,12 @@ class SizedCaptures:
         """
         options: dict[str, Any] = {"costs": costs, "loss_alone": loss_alone, "real": real}
         for trace in self._traces:
+            near = self._captures.get((trace, loss_alone))
+            read_off = near and near.at(inputs)
+            if read_off is not None:
+                return read_off
             try:
-                return trace.capture(inputs, **options)
+                return self._kept(trace, trace.capture(inputs, **options), loss_alone=loss_alone)
             except OtherSizes as error:
                 logger.debug("%s: %s", self._name, error)
         self._first = sizes if self._first is None else self._first
@@ -78,8 +84,14 @@ class SizedCaptures:
             self._give_up(f"torch fails to trace it with symbols for its sizes: {error}")
             return None
         self._traces.append(trace)
+        self._kept(trace, capture, loss_alone=loss_alone)
         if len(self._traces) == _MOST_TRACES:
             self._give_up("what torch decided on sizes as it traced held for few of them each time")
+        return capture
+
+    def _kept(self, trace: SizedRegion, capture: SizedCapture, *, loss_alone: bool) -> SizedCapture:
+        """Keep a capture, off which those of other sizes are read."""
+        self._captures.setdefault((trace, loss_alone), capture)
         return capture
 
     def _give_up(self, reason: str) -> None:

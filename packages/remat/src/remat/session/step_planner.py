@@ -93,6 +93,10 @@ class StepPlanner:
         kinds = (self.kinds[number] for number in pattern)
         return sum(kind.plain_bytes or kind.everything.kept_bytes for kind in kinds)
 
+    def families(self, pattern: Sequence[int]) -> tuple[int, ...]:
+        """Name the families of calls of these kinds: of the same operations, and of any sizes."""
+        return tuple(self.kinds[number].family for number in pattern)
+
     def stored_peak(self, record: Recorded) -> int:
         """Give the bytes that a recorded step would have taken with everything stored."""
         return self._peak(record, [kind.everything for kind in self._kinds_of(record)])
@@ -295,7 +299,7 @@ class StepPlanner:
             "forward": max(forwards, default=0),
             "backward": max(moment.fixed_bytes for moment in record.moments),
         }
-        families = tuple(self.kinds[number].family for number in record.pattern)
+        families = self.families(record.pattern)
         return PlannedPattern(record, plan, tuple(options), held, families)
 
     def take_room(self, budget: int) -> int:

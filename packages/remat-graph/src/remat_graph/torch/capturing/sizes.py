@@ -30,9 +30,11 @@ from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import SYMBOLIC, OtherSizes, Symbols, has_symbols
 
-__all__ = ["SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
+__all__ = ["BUCKET", "SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
 
 logger = logging.getLogger(__name__)
+
+BUCKET = 1.25  # times a size of which costs are known, for which they are scaled
 
 
 def has_sizes(region: torch.fx.GraphModule) -> bool:
@@ -218,12 +220,37 @@ class SizedCapture(Capture):
             symbols, _ = self.region.symbols_of(inputs)
         except OtherSizes:
             return None
-        sizes = self.region.symbols.sizes
+        return self._ratio(symbols)
+
+    def _ratio(self, symbols: Mapping[str, Any]) -> float:
+        sizes = () if self.region is None else self.region.symbols.sizes
         return max((symbols[name] / self.symbols[name] for name in sizes), default=1.0)
+
+    def costed_like(self, others: Sequence[SizedCapture]) -> SizedCapture | None:
+        """Give it with the costs of the one of these that is nearest, scaled as `at` does.
+
+        `None` if it is of none of their traces, or more than a quarter larger than all.
+        """
+        pairs = [
+            (other._ratio(self.symbols), at)
+            for at, other in enumerate(others)
+            if other.region is self.region and other.program.order == self.program.order
+        ]
+        near = [(abs(math.log(ratio)), at) for ratio, at in pairs if ratio <= BUCKET]
+        if not near:
+            return None
+        other = others[min(near)[1]]
+        times, workspaces = _scaled_costs(other, self.program)
+        graph = self.program.graph(times, workspaces, self.loss)
+        same = dataclasses.replace(
+            self, graph=graph, _costs=other._costs, _measured=other._measured,
+            released_outputs=frozenset(), _variants={},
+        )  # fmt: skip
+        return cast("SizedCapture", same.with_released_outputs(self.released_outputs))
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
         region = self.region
-        if region is None or self.numerics is not None or self._base is not None:
+        if region is None or self.numerics is not None:
             return None
         of_sizes, of_whole = region.program_of_sizes(self), None
         if self.program.deferred and of_sizes is not None:
@@ -241,7 +268,7 @@ class SizedCapture(Capture):
             loss=loss,
             released_outputs=frozenset(),
             symbols=symbols,
-            _base=self,
+            _base=self._base or self,
             _variants={},
             _finished={},
             _cuts={},
@@ -257,7 +284,9 @@ class SizedCapture(Capture):
         if self._base is None or missing in self._variants:
             return super().variant(missing)
         base = cast("SizedCapture", self._base.variant(missing))
-        variant = base._for(self.symbols) or self._evaluated().variant(missing)
+        variant: Capture = base._for(self.symbols) or self._evaluated().variant(missing)
+        variant = variant.with_deferred_outputs(self.program.deferred & missing)
+        variant = variant.with_leaving_gradients(self.leaving_gradients)
         self._variants[missing] = variant
         return variant
 
