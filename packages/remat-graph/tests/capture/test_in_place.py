@@ -3,10 +3,22 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from remat_graph.torch import capture
+from remat_graph.torch import (
+    SUMMED,
+    WHOLE,
+    Body,
+    Call,
+    Placement,
+    Sliced,
+    SlicedBody,
+    TensorFacts,
+    Variable,
+    capture,
+)
 from remat_graph.torch.cost.memory import AllocationRecorder
-from remat_graph.torch.kernels import packing
+from remat_graph.torch.kernels import packing, unit_tangent
 from remat_graph.torch.operators import OPERATORS
 
 aten = torch.ops.aten
@@ -92,11 +104,30 @@ def test_a_packed_backward_over_its_gradient_gives_the_same_bits(planned):
     assert recorder.requested_bytes <= packing.mask_workspace(packed.nbytes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("output", ["rows", "sums"])
+@pytest.mark.parametrize("factor", [1.0, -2.5, float("inf"), float("nan")])
+def test_a_gradient_scaled_in_place_has_the_same_bits(factor, output, dtype):
+    x, tangent = torch.randn(6, 4).to(dtype), torch.tensor(factor, dtype=dtype)
+    rows = Call(aten.mul.Tensor, (Variable("x"), Variable("t")), {}, ("rows",), False)
+    sums = Call(aten.sum.dim_IntList, (Variable("rows"), [0]), {}, ("sums",), False)
+    body = Body(("x", "t"), (rows, sums), (output,))
+    ways = Placement((Sliced(0), WHOLE), (Sliced(0),)), Placement((Sliced(0),), (SUMMED,))
+    made = {"x": x, "t": tangent, "rows": x, "sums": x.sum(0)}
+    facts = {name: TensorFacts.of(tensor) for name, tensor in made.items()}
+    backward, gradient = SlicedBody(body, ways, 6, facts), made[output].clone()
+    expected = unit_tangent.scaled(gradient, tangent, backward, 3, x, tangent)
+    found = OPERATORS[unit_tangent.scaled].in_place(gradient, tangent, backward, 3, x, tangent)
+    assert found is gradient
+    assert same(found, expected)
+
+
 def test_all_that_may_overwrite_is_tried_here():
     assert {target for target, operator in OPERATORS.items() if operator.in_place} == {
         *OTHERS,
         *ARGUMENTS,
         packing.backward_of_kept,
+        unit_tangent.scaled,
     }
 
 
@@ -105,3 +136,24 @@ def test_a_gradient_is_written_over_unless_it_came_from_outside():
     graph = capture(model, (torch.randn(4, 8),), costs="estimate").graph
     found = {op.name: bool(op.overwrites) for op in graph.ops if "backward" in op.name}
     assert found == {"hardtanh_backward": False, "threshold_backward": True}
+
+
+class Tied(nn.Module):
+    """An embedding, and a head with its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+
+    def forward(self, ids):
+        return functional.linear(torch.tanh(self.words(ids)), self.words.weight).logsumexp(-1).sum()
+
+
+def test_both_gradients_of_a_tied_weight_are_summed_in_place():
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(50, (2, 6))
+    captured = capture(model, (ids,), {}, costs="estimate")
+    (gradient,) = captured.program.gradients.values()
+    assert captured.program.overwrites[gradient] == ("embedding_dense_backward", gradient)
+    (op,) = (op for op in captured.graph.ops if gradient in op.outputs)
+    assert op.overwrites == (("embedding_dense_backward", gradient),)

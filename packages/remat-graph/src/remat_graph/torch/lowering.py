@@ -136,6 +136,8 @@ class _Reader:
 
     def _add_op(self, node: Node, call: Call) -> None:
         name = node.name
+        if is_backward(node):
+            call = self._new_addend_first(call)
         self.calls[name] = call
         self.equivalence[name] = equivalence_of(call, self.facts)
         sequence = node.meta.get("seq_nr")
@@ -148,6 +150,18 @@ class _Reader:
             self.forward_order.append(name)
             if sequence is not None:
                 self.twin_of_sequence[sequence] = name
+
+    def _new_addend_first(self, call: Call) -> Call:
+        """Let a sum begin with what is no view: it can be written over, and the bits are the same.
+
+        Of a tied weight both gradients are as large as the weight, and the sum is a third one else.
+        """
+        if call.target is not aten.add.Tensor or call.kwargs or len(call.variables) != 2:
+            return call
+        one, other = call.variables
+        alike = self.facts[one] == self.facts[other]
+        swapped = alike and one in self.views and other not in self.views
+        return call.of((other, one), call.results) if swapped else call
 
     def finish(self) -> Program:
         joint = self.joint
