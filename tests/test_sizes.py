@@ -305,6 +305,36 @@ class Answering(nn.Module):
         return {"loss": answer.square().mean(), "answer": answer}
 
 
+class Reading(nn.Module):
+    """Attention from one sequence to another, of two lengths, which gives keys and values, too.
+
+    Where these get no gradient, zeros of their sizes stand in the backward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.keys = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        keys, values = self.keys(y).split(8, -1)
+        mixed = scaled_dot_product_attention(self.query(x), keys.tanh(), values.tanh())
+        return {"loss": mixed.square().mean(), "keys": keys.tanh(), "values": values}
+
+
+def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:
+    torch.manual_seed(0)
+    model = Reading()
+    run, eager = remat.rematerialize(model, budget=2**20), model_of(model)
+    for step in range(14):
+        x, y = torch.randn(2, 10 + step * 7 % 6, 8), torch.randn(2, 10 + step * 5 % 7, 8)
+        both = []
+        for each in (eager, run):
+            model.zero_grad()
+            each(x, y)["loss"].backward()
+            both.append([p.grad for p in model.parameters()])
+        assert all(map(torch.equal, *both)), step
+
+
 def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
     rehearsed: list[int] = []
     rehearse = planner._rehearsed

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,8 @@ class ProgramOfSizes:
         self._joint, self._program, self._numbers = joint, program, numbers
         self._arguments: dict[str, Any] = {}
         self._facts: dict[str, Traced] = {}
+        self._added: dict[str, Traced] = {}
+        self._slot_of = {numbers[at]: Slot(at) for at in joint.distinct}
         self._of_terms: dict[str, Call] = {}
         self._made_by = {
             name: call
@@ -79,11 +82,13 @@ class ProgramOfSizes:
         """Find the sizes among what is known of a variable."""
         node = self._joint.named.get(name)
         if node is None:
-            call = self._made_by.get(name)
-            if call is None or any(map(self._is_sized, call.reads)):
-                raise NotOfSizes(f"{name} is not traced")
-            return
-        traced = self._joint.traced(node)
+            traced = Traced(
+                self._slots_of(facts.shape), self._slots_of(facts.stride),
+                self._slots_of(facts.offset), facts.dtype, facts.device,
+            )  # fmt: skip
+            self._added[name] = traced
+        else:
+            traced = self._joint.traced(node)
         if not isinstance(traced, Traced):
             raise NotOfSizes(f"{name} is no tensor")
         here = self._dense(traced, self._numbers)
@@ -97,11 +102,19 @@ class ProgramOfSizes:
         if self._is_sized(name):
             self._facts[name] = traced
 
+    def _slots_of(self, item: Any) -> Any:
+        """Put slots in the place of numbers of what a pass has added: all sizes are different."""
+        if isinstance(item, (tuple, list)):
+            return type(item)([self._slots_of(part) for part in item])
+        if isinstance(item, dict):
+            return {key: self._slots_of(part) for key, part in item.items()}
+        return self._slot_of.get(item, item) if type(item) in (int, float) else item
+
     def _is_sized(self, name: str) -> bool:
         """Whether a variable of the trace, or the memory that it is in, has a size for a slot."""
         for each in {name, self._program.storage.get(name, name)}:
             node = self._joint.named.get(each)
-            traced = None if node is None else self._joint.traced(node)
+            traced = self._added.get(each) if node is None else self._joint.traced(node)
             if isinstance(traced, Traced) and slots_in(
                 (traced.shape, traced.stride, traced.offset)
             ):
@@ -122,11 +135,14 @@ class ProgramOfSizes:
         results = [result for result in call.results if result is not None]
         names = [name, *results]
         node = next((self._joint.named[n] for n in names if n in self._joint.named), None)
-        if node is not None and name not in self._joint.named:  # of an item, named by the item
-            node = node.all_input_nodes[0] if call.sequence else node
-        if call.body is not None or node is None:
-            if any(map(self._is_sized, (*call.reads, *results))):
-                raise NotOfSizes(f"{name} is not traced")
+        if node is not None and node.target is operator.getitem:  # one of several results
+            node = node.all_input_nodes[0]
+        if call.body is not None:
+            raise NotOfSizes(f"{name} is not traced")
+        if node is None:  # a pass has added it
+            planned = self._slots_of((call.args, dict(call.kwargs)))
+            if slots_in(planned):
+                self._arguments[name] = planned
             return
         if node.target is not call.target:
             raise NotOfSizes(f"{name} is traced as {node.target}")
@@ -157,9 +173,12 @@ class ProgramOfSizes:
                 storage_bytes = facts[root].storage_bytes
                 facts[name] = dataclasses.replace(facts[name], storage_bytes=storage_bytes)
         calls = self._with_numbers(program.calls, numbers)
-        equivalence = dict(program.equivalence)
+        equivalence, alike = dict(program.equivalence), dict[str, str]()
         for name in self._sized_calls:
-            equivalence[name] = equivalence_of(calls[name], facts)
+            generic = program.equivalence[name]  # what is equal for generic sizes always is
+            if generic not in alike:
+                alike[generic] = equivalence_of(calls[name], facts)
+            equivalence[name] = alike[generic]
         return dataclasses.replace(
             program,
             calls=calls,

@@ -325,13 +325,13 @@ def _in_proportion(loss: LossCost, bytes_: int, of_bytes: int) -> LossCost:
 def _scaled_costs(capture: Capture, program: Program) -> tuple[dict[str, float], dict[str, int]]:
     """Scale what operators take to other sizes, by what they touch; workspaces never down."""
     times, workspaces = {}, {}
-    index, ops = capture.graph.op_index, capture.graph.ops
+    index, ops, device = capture.graph.op_index, capture.graph.ops, program.device
     for name in program.calls:
         op = ops[index[name]]
         touched, then = (each.touched_bytes(name, ()) for each in (program, capture.program))
         ratio = touched / then if then else 1.0
         times[name] = op.time * ratio
-        own = op.workspace_bytes - state_bytes(program.calls[name], program.device)
+        own = op.workspace_bytes - state_bytes(program.calls[name], device)
         workspaces[name] = math.ceil(own * max(1.0, ratio))
     return times, workspaces
 

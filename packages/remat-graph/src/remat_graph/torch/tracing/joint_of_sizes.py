@@ -140,11 +140,11 @@ class JointOfSizes:
         numbers that have nothing to do with one another are taken to be the same.
         """
         numbers = self.numbers(symbols)
-        distinct = [numbers[at] for at in self._distinct]
+        distinct = [numbers[at] for at in self.distinct]
         return len(set(distinct)) == len(distinct) and self._others.isdisjoint(distinct)
 
     @functools.cached_property
-    def _distinct(self) -> list[int]:
+    def distinct(self) -> list[int]:
         """Find the numbers that are not always equal to one before."""
         samples = []
         for sample in range(_SAMPLES):

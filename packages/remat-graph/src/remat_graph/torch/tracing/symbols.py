@@ -26,7 +26,7 @@ from remat_graph.torch.tracing.fakes import new_fake
 
 __all__ = ["SYMBOLIC", "OtherSizes", "Symbols", "has_symbols"]
 
-_TRIES = 64  # numbers near those of a call
+_TRIES, _STEPS = 96, (1, 1, 1, -1)  # numbers near those of a call, more of them larger
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -145,14 +145,15 @@ class Symbols:
     ) -> dict[str, Any] | None:
         """Find numbers near these for which the trace holds, and which are generic; or `None`.
 
-        What is no size is changed by some thousandths.
+        Each is another than here, so that what is read off both can be compared. What is no size
+        is changed by some thousandths.
         """
         generator = random.Random(0)
         for spread in range(_TRIES):
             near = {
-                name: number + generator.randint(-(spread // 8), spread)
+                name: number + (generator.choice(_STEPS) * generator.randint(1, 1 + spread // 2))
                 if isinstance(number, int)
-                else number + generator.random() / 256
+                else number + generator.uniform(1, 2) / 256
                 for name, number in numbers.items()
             }
             if self._are_in_range(near) and self._hold(near) and are_generic(near):
