@@ -21,6 +21,7 @@ from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
 from remat_exec.pruning import prune_backward
+from remat_exec.views import METHODS
 from remat_graph import Compute, Graph, Step, freed_next, leaves
 from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
 
@@ -281,9 +282,11 @@ class Writer:
         return f"made = {expression}; {', '.join(named)} = {picked}; del made"
 
     def _expression(self, call: Call, through: str) -> str:
-        target = self._bind_target(call.target)
         arguments = [self._argument(item) for item in call.args]
+        if call.target in METHODS and not call.kwargs:
+            return f"{arguments[0]}.{METHODS[call.target]}({', '.join(arguments[1:])})"
         arguments += [f"{key}={self._argument(item)}" for key, item in call.kwargs.items()]
+        target = self._bind_target(call.target)
         start = f"{through}{target}, " if through else f"{target}("
         return f"{start}{', '.join(arguments)})"
 

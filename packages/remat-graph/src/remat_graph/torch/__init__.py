@@ -32,6 +32,9 @@ from remat_graph.torch.errors import (
     NoBackward,
     UnknownCapture,
 )
+from remat_graph.torch.fusing.beside import Compilation
+from remat_graph.torch.fusing.compiling import missing_compiler
+from remat_graph.torch.fusing.kernel import Kernel, run_fused
 from remat_graph.torch.operators import Operator, operator_of, placements
 from remat_graph.torch.process import (
     beside_profilers,
@@ -79,6 +82,7 @@ __all__ = [
     "Call",
     "Capture",
     "CaptureError",
+    "Compilation",
     "Capturer",
     "Cost",
     "Costs",
@@ -87,6 +91,7 @@ __all__ = [
     "DuplicateCapture",
     "FlatCall",
     "Input",
+    "Kernel",
     "LossCost",
     "Mark",
     "MeasurementError",
@@ -123,6 +128,7 @@ __all__ = [
     "has_sizes",
     "left_as_it_was",
     "list_captures",
+    "missing_compiler",
     "note",
     "operator_of",
     "ops_making",
@@ -135,6 +141,7 @@ __all__ = [
     "quietly",
     "read_as_traced",
     "read_call",
+    "run_fused",
     "source_of",
     "stretch_from",
     "tensor_at",

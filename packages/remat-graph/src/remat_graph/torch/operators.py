@@ -61,6 +61,8 @@ class Operator:
     - `in_slices` lists the ways in which a call of it can be run slice by slice.
     - `adds_to` adds its result to a tensor, without a buffer for what it adds.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
+    - `fuses`: a compiler makes loops of it and joins them with those of its neighbours, as of all
+      that is pointwise.
     """
 
     in_place: Function | None = None
@@ -82,6 +84,7 @@ class Operator:
     in_slices: Rule | None = None
     adds_to: Function | None = None
     flops_like: Function | None = None
+    fuses: bool = False
 
     @property
     def may_overwrite(self) -> bool:
@@ -132,6 +135,32 @@ _DECISIONS = (
     aten.min.dim, aten.mode, aten.msort, aten.multinomial, aten.nanmedian.dim, aten.nonzero,
     aten.nonzero_static, aten.searchsorted, aten.sort, aten.topk, aten.unique_consecutive,
     aten.unique_dim,
+)  # fmt: skip
+
+
+# Beside what is pointwise: reductions, norms, losses, copies into another shape.
+_FUSING = (
+    aten._fused_rms_norm.default, aten._fused_rms_norm_backward.default,
+    aten._log_softmax.default, aten._log_softmax_backward_data.default,
+    aten._softmax.default, aten._softmax_backward_data.default, aten._to_copy.default,
+    aten.all, aten.amax.default, aten.amin.default, aten.any, aten.arange, aten.cat.default,
+    aten.clone.default, aten.constant_pad_nd.default, aten.elu_backward.default,
+    aten.embedding.default, aten.full.default, aten.full_like.default, aten.gather.default,
+    aten.gelu_backward.default, aten.hardsigmoid_backward.default,
+    aten.hardswish_backward.default, aten.hardtanh_backward.default,
+    aten.leaky_relu_backward.default, aten.linalg_vector_norm.default,
+    aten.log_sigmoid_backward.default, aten.masked_fill.Tensor, aten.mean,
+    aten.mse_loss.default, aten.mse_loss_backward.default,
+    aten.native_group_norm.default, aten.native_group_norm_backward.default,
+    aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
+    aten.new_full.default, aten.new_ones.default, aten.new_zeros.default,
+    aten.nll_loss_backward.default, aten.nll_loss_forward.default, aten.ones.default,
+    aten.ones_like.default, aten.scalar_tensor.default, aten.select_backward.default,
+    aten.select_scatter.default, aten.slice_backward.default, aten.slice_scatter.default,
+    aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default,
+    aten.softplus_backward.default, aten.stack.default, aten.sum, aten.tril.default,
+    aten.triu.default, aten.var.correction, aten.var_mean.correction,
+    aten.where.ScalarOther, aten.where.ScalarSelf, aten.zeros.default, aten.zeros_like.default,
 )  # fmt: skip
 
 
@@ -291,5 +320,7 @@ OPERATORS: dict[Any, Operator] = {
 }
 for _decision in _overloads(_DECISIONS):
     OPERATORS[_decision] = replace(operator_of(_decision), decides=True)
+for _fusing in _overloads(_FUSING):
+    OPERATORS[_fusing] = replace(operator_of(_fusing), fuses=True)
 for _target, _rule in RULES.items():
     OPERATORS[_target] = replace(operator_of(_target), in_slices=_rule)

@@ -28,6 +28,7 @@ from remat.front.units import (
     unwrap_units,
 )
 from remat.planning.infeasible import NotPlanned, OnInfeasible
+from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs
 from remat.planning.settings import Settings, as_args
 from remat.planning.user_plan import PlanLike
@@ -76,6 +77,8 @@ def rematerialize(
     numerics: str | None = None,
     partitioner: str | Partitioner | None = None,
     outputs: Outputs | None = None,
+    kernels: Kernels = "eager",
+    wait: bool = False,
 ) -> Module:
     """Return a copy of a model whose training steps stay within a budget of memory.
 
@@ -133,6 +136,11 @@ def rematerialize(
     for the same bits, `"rounding"` also takes other orders of summing, and `"lossy"` copies in 16
     bits of what is kept for the backward. `None`, the default, runs the operators as they are.
 
+    `kernels` are what operators run by: `"eager"`, or `"inductor"`, with which pointwise operators,
+    norms and sums between two products are compiled to one by TorchInductor, and planned as one,
+    with `numerics="rounding"` at least. Kernels are compiled beside the training, which starts by a
+    plan of eager ones and is planned anew when they are there; with `wait` they are compiled first.
+
     `outputs` says which of what the model returns is read or differentiated: a field, a key or a
     position, or a list of these, such as `"loss"` or `[0, 2]`. Large outputs that are not named,
     such as the logits beside the loss, are not made in a step: what is returned in their place is
@@ -180,7 +188,7 @@ def rematerialize(
     refuse_scripted(model)
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss, capture, executor, optimizer,
-        on_infeasible, plan, numerics, partitioner, outputs,
+        on_infeasible, plan, numerics, partitioner, outputs, kernels=kernels, wait=wait,
     )  # fmt: skip
     if regions is not None and settings.region_plan is not None:
         raise RematError(

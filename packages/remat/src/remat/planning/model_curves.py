@@ -13,7 +13,7 @@ from remat.errors import RematError
 from remat.planning.outputs import Outputs
 from remat.planning.planner import SCALAR_BYTES
 from remat.planning.settings import Settings, as_args
-from remat.planning.slices import sliced_programs
+from remat.planning.slices import sliced_programs, whole_programs
 from remat.planning.whole_module import plan_module
 from remat_exec import Loss, with_call
 from remat_graph import Graph, Numerics
@@ -72,5 +72,5 @@ def _graphs(captured: Capture, numerics: Numerics | None, target: int) -> list[G
     if numerics is None:
         return [captured.graph]
     offered = captured.with_alternatives(numerics)
-    others = [offered.in_traced_layouts()] if offered.laid_out else []
-    return [each.graph for each in (offered, *others, *sliced_programs(offered, target))]
+    programs = (*whole_programs(offered), *sliced_programs(offered, target))
+    return [each.graph for each in programs]

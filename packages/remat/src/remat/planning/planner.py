@@ -21,7 +21,7 @@ from remat.planning.certain_bound import with_certain_bound
 from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
 from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
 from remat.planning.settings import Settings
-from remat.planning.slices import note_what_slices_reach, sliced_programs
+from remat.planning.slices import note_what_slices_reach, sliced_programs, whole_programs
 from remat.planning.solving import adapted, solution_for, solved_in_best_program
 from remat.planning.user_plan import PlanOrSchedule, over_budget
 from remat.plans.origin import Origin
@@ -222,7 +222,7 @@ class _Task:
         """Say that no schedule takes so little, with a bound on every plan."""
         offered = self.offered
         refused = with_certain_bound(
-            error, offered, offered.in_traced_layouts(), *sliced_programs(offered, target),
+            error, *whole_programs(offered), *sliced_programs(offered, target),
             sure=self.is_sure, measured_loss=self.has_measured_loss,
         )  # fmt: skip
         if self.settings.numerics is None:
@@ -238,6 +238,7 @@ class _Task:
         schedule = solution.schedule
         if schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
+        captured.compile_groups()
         executor = get_executor(self.settings.executor)
         executable = executor(captured, schedule, budget_bytes=self.budget)
         plan = ReadablePlan.of_one_region(
@@ -249,6 +250,7 @@ class _Task:
             released_outputs=captured.released_outputs,
             laid_out=captured.laid_out,
             sliced=captured.sliced,
+            unfused=captured.unfused,
             deferred=tuple(
                 (position, captured.deferred_bytes(frozenset({position})))
                 for position in sorted(captured.program.deferred)

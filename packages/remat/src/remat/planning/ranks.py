@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from remat.planning.slices import whole_programs
 from remat.plans.outlines import Outline
 from remat_graph import Graph, Schedule, Solution, Status, decode, encode, simulate
 from remat_graph.torch import Capture
@@ -110,11 +111,13 @@ def with_schedule_of_first_rank(
     `captured` is `offered`, or the same in the layouts that were traced. What was proved here holds
     of it, too.
     """
-    captures = [offered, offered.in_traced_layouts()] if offered.laid_out else [offered]
-    if captured.sliced:
+    captures = whole_programs(offered)
+    graphs = [each.graph for each in captures]
+    if captured.graph in graphs:
+        mine = graphs.index(captured.graph)
+    else:
+        mine = len(captures)
         captures.append(captured)
-    mine = len(captures) - 1 if captured.sliced else int(captured is not offered)
-    captures[mine] = captured
     graphs = [each.graph for each in captures]
     ((which, theirs),) = of_first_rank(asked, graphs, [(mine, schedule)])
     timeline = simulate(graphs[which], theirs)

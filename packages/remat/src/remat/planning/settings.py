@@ -11,6 +11,7 @@ from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
+from remat.planning.kernels import Kernels, read_kernels
 from remat.planning.numerics import read_numerics
 from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
@@ -46,6 +47,8 @@ class Settings:
     keep_best: bool = False
     outputs: tuple[str | int, ...] | None = None
     optimizer_in_backward: bool = False
+    kernels: Kernels = "eager"
+    wait: bool = False
 
     @property
     def region_plan(self) -> PlanOrSchedule | None:
@@ -77,6 +80,8 @@ class Settings:
         partitioner: str | Partitioner | None = None,
         outputs: Outputs | None = None,
         optimizer_in_backward: bool = False,
+        kernels: Kernels = "eager",
+        wait: bool = False,
     ) -> Settings:
         """Check what can be checked before a model is looked at.
 
@@ -89,7 +94,7 @@ class Settings:
             RematError: if another option cannot be what it is, or has no use beside the others.
         """
         check_on_infeasible(on_infeasible)
-        allowed = read_numerics(numerics)
+        allowed = read_kernels(kernels, read_numerics(numerics), wait=wait)
         if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
             raise RematError(
                 f"optimizer={optimizer!r}; give an optimizer, its class, or a function that makes "
@@ -126,6 +131,8 @@ class Settings:
             partitioner,
             outputs=read_outputs(outputs),
             optimizer_in_backward=optimizer_in_backward,
+            kernels=kernels,
+            wait=wait,
         )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "note_what_slices_reach",
     "programs_by_cuts",
     "sliced_programs",
+    "whole_programs",
     "with_finest_slices",
 ]
 
@@ -41,6 +42,15 @@ class SlicedPrograms:
 
     programs: tuple[Capture, ...]
     relaxed: Graph
+
+
+def whole_programs(captured: Capture) -> list[Capture]:
+    """List the programs without slices that a region may be planned as, the fastest first.
+
+    Layouts and compiled groups were chosen for a fastest step without a look at the budget.
+    """
+    programs = [captured, captured.in_traced_layouts(), captured.without_groups()]
+    return [each for at, each in enumerate(programs) if not at or each is not captured]
 
 
 def sliced_programs(captured: Capture, target: int) -> list[Capture]:

@@ -17,7 +17,7 @@ from remat.cache import (
     smallest_known,
 )
 from remat.planning.cutting import hierarchy_for
-from remat.planning.slices import programs_by_cuts
+from remat.planning.slices import programs_by_cuts, whole_programs
 from remat_graph import (
     Graph,
     InvalidSchedule,
@@ -88,8 +88,8 @@ def solved_in_best_program(
 ) -> tuple[Capture, Solution]:
     """Solve a capture as each program that its numerics allow, unless one cannot be faster.
 
-    These are other layouts, chosen for a fastest step without a look at the budget, in which there
-    may be fewer ways to make a value; and cuts in slices. With `solve_briefly` all are solved so
+    These are other layouts, and compiled groups, chosen for a fastest step without a look at the
+    budget, in which there may be fewer ways to make a value; and cuts in slices. With `solve_briefly` all are solved so
     before any is solved fully: most are then known to be slower than another. The fastest solution
     is given with its capture; its bound holds for all of them, in any number of slices that was
     looked at.
@@ -97,8 +97,7 @@ def solved_in_best_program(
     Raises:
         BudgetTooSmall: if it is for all, with the minimal peaks of any.
     """
-    whole = [captured, captured.in_traced_layouts()] if captured.laid_out else [captured]
-    groups = [_Group.of(each.graph, (each,)) for each in whole]
+    groups = [_Group.of(each.graph, (each,)) for each in whole_programs(captured)]
     groups += [
         _Group.of(each.relaxed, each.programs, solve_briefly)
         for each in programs_by_cuts(captured, target)

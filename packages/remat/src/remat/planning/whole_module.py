@@ -13,6 +13,7 @@ import torch
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
+from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs, not_named, with_named_outputs
 from remat.planning.planner import RunnablePlan, make_plan
 from remat.planning.settings import Settings, as_args
@@ -53,6 +54,7 @@ def plan(
     partitioner: str | Partitioner | None = None,
     outputs: Outputs | None = None,
     optimizer_in_backward: bool = False,
+    kernels: Kernels = "eager",
 ) -> ReadablePlan:
     """Plan without running the plan: arguments of `rematerialize`, for the whole model at once.
 
@@ -80,7 +82,7 @@ def plan(
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, loss,
         optimizer=optimizer, numerics=numerics, partitioner=partitioner, outputs=outputs,
-        optimizer_in_backward=optimizer_in_backward,
+        optimizer_in_backward=optimizer_in_backward, kernels=kernels,
     )  # fmt: skip
     return plan_module(model, as_args(args), dict(kwargs or {}), settings).plan
 
@@ -116,6 +118,8 @@ def _plan_module(
         captured = captured.with_leaving_gradients(parameters)
     if settings.numerics is not None:
         captured = captured.with_alternatives(settings.numerics)
+    if settings.kernels == "inductor":
+        captured = captured.in_groups()
     if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
         budget = budget_on(settings.costs, model, settings.optimizer)
         settings = replace(settings, budget=budget)

@@ -71,6 +71,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     laid_out: tuple[_Size, ...]
     sliced: tuple[tuple[_Size, _Slices], ...] = ()
     deferred: tuple[tuple[_Size, _Size], ...] = ()
+    unfused: tuple[_Size, ...] | None = None
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,6 +191,7 @@ def write_region(region: PlannedRegion) -> _Region:
         region.laid_out,
         region.sliced,
         region.deferred,
+        region.unfused,
     )
 
 
@@ -222,7 +224,7 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
     )  # fmt: skip
     return PlannedRegion(
         front, region.missing, region.released_outputs, region.laid_out, region.sliced,
-        region.deferred,
+        region.deferred, region.unfused,
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ class PlannedRegion:
     that the user is taken to hold no more when the backward starts. `laid_out` are the ops that run
     in channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
     slices, as `Capture.sliced` has them. `deferred` are positions of outputs that no step makes,
-    and their bytes.
+    and their bytes. `unfused` are the ops that are in no compiled group, as `Capture.unfused`
+    numbers them; `None` if there are no groups.
     """
 
     front: RegionFront
@@ -29,6 +30,7 @@ class PlannedRegion:
     laid_out: tuple[int, ...] = ()
     sliced: tuple[tuple[int, int], ...] = ()
     deferred: tuple[tuple[int, int], ...] = ()
+    unfused: tuple[int, ...] | None = None
 
 
 def lone_front(graph: Graph, schedule: Schedule) -> RegionFront:

@@ -17,6 +17,7 @@ from remat.planning.infeasible import NotPlanned
 from remat.planning.planner import RunnablePlan
 from remat.plans.plan import Plan
 from remat.session.counters import Counters
+from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
 from remat.session.sized_captures import SizedCaptures
 from remat_exec import BudgetExceeded, Runnable
@@ -90,6 +91,7 @@ class Region:
         self.plans: Plans = {}
         self.shared: Plans = {}
         self.captures: dict[tuple[Any, ...], Capture] = {}
+        self.kernels = RegionKernels()
         self.sized = SizedCaptures(self.graph, self.name)
         self.runs_as_it_is = False
         self.came: frozenset[int] = frozenset()

@@ -35,6 +35,7 @@ from remat_exec import BudgetExceeded, autocast_type, get_executor
 from remat_graph.torch import (
     Capture,
     CaptureError,
+    Compilation,
     Cost,
     Costs,
     LossCost,
@@ -42,6 +43,7 @@ from remat_graph.torch import (
     RealStrides,
     capture_region,
     get_capture,
+    missing_compiler,
     quietly,
 )
 from remat_solvers import BudgetTooSmall
@@ -288,11 +290,8 @@ class RegionPlanner:
         is, its plan is too, and nothing is measured or solved.
         """
         settings = self.settings
-        kin = kin_of(captured, self._planned)
-        if not kin:  # the layouts that were traced may have been faster within the budget
-            traced = captured.in_traced_layouts()
-            kin = kin_of(traced, self._planned)
-            captured = traced if kin else captured
+        grouped = self._runs_groups(region, inputs, captured)
+        captured, kin = self._with_kin(captured, grouped=grouped)
         if region.released_outputs:
             captured = captured.with_released_outputs(region.released_outputs)
         seen = None if seen_loss is None else seen_loss.of(captured)
@@ -306,6 +305,7 @@ class RegionPlanner:
                 and (seen is None or has_room(other, other.capture.loss.at_least(seen)))
             ):
                 same = replace(captured, graph=other.capture.graph, loss=other.capture.loss)
+                same.compile_groups()
                 executable = get_executor(settings.executor)(
                     same, other.plan.schedule, budget_bytes=other.plan.budget_bytes
                 )
@@ -314,6 +314,8 @@ class RegionPlanner:
         of_other_sizes = self._measures and kin and not same_sizes
         if self._measures and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self.costs)
+        if grouped and not kin:
+            captured = captured.in_groups()
         if loss is not None:
             settings = replace(settings, loss=loss)
         if settings.budget.is_auto:
@@ -358,6 +360,39 @@ class RegionPlanner:
         plain_bytes[missing] = max(known_bytes, plan.plain_peak_bytes or 0)
         self._planned.append(planned)
         return planned
+
+    def has_new_kernels(self, region: Region, numbers: tuple[Any, ...], plan: Any) -> bool:
+        """Whether kernels have come that a plan does not run; some may be compiled from now on."""
+        if self.settings.kernels == "eager" or not isinstance(plan, RunnablePlan):
+            return False
+        return region.kernels.have_come(numbers, plan)
+
+    def _runs_groups(self, region: Region, inputs: Sequence[Any], captured: Capture) -> bool:
+        """Whether a call is planned with compiled groups, which are there or are waited for."""
+        if self.settings.kernels == "eager" or missing_compiler(captured.program.device):
+            return False
+        numbers = region.numbers(inputs)
+        if self.settings.wait and not region.kernels.are_there(numbers):
+            region.kernels.wait(numbers, Compilation(captured.group_kernels))
+        return region.kernels.are_there(numbers)
+
+    def _with_kin(
+        self, captured: Capture, *, grouped: bool
+    ) -> tuple[Capture, list[RunnablePlan]]:
+        """Give a capture as known plans have it, and those plans; as it is, if there are none.
+
+        The layouts that were traced, or no compiled groups, may have been faster within the budget.
+        """
+        programs = [captured]
+        if grouped:
+            groups = dict.fromkeys(other.capture.unfused for other in self._planned)
+            programs = [captured.in_groups(unfused) for unfused in groups if unfused is not None]
+        for program in programs:
+            for each in (program, program.in_traced_layouts()):
+                kin = kin_of(each, self._planned)
+                if kin:
+                    return each, kin
+        return captured, []
 
     def _is_for_too_few(self, planned: RunnablePlan) -> bool:
         """Whether a backward over more than what was taken for the loss is likely, or impossible.

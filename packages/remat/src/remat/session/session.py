@@ -19,6 +19,7 @@ A step is of one thread (`threads.py`, which has the lock); where it stands is d
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,8 @@ from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
 
 __all__ = ["Prepared", "Session"]
+
+logger = logging.getLogger(__name__)
 
 
 class Prepared(BaseException):
@@ -343,10 +346,23 @@ class Session:
 
     def _plan_of(self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
         """Find the plan of a call that has the whole budget, or shares it, or make it."""
-        if numbers not in region.plans_of(shared=self._shares):
+        plans = region.plans_of(shared=self._shares)
+        if numbers not in plans:
             plan = self.plan(region, numbers, inputs)  # which may find that the region is a part
             keep(region.plans_of(shared=self._shares), numbers, plan)
+        elif self._planner.has_new_kernels(region, numbers, plans[numbers]):
+            self._plan_by_kernels(region, numbers, inputs)
         return region.plans_of(shared=self._shares)[numbers]
+
+    def _plan_by_kernels(
+        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
+    ) -> None:
+        """Plan anew for kernels that have come; the plan before stays if there is none by them."""
+        logger.info("the kernels of %s are compiled: planning by them", region.name)
+        try:
+            region.plans[numbers] = self.plan(region, numbers, inputs)
+        except RematError as error:
+            logger.warning("%s goes on by eager kernels: %s", region.name, error)
 
     def _use(self, plan: Any) -> None:
         """Note the plan that a step runs by, or why it runs without one."""

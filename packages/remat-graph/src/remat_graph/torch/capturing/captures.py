@@ -21,15 +21,19 @@ from remat_graph.torch.deferring import deferrable, with_deferred
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.recomputing import is_collective
+from remat_graph.torch.fusing.choosing import ops_left_out
+from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.tracing.fakes import own_modes
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.structure import Structure
-from remat_graph.torch.ways.alternatives import add_alternatives
+from remat_graph.torch.ways.choice import Choice
 from remat_graph.torch.ways.cuts import Cut, cuts_of
-from remat_graph.torch.ways.layouts import choose_layouts, lay_out
-from remat_graph.torch.ways.slicing import bytes_of_cut, chosen_cuts, in_slices, same_cuts
+from remat_graph.torch.ways.layouts import choose_layouts
+from remat_graph.torch.ways.slicing import bytes_of_cut, same_cuts
 
 __all__ = ["Capture", "Costs", "finish"]
 
@@ -49,10 +53,9 @@ class Capture:
     `program.deferred`, and in `whole_program` each is made. `loss` is what a loss outside
     the module takes: an allowance, unless it was measured and set by `with_loss`. A `dry` capture
     is of tensors without data: its program can be read but not run. Nothing says whether another
-    call would give the same graph. `numerics` says how exact its alternatives are, `None` that it
-    has none; `sliced` which kinds of `cuts` run in how many slices. `_finished` are graphs for
-    other gradients, as traced, which captures of one trace share; `_trace_whole` traces all of what
-    was traced in part; `_merged` says whether what eager computes several times is computed once.
+    call would give the same graph. `_finished` are graphs for other gradients, as traced, which
+    captures of one trace share; `_trace_whole` traces all of what was traced in part; `_merged`
+    says whether what eager computes several times is computed once.
     """
 
     graph: Graph
@@ -68,9 +71,7 @@ class Capture:
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     _merged: bool = field(default=False, repr=False)
     released_outputs: frozenset[int] = frozenset()
-    numerics: Numerics | None = None
-    sliced: tuple[tuple[int, int], ...] = ()
-    _in_channels_last: frozenset[str] = frozenset()
+    _choice: Choice | None = field(default=None, repr=False)
     _plain: Capture | None = field(default=None, repr=False)
     _whole_program: Program | None = field(default=None, repr=False)
     _variants: dict[frozenset[int], Capture] = field(
@@ -83,6 +84,16 @@ class Capture:
     _finished: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @property
+    def numerics(self) -> Numerics | None:
+        """How exact its alternatives are; `None` if it has none."""
+        return None if self._choice is None else self._choice.numerics
+
+    @property
+    def sliced(self) -> tuple[tuple[int, int], ...]:
+        """Which kinds of `cuts` run in how many slices."""
+        return () if self._choice is None else self._choice.sliced
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -107,9 +118,9 @@ class Capture:
             if missing not in self._finished:
                 self._finished[missing] = self._traced_variant(missing)
             other = self._finished[missing].with_deferred_outputs(self.program.deferred & missing)
-            if self.numerics is not None:
+            if self._choice is not None:
                 other = replace(other, _costs=self._costs, _measured=self._measured)
-                other = self._as_this(other, self._in_channels_last)
+                other = self._as_this(other, self._choice.laid)
             elif other._costs != self._costs:
                 other = other.costed(self._costs, self._measured)
             self._variants[missing] = other.with_leaving_gradients(self.leaving_gradients)
@@ -162,9 +173,69 @@ class Capture:
 
     def in_traced_layouts(self) -> Capture:
         """Give the same graph with its alternatives, but every op in the layout that was traced."""
-        if self.numerics is None or not self._in_channels_last:
+        if self._choice is None or not self._choice.laid:
             return self
-        return self.without_alternatives()._with(self.numerics, frozenset(), self.sliced)
+        return self.without_alternatives()._chosen(replace(self._choice, laid=frozenset()))
+
+    @property
+    def unfused(self) -> tuple[int, ...] | None:
+        """Which ops are in no compiled group, by their place as `laid_out` has it.
+
+        `None` if there are no groups.
+        """
+        if self._choice is None or self._choice.unfused is None:
+            return None
+        calls = enumerate(self.without_alternatives().program.calls)
+        return tuple(at for at, op in calls if op in self._choice.unfused)
+
+    def in_groups(self, unfused: Collection[int] | None = None) -> Capture:
+        """Give the same graph with compiled groups of ops.
+
+        They are of all ops but those `unfused`, as another capture has them, or as is fastest.
+
+        Raises:
+            CaptureError: if rounding may not differ, or an operator cannot be measured.
+        """
+        choice = self._choice
+        if choice is None or not choice.numerics.allows(Numerics.ROUNDING):
+            raise CaptureError(
+                "compiled groups round otherwise: capture with_alternatives(Numerics.ROUNDING) "
+                "first"
+            )
+        plain, measured = self.without_alternatives(), self._measured
+        if unfused is not None:
+            left_out = frozenset(op for at, op in enumerate(plain.program.calls) if at in unfused)
+        elif self._costs != "measure" or self.dry:
+            left_out = frozenset()
+        else:
+            with own_modes():
+                left_out = ops_left_out(
+                    replace(choice, unfused=None).of(plain.program, self.cuts if choice.sliced else ()),
+                    lambda program: {
+                        op: c.time for op, c in measure_costs(program, measured).items()
+                    },
+                )
+        return plain._chosen(replace(choice, unfused=left_out))
+
+    @property
+    def group_kernels(self) -> tuple[Kernel, ...]:
+        """What its groups would run, if all ops were in groups that can be."""
+        choice = self._choice or Choice(Numerics.ROUNDING)
+        plain = self.without_alternatives()
+        program = replace(choice, unfused=frozenset()).of(plain.program, self.cuts if choice.sliced else ())
+        return tuple(kernels_of(program).values())
+
+    def compile_groups(self) -> None:
+        """Compile the groups that have not been; one that cannot be runs op by op."""
+        if not self.dry:
+            with own_modes():
+                compile_kernels(kernels_of(self.program).values())
+
+    def without_groups(self) -> Capture:
+        """Give the same graph with every op by itself."""
+        if self._choice is None or self._choice.unfused is None:
+            return self
+        return self.without_alternatives()._chosen(replace(self._choice, unfused=None))
 
     @property
     def cuts(self) -> tuple[tuple[Cut, ...], ...]:
@@ -190,16 +261,15 @@ class Capture:
         Raises:
             CaptureError: if rounding may not differ, or there is no such kind.
         """
-        numerics = self.numerics
-        if numerics is None or not numerics.allows(Numerics.ROUNDING):
+        choice = self._choice
+        if choice is None or not choice.numerics.allows(Numerics.ROUNDING):
             raise CaptureError(
                 "slices add up in another order: capture with_alternatives(Numerics.ROUNDING) first"
             )
         kinds = len(self.cuts)
         if not all(0 <= kind < kinds and slices > 0 for kind, slices in sliced):
             raise CaptureError(f"sliced={sliced!r}; this capture has {kinds} kinds of cuts")
-        plain = self.without_alternatives()
-        return plain._with(numerics, self._in_channels_last, tuple(sliced))
+        return self.without_alternatives()._chosen(replace(choice, sliced=tuple(sliced)))
 
     def with_alternatives(
         self,
@@ -235,30 +305,19 @@ class Capture:
                         op: c.time for op, c in measure_costs(program, measured).items()
                     },
                 )
-        return self._with(numerics, laid)
+        return self._chosen(Choice(numerics, laid))
 
-    def _with(
-        self,
-        numerics: Numerics,
-        laid: frozenset[str],
-        sliced: tuple[tuple[int, int], ...] = (),
-    ) -> Capture:
-        chosen = chosen_cuts(self.cuts, sliced) if sliced else []
-        capture = replace(
-            self,
-            program=add_alternatives(lay_out(in_slices(self.program, chosen), laid), numerics),
-            numerics=numerics,
-            sliced=sliced,
-            _in_channels_last=laid,
-            _plain=self,
-        )
+    def _chosen(self, choice: Choice) -> Capture:
+        cuts = self.cuts if choice.sliced else ()
+        program = choice.of(self.program, cuts)
+        capture = replace(self, program=program, _choice=choice, _plain=self)
         return capture.costed(self._costs)
 
     def _as_this(self, other: Capture, laid: frozenset[str]) -> Capture:
         """Give a capture of the same forward the alternatives, layouts and slices of this one."""
-        assert self.numerics is not None
+        assert self._choice is not None
         sliced = same_cuts(self.cuts, self.sliced, other.cuts) if self.sliced else ()
-        return other._with(self.numerics, laid, sliced)
+        return other._chosen(replace(self._choice, laid=laid, sliced=sliced))
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
@@ -306,8 +365,8 @@ class Capture:
         program = with_deferred(whole, positions) if positions else whole
         other = replace(plain, program=program, _whole_program=whole, _cuts={})
         other = other.costed(self._costs)
-        if self.numerics is not None:
-            other = self._as_this(other, self._in_channels_last & program.calls.keys())
+        if self._choice is not None:
+            other = self._as_this(other, self._choice.laid & program.calls.keys())
         return other
 
     @property

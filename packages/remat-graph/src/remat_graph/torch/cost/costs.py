@@ -26,6 +26,8 @@ from remat_graph.errors import RematError
 from remat_graph.graph import Graph
 from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
@@ -167,6 +169,7 @@ def measure_costs(program: Program, measured: dict[str, Cost] | None = None) -> 
         CaptureError: if there is no memory for a call, naming it.
     """
     with process_lock, generators_restored(), torch.no_grad():
+        compile_kernels(kernels_of(program).values())
         return _by_class(program, lambda call: _measure_or_estimate(program, call), measured)
 
 

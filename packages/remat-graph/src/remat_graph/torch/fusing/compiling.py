@@ -1,0 +1,105 @@
+"""Code for kernels by TorchInductor.
+
+A kernel is traced on tensors without data, its operators taken apart as Inductor asks, and compiled
+apart from the user's settings: what it patches it patches for this compilation alone. Its outputs
+are asked for in the layouts that the operators have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from remat_graph.torch.calls import TensorFacts
+from remat_graph.torch.fusing.kernel import Compiled, Kernel
+
+__all__ = ["compile_kernels", "missing_compiler"]
+
+logger = logging.getLogger(__name__)
+
+
+def compile_kernels(kernels: Iterable[Kernel]) -> None:
+    """Compile those that have not been; what cannot be compiled keeps the reason, and runs as ever."""
+    for kernel in kernels:
+        if kernel.is_settled:
+            continue
+        try:
+            kernel.compiled = _compiled(kernel)
+        except Exception as error:
+            kernel.failure = f"{type(error).__name__}: {error}"
+            logger.info("%s is not compiled: %s", kernel, kernel.failure)
+
+
+@functools.cache
+def missing_compiler(device: torch.device) -> bool:
+    """Whether there is nothing to compile kernels with for a device; told once."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch.utils._triton import has_triton
+
+    try:
+        if device.type == "cuda":
+            missing = not has_triton()
+        else:
+            get_cpp_compiler()
+            missing = False
+    except Exception:  # torch's own error of a compiler that is not there
+        missing = True
+    if missing:
+        what = "Triton" if device.type == "cuda" else "a C++ compiler"
+        logger.warning("eager kernels run in place of compiled ones: there is no %s", what)
+    return missing
+
+
+def _compiled(kernel: Kernel) -> Compiled:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with _apart(), mode:
+        inputs = [_like(kernel.facts[name]) for name in kernel.body.inputs]
+        traced = _traced(kernel, inputs)
+    with _apart(), config.patch(_SETTINGS), tracing(TracingContext(mode)), mode:
+        code: Any = compile_fx_inner(traced, inputs, is_inference=False)
+    return getattr(code, "current_callable", None) or code
+
+
+_SETTINGS = {
+    "reorder_for_peak_memory": False,
+    "keep_output_stride": True,
+    "triton.cudagraphs": False,
+}
+
+
+def _traced(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    from torch._inductor.decomposition import select_decomp_table
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return kernel.interpreted(tensors)
+
+    graph = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
+    (output,) = graph.graph.find_nodes(op="output")
+    nodes = output.args[0]
+    for node, name in zip(nodes, kernel.body.outputs, strict=True):
+        node.meta["val"] = _like(kernel.facts[name])
+    output.meta["user_visible_output_idxs"] = list(range(len(nodes)))
+    return graph
+
+
+def _like(facts: TensorFacts) -> torch.Tensor:
+    return torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Leave out what the caller is in: autograd, autocast, modes."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield

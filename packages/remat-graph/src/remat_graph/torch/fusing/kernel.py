@@ -1,0 +1,141 @@
+"""A group of ops as one function: run call by call, or by the code that was compiled for it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.lowering import equivalence_of
+
+__all__ = ["Kernel", "kernel_of", "run_fused"]
+
+Compiled = Callable[[list[torch.Tensor]], Any]
+"""Takes a list of tensors, which it empties; gives a sequence of tensors."""
+
+
+def run_fused(kernel: Kernel, *inputs: torch.Tensor) -> Any:
+    """Run a kernel: what a call of a group calls."""
+    return kernel.run(inputs)
+
+
+@dataclass(eq=False)
+class Kernel:
+    """What a group computes, for tensors of these shapes: one for all groups that do the same.
+
+    `body` numbers its variables, of which `facts` are known; `key` names what it computes.
+    `compiled` is the code for it; without, calls run one by one. `failure` says why there is none.
+    """
+
+    key: str
+    body: Body
+    facts: Mapping[str, TensorFacts] = field(repr=False)
+    compiled: Compiled | None = field(default=None, repr=False)
+    failure: str | None = field(default=None, repr=False)
+    _is_checked: bool = field(default=False, repr=False)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been compiled, or cannot be."""
+        return self.compiled is not None or self.failure is not None
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.key})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        return self
+
+    def run(self, inputs: Collection[torch.Tensor]) -> Any:
+        """Give the outputs, in the order of those of the body."""
+        if self.compiled is None:
+            return self.interpreted(inputs)
+        outputs = self.compiled([*inputs])
+        return outputs if self._is_checked else self._checked(inputs, outputs)
+
+    def _checked(self, inputs: Collection[torch.Tensor], outputs: Any) -> Any:
+        """See once that compiled code gives tensors as planned: of memory and layout of their own."""
+        storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+        for tensor, name in zip(outputs, self.body.outputs, strict=True):
+            facts, storage = self.facts[name], tensor.untyped_storage().data_ptr()
+            if TensorFacts.of(tensor) != facts or storage in storages:
+                self.failure = f"its {name} is {TensorFacts.of(tensor)}, or an input, not {facts}"
+                self.compiled = None
+                return self.interpreted(inputs)
+            storages.add(storage)
+        self._is_checked = True
+        return outputs
+
+    def interpreted(self, inputs: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        """Give the outputs by running one call after the other."""
+        there: dict[str, Any] = dict(zip(self.body.inputs, inputs, strict=True))
+        for call, gone in zip(self.body.calls, self._last_reads, strict=True):
+            args = [_filled(item, there) for item in call.args]
+            kwargs = {key: _filled(item, there) for key, item in call.kwargs.items()}
+            output = call.target(*args, **kwargs)
+            parts = output if call.sequence else [output]
+            pairs = zip(call.results, parts, strict=True)
+            there.update({name: part for name, part in pairs if name is not None})
+            for name in gone:
+                there.pop(name, None)
+        return [there[name] for name in self.body.outputs]
+
+    @cached_property
+    def _last_reads(self) -> tuple[tuple[str, ...], ...]:
+        last: dict[str, int] = {}
+        for at, call in enumerate(self.body.calls):
+            last.update(dict.fromkeys(call.reads, at))
+        gone: list[list[str]] = [[] for _ in self.body.calls]
+        for name, at in last.items():
+            if name not in self.body.outputs:
+                gone[at].append(name)
+        return tuple(map(tuple, gone))
+
+
+_lock = threading.Lock()
+_kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
+
+
+def kernel_of(body: Body, facts: Mapping[str, TensorFacts]) -> Kernel:
+    """Give the kernel that runs a body on tensors of these facts, the same for equal ones."""
+    names: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}")
+
+    inputs = tuple(map(of, body.inputs))
+    calls = tuple(
+        replace(
+            call.of(
+                [of(name) for name in call.variables],
+                tuple(None if name is None else of(name) for name in call.results),
+            ),
+            replay=None,
+        )
+        for call in body.calls
+    )
+    numbered = Body(inputs, calls, tuple(map(of, body.outputs)))
+    known = {number: facts[name] for name, number in names.items() if name in facts}
+    call = Call(run_fused, tuple(map(Variable, inputs)), {}, (), sequence=True, body=numbered)
+    text = f"{equivalence_of(call, known)} {[_layout(known[n]) for n in numbered.outputs]}"
+    key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    with _lock:
+        return _kernels.setdefault(key, Kernel(key, numbered, known))
+
+
+def _layout(facts: TensorFacts) -> tuple[Any, ...]:
+    return facts.shape, facts.stride, facts.storage_bytes
+
+
+def _filled(item: Any, there: Mapping[str, Any]) -> Any:
+    if type(item) is Variable:
+        return there[item.name]
+    if isinstance(item, (list, tuple)):  # fx has a list of its own
+        return [_filled(part, there) for part in item]
+    return item

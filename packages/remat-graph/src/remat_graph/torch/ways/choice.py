@@ -1,0 +1,39 @@
+"""Which ways of running its ops a program has, beside the one that was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remat_graph.graph import Numerics
+from remat_graph.torch.fusing.program import fused
+from remat_graph.torch.program import Program
+from remat_graph.torch.ways.alternatives import add_alternatives
+from remat_graph.torch.ways.cuts import Cut
+from remat_graph.torch.ways.layouts import lay_out
+from remat_graph.torch.ways.slicing import chosen_cuts, in_slices
+
+__all__ = ["Choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What differs from the program that was traced.
+
+    `numerics` says how exact the alternatives of ops are. `laid` are ops that run in channels_last,
+    `sliced` kinds of cuts with numbers of slices. `unfused` are the ops that are in no compiled
+    group; with `None` there are no groups.
+    """
+
+    numerics: Numerics
+    laid: frozenset[str] = frozenset()
+    sliced: tuple[tuple[int, int], ...] = ()
+    unfused: frozenset[str] | None = None
+
+    def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
+        """Write a program without alternatives as chosen; `cuts` are those of it."""
+        chosen = chosen_cuts(cuts, self.sliced) if self.sliced else []
+        program = lay_out(in_slices(program, chosen), self.laid)
+        if self.unfused is not None:
+            program = fused(program, self.unfused)
+        return add_alternatives(program, self.numerics)

@@ -1,0 +1,34 @@
+"""What runs the operators of a plan: eager kernels, or groups of them that TorchInductor compiles."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from remat.errors import RematError
+from remat_graph import Numerics
+
+__all__ = ["Kernels", "read_kernels"]
+
+Kernels = Literal["eager", "inductor"]
+
+
+def read_kernels(kernels: str, numerics: Numerics | None, *, wait: bool) -> Numerics | None:
+    """Read which kernels run; give how far results may differ then.
+
+    Raises:
+        RematError: if there are no such kernels, results may not differ as they do by these, or
+            there is nothing to wait for.
+    """
+    if kernels not in get_args(Kernels):
+        there_are = " or ".join(map(repr, get_args(Kernels)))
+        raise RematError(f"kernels={kernels!r}; give {there_are}")
+    if kernels == "eager":
+        if wait:
+            raise RematError("wait=True waits for compiled kernels; give kernels='inductor', too")
+        return numerics
+    if numerics is Numerics.BITWISE:
+        raise RematError(
+            "kernels='inductor' rounds in other places than eager kernels do; leave out "
+            "numerics='bitwise', or take kernels='eager'"
+        )
+    return numerics or Numerics.ROUNDING

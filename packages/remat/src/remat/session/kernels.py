@@ -1,0 +1,52 @@
+"""Kernels of a region that are compiled beside its steps, and from when on these run by them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+from remat.planning.planner import RunnablePlan
+from remat_graph.torch import Compilation, missing_compiler
+
+__all__ = ["RegionKernels"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST, _LATER = 2, 4  # calls: the first shows what is planned for, some sizes are met but once
+
+Numbers = tuple[Any, ...]
+
+
+class RegionKernels:
+    """Which calls of a region, by the numbers that they are planned for, run compiled groups."""
+
+    def __init__(self) -> None:
+        self._met: Counter[Numbers] = Counter()
+        self._compilations: dict[Numbers, Compilation] = {}
+        self._compiled: set[Numbers] = set()
+
+    def are_there(self, numbers: Numbers) -> bool:
+        """Whether the kernels of such calls have been compiled."""
+        return numbers in self._compiled
+
+    def wait(self, numbers: Numbers, compilation: Compilation) -> None:
+        """Compile the kernels of such calls now."""
+        compilation.wait()
+        self._compiled.add(numbers)
+
+    def have_come(self, numbers: Numbers, planned: RunnablePlan) -> bool:
+        """Whether kernels are there that this plan does not run; else compiles them beside."""
+        if self.are_there(numbers) or planned.capture.unfused is not None:
+            return False
+        compilation = self._compilations.get(numbers)
+        if compilation is None:
+            self._met[numbers] += 1
+            if self._met[numbers] >= (_LATER if self._compilations else _FIRST):
+                kernels = planned.capture.group_kernels if not missing_compiler(planned.capture.program.device) else ()
+                self._compilations[numbers] = Compilation(kernels)
+            return False
+        if not compilation.is_done:
+            return False
+        self._compiled.add(numbers)
+        return compilation.count > 0
