@@ -83,7 +83,11 @@ def _root(program: Program, name: str) -> str | None:
     while name in program.views:
         call = program.views[name]
         name = call.reads[0]
-        if call.target in _BY_BIT or name not in program.facts or program.facts[name].dtype != dtype:
+        if (
+            call.target in _BY_BIT
+            or name not in program.facts
+            or program.facts[name].dtype != dtype
+        ):
             return None
     return name if not dtype.is_complex else None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "Call", "TensorFacts", "Variable"]
+__all__ = ["Body", "Call", "TensorFacts", "Variable", "is_view"]
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})  # most arguments: no variables
 
@@ -130,6 +130,14 @@ class Body:
     inputs: tuple[str, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
+
+
+def is_view(call: Call) -> bool:
+    """Whether a call computes nothing, but views what it reads."""
+    returns = getattr(call.target, "_schema", None)
+    return returns is not None and any(
+        each.alias_info is not None and not each.alias_info.is_write for each in returns.returns
+    )
 
 
 def _list_variables(items: Iterable[Any], names: list[str]) -> None:

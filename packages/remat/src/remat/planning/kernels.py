@@ -1,4 +1,4 @@
-"""What runs the operators of a plan: eager kernels, or groups of them that TorchInductor compiles."""
+"""What runs the operators of a plan: eager kernels, or those that TorchInductor compiles."""
 
 from __future__ import annotations
 

@@ -89,10 +89,10 @@ def solved_in_best_program(
     """Solve a capture as each program that its numerics allow, unless one cannot be faster.
 
     These are other layouts, and compiled groups, chosen for a fastest step without a look at the
-    budget, in which there may be fewer ways to make a value; and cuts in slices. With `solve_briefly` all are solved so
-    before any is solved fully: most are then known to be slower than another. The fastest solution
-    is given with its capture; its bound holds for all of them, in any number of slices that was
-    looked at.
+    budget, in which there may be fewer ways to make a value; and cuts in slices. With
+    `solve_briefly` all are solved so before any is solved fully: most are then known to be slower
+    than another. The fastest solution is given with its capture; its bound holds for all of them,
+    in any number of slices that was looked at.
 
     Raises:
         BudgetTooSmall: if it is for all, with the minimal peaks of any.

@@ -43,7 +43,11 @@ class RegionKernels:
         if compilation is None:
             self._met[numbers] += 1
             if self._met[numbers] >= (_LATER if self._compilations else _FIRST):
-                kernels = planned.capture.group_kernels if not missing_compiler(planned.capture.program.device) else ()
+                kernels = (
+                    planned.capture.group_kernels
+                    if not missing_compiler(planned.capture.program.device)
+                    else ()
+                )
                 self._compilations[numbers] = Compilation(kernels)
             return False
         if not compilation.is_done:

@@ -376,9 +376,7 @@ class RegionPlanner:
             region.kernels.wait(numbers, Compilation(captured.group_kernels))
         return region.kernels.are_there(numbers)
 
-    def _with_kin(
-        self, captured: Capture, *, grouped: bool
-    ) -> tuple[Capture, list[RunnablePlan]]:
+    def _with_kin(self, captured: Capture, *, grouped: bool) -> tuple[Capture, list[RunnablePlan]]:
         """Give a capture as known plans have it, and those plans; as it is, if there are none.
 
         The layouts that were traced, or no compiled groups, may have been faster within the budget.

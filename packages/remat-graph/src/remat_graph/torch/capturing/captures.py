@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
-from remat_graph.graph import Graph, Numerics
+from remat_graph.graph import Graph
 from remat_graph.torch.capturing.between import released_values, with_loss, with_released
 from remat_graph.torch.capturing.expecting import differentiable_inputs, program_expecting
-from remat_graph.torch.cost.costs import Cost, Costs, costed_graph, measure_costs
+from remat_graph.torch.capturing.ways import Ways
+from remat_graph.torch.cost.costs import Cost, Costs, costed_graph
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.deferring import deferrable, with_deferred
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.recomputing import is_collective
-from remat_graph.torch.fusing.choosing import ops_left_out
-from remat_graph.torch.fusing.compiling import compile_kernels
-from remat_graph.torch.fusing.kernel import Kernel
-from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
 from remat_graph.torch.tracing.fakes import own_modes
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.structure import Structure
 from remat_graph.torch.ways.choice import Choice
-from remat_graph.torch.ways.cuts import Cut, cuts_of
-from remat_graph.torch.ways.layouts import choose_layouts
-from remat_graph.torch.ways.slicing import bytes_of_cut, same_cuts
+from remat_graph.torch.ways.cuts import Cut
 
 __all__ = ["Capture", "Costs", "finish"]
 
@@ -44,7 +39,7 @@ _LEAST_DEFERRED = 0.01  # of the largest value of a graph, to be made when read
 
 
 @dataclass(frozen=True)
-class Capture:
+class Capture(Ways):
     """One training graph of a module, for one call of it.
 
     `graph` is what planning sees, `program` what execution runs. `missing` are the positions, among
@@ -84,16 +79,6 @@ class Capture:
     _finished: dict[frozenset[int], Capture] = field(
         default_factory=dict, repr=False, compare=False
     )
-
-    @property
-    def numerics(self) -> Numerics | None:
-        """How exact its alternatives are; `None` if it has none."""
-        return None if self._choice is None else self._choice.numerics
-
-    @property
-    def sliced(self) -> tuple[tuple[int, int], ...]:
-        """Which kinds of `cuts` run in how many slices."""
-        return () if self._choice is None else self._choice.sliced
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -155,169 +140,8 @@ class Capture:
         )  # fmt: skip
         return other.with_released_outputs(self.released_outputs)
 
-    @property
-    def laid_out(self) -> tuple[int, ...]:
-        """Which ops run in channels_last, by their place among the calls without alternatives."""
-        plain = self if self._plain is None else self._plain
-        rounding = self.program.rounding
-        return tuple(at for at, op in enumerate(plain.program.calls) if op in rounding)
-
-    def without_alternatives(self) -> Capture:
-        """Give the same graph with one maker of each value, all in the layouts that were traced."""
-        if self._plain is None:
-            return self
-        plain = self._plain
-        if self._costs != plain._costs:
-            plain = plain.costed(self._costs, self._measured)
-        return plain.with_loss(self.loss).with_released_outputs(self.released_outputs)
-
-    def in_traced_layouts(self) -> Capture:
-        """Give the same graph with its alternatives, but every op in the layout that was traced."""
-        if self._choice is None or not self._choice.laid:
-            return self
-        return self.without_alternatives()._chosen(replace(self._choice, laid=frozenset()))
-
-    @property
-    def unfused(self) -> tuple[int, ...] | None:
-        """Which ops are in no compiled group, by their place as `laid_out` has it.
-
-        `None` if there are no groups.
-        """
-        if self._choice is None or self._choice.unfused is None:
-            return None
-        calls = enumerate(self.without_alternatives().program.calls)
-        return tuple(at for at, op in calls if op in self._choice.unfused)
-
-    def in_groups(self, unfused: Collection[int] | None = None) -> Capture:
-        """Give the same graph with compiled groups of ops.
-
-        They are of all ops but those `unfused`, as another capture has them, or as is fastest.
-
-        Raises:
-            CaptureError: if rounding may not differ, or an operator cannot be measured.
-        """
-        choice = self._choice
-        if choice is None or not choice.numerics.allows(Numerics.ROUNDING):
-            raise CaptureError(
-                "compiled groups round otherwise: capture with_alternatives(Numerics.ROUNDING) "
-                "first"
-            )
-        plain, measured = self.without_alternatives(), self._measured
-        if unfused is not None:
-            left_out = frozenset(op for at, op in enumerate(plain.program.calls) if at in unfused)
-        elif self._costs != "measure" or self.dry:
-            left_out = frozenset()
-        else:
-            with own_modes():
-                left_out = ops_left_out(
-                    replace(choice, unfused=None).of(plain.program, self.cuts if choice.sliced else ()),
-                    lambda program: {
-                        op: c.time for op, c in measure_costs(program, measured).items()
-                    },
-                )
-        return plain._chosen(replace(choice, unfused=left_out))
-
-    @property
-    def group_kernels(self) -> tuple[Kernel, ...]:
-        """What its groups would run, if all ops were in groups that can be."""
-        choice = self._choice or Choice(Numerics.ROUNDING)
-        plain = self.without_alternatives()
-        program = replace(choice, unfused=frozenset()).of(plain.program, self.cuts if choice.sliced else ())
-        return tuple(kernels_of(program).values())
-
-    def compile_groups(self) -> None:
-        """Compile the groups that have not been; one that cannot be runs op by op."""
-        if not self.dry:
-            with own_modes():
-                compile_kernels(kernels_of(self.program).values())
-
-    def without_groups(self) -> Capture:
-        """Give the same graph with every op by itself."""
-        if self._choice is None or self._choice.unfused is None:
-            return self
-        return self.without_alternatives()._chosen(replace(self._choice, unfused=None))
-
-    @property
-    def cuts(self) -> tuple[tuple[Cut, ...], ...]:
-        """Where the program can be cut into slices, by kinds: first what holds most."""
-        plain = self if self._plain is None else self._plain
-        if "found" not in self._cuts:
-            self._cuts["found"] = cuts_of(plain.program)
-        return self._cuts["found"]
-
-    def bytes_of_slices(self, kind: int, slices: int) -> int:
-        """Predict the most that a cut of this kind needs in so many slices: with its border."""
-        kept = self.graph.resident | self.graph.results
-        program = self.without_alternatives().program
-        return bytes_of_cut(program, self.cuts[kind][0], slices, kept)
-
-    def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Capture:
-        """Give the same graph, with each of these kinds of cuts in so many slices.
-
-        Each is a position in `cuts` and a number of slices; more than there can be are as many as
-        there can be. A cut that shares an op with one before it is left out. None at all gives back
-        the graph without slices.
-
-        Raises:
-            CaptureError: if rounding may not differ, or there is no such kind.
-        """
-        choice = self._choice
-        if choice is None or not choice.numerics.allows(Numerics.ROUNDING):
-            raise CaptureError(
-                "slices add up in another order: capture with_alternatives(Numerics.ROUNDING) first"
-            )
-        kinds = len(self.cuts)
-        if not all(0 <= kind < kinds and slices > 0 for kind, slices in sliced):
-            raise CaptureError(f"sliced={sliced!r}; this capture has {kinds} kinds of cuts")
-        return self.without_alternatives()._chosen(replace(choice, sliced=tuple(sliced)))
-
-    def with_alternatives(
-        self,
-        numerics: Numerics = Numerics.BITWISE,
-        *,
-        measured: dict[str, Cost] | None = None,
-        laid_out: Collection[int] | None = None,
-    ) -> Capture:
-        """Give the same graph with other makers of its values, as exact as asked for or more.
-
-        Where rounding may differ, ops run in the layouts in which the step is fastest, if that can
-        be measured: costs are measured, or `measured` is given, to which what is measured is added.
-        With `laid_out`, as another capture has it, they are those that can of these.
-
-        Raises:
-            CaptureError: if it has alternatives, or an operator cannot be measured.
-        """
-        if self.numerics is not None:
-            raise CaptureError(
-                f"this capture has alternatives with numerics={self.numerics.value!r}; ask for "
-                f"others of the one without"
-            )
-        if measured is None and self._costs == "measure":
-            measured = self._measured
-        laid: frozenset[str] = frozenset()
-        if laid_out is not None:
-            laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
-        elif numerics.allows(Numerics.ROUNDING) and measured is not None and not self.dry:
-            with own_modes():
-                laid = choose_layouts(
-                    self.program,
-                    lambda program: {
-                        op: c.time for op, c in measure_costs(program, measured).items()
-                    },
-                )
-        return self._chosen(Choice(numerics, laid))
-
-    def _chosen(self, choice: Choice) -> Capture:
-        cuts = self.cuts if choice.sliced else ()
-        program = choice.of(self.program, cuts)
-        capture = replace(self, program=program, _choice=choice, _plain=self)
-        return capture.costed(self._costs)
-
-    def _as_this(self, other: Capture, laid: frozenset[str]) -> Capture:
-        """Give a capture of the same forward the alternatives, layouts and slices of this one."""
-        assert self._choice is not None
-        sliced = same_cuts(self.cuts, self.sliced, other.cuts) if self.sliced else ()
-        return other._chosen(replace(self._choice, laid=laid, sliced=sliced))
+    def _with(self, **changes: Any) -> Self:
+        return replace(self, **changes)
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from remat_graph.errors import RematError
 from remat_graph.graph import Graph
+from remat_graph.torch.calls import is_view
 from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.compiling import compile_kernels
@@ -33,7 +34,7 @@ from remat_graph.torch.operators import operator_of
 from remat_graph.torch.process import generators_restored, process_lock
 from remat_graph.torch.program import Call, LossCost, Program, TensorFacts, Variable
 from remat_graph.torch.recomputing import is_collective
-from remat_graph.torch.ways.slice_by_slice import SlicedBody, is_view
+from remat_graph.torch.ways.slice_by_slice import SlicedBody
 from remat_graph.torch.ways.slicing import run_in_slices
 
 __all__ = [

@@ -26,7 +26,7 @@ _KERNELS_EACH = 4  # at least: a process takes seconds to start
 
 
 class Compilation:
-    """Compiles kernels in other processes, into Inductor's caches on disk; this one loads them then.
+    """Compiles kernels in other processes, into the caches on disk from which this one loads them.
 
     It ends with this process, or when nobody holds it any more.
     """

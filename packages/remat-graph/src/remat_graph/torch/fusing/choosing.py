@@ -30,14 +30,14 @@ def ops_left_out(
         slower = [
             group
             for group in find_groups(program, left_out)
-            if group.body.outputs
-            and times[name_of(group)] > sum(alone[op] for op in group.runs)
+            if group.body.outputs and times[name_of(group)] > sum(alone[op] for op in group.runs)
         ]
         if not slower:
             return left_out
         for group in slower:
             logger.info(
-                "not compiled, for it is slower: %s", ", ".join(str(c.target) for c in group.body.calls)
+                "not compiled, for it is slower: %s",
+                ", ".join(str(c.target) for c in group.body.calls),
             )
         left_out = left_out.union(*(group.ops for group in slower))
     return left_out

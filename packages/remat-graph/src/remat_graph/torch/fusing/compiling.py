@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_kernels(kernels: Iterable[Kernel]) -> None:
-    """Compile those that have not been; what cannot be compiled keeps the reason, and runs as ever."""
+    """Compile those that have not been; one that cannot be keeps the reason, and runs as it did."""
     for kernel in kernels:
         if kernel.is_settled:
             continue
@@ -42,8 +42,8 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
 @functools.cache
 def missing_compiler(device: torch.device) -> bool:
     """Whether there is nothing to compile kernels with for a device; told once."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch.utils._triton import has_triton
+    from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - takes a second
+    from torch.utils._triton import has_triton  # noqa: PLC0415
 
     try:
         if device.type == "cuda":
@@ -60,8 +60,8 @@ def missing_compiler(device: torch.device) -> bool:
 
 
 def _compiled(kernel: Kernel) -> Compiled:
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor import config  # noqa: PLC0415 - takes a second
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with _apart(), mode:
@@ -69,7 +69,8 @@ def _compiled(kernel: Kernel) -> Compiled:
         traced = _traced(kernel, inputs)
     with _apart(), config.patch(_SETTINGS), tracing(TracingContext(mode)), mode:
         code: Any = compile_fx_inner(traced, inputs, is_inference=False)
-    return getattr(code, "current_callable", None) or code
+    run: Compiled = getattr(code, "current_callable", None) or code
+    return run
 
 
 _SETTINGS = {
@@ -80,7 +81,7 @@ _SETTINGS = {
 
 
 def _traced(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return kernel.interpreted(tensors)

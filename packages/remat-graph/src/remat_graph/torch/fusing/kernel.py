@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, is_view
 from remat_graph.torch.lowering import equivalence_of
 
 __all__ = ["Kernel", "kernel_of", "run_fused"]
@@ -30,13 +30,15 @@ def run_fused(kernel: Kernel, *inputs: torch.Tensor) -> Any:
 class Kernel:
     """What a group computes, for tensors of these shapes: one for all groups that do the same.
 
-    `body` numbers its variables, of which `facts` are known; `key` names what it computes.
+    `body` numbers its variables, of which `facts` are known, `again` those of the other half that
+    it makes again; `key` names what it computes.
     `compiled` is the code for it; without, calls run one by one. `failure` says why there is none.
     """
 
     key: str
     body: Body
     facts: Mapping[str, TensorFacts] = field(repr=False)
+    again: frozenset[str] = frozenset()
     compiled: Compiled | None = field(default=None, repr=False)
     failure: str | None = field(default=None, repr=False)
     _is_checked: bool = field(default=False, repr=False)
@@ -60,7 +62,7 @@ class Kernel:
         return outputs if self._is_checked else self._checked(inputs, outputs)
 
     def _checked(self, inputs: Collection[torch.Tensor], outputs: Any) -> Any:
-        """See once that compiled code gives tensors as planned: of memory and layout of their own."""
+        """See once that compiled code gives tensors as planned, in memory of their own."""
         storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         for tensor, name in zip(outputs, self.body.outputs, strict=True):
             facts, storage = self.facts[name], tensor.untyped_storage().data_ptr()
@@ -87,6 +89,19 @@ class Kernel:
         return [there[name] for name in self.body.outputs]
 
     @cached_property
+    def read_as_traced(self) -> frozenset[str]:
+        """The inputs that calls read which run here alone."""
+        base: dict[str, str] = {}
+        read = set[str]()
+        for call in self.body.calls:
+            if is_view(call):
+                source = base.get(call.reads[0], call.reads[0])
+                base.update((name, source) for name in call.results if name is not None)
+            elif self.again.isdisjoint(name for name in call.results if name is not None):
+                read.update(base.get(name, name) for name in call.reads)
+        return frozenset(read.intersection(self.body.inputs))
+
+    @cached_property
     def _last_reads(self) -> tuple[tuple[str, ...], ...]:
         last: dict[str, int] = {}
         for at, call in enumerate(self.body.calls):
@@ -102,8 +117,11 @@ _lock = threading.Lock()
 _kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
 
 
-def kernel_of(body: Body, facts: Mapping[str, TensorFacts]) -> Kernel:
-    """Give the kernel that runs a body on tensors of these facts, the same for equal ones."""
+def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[str] = ()) -> Kernel:
+    """Give the kernel that runs a body on tensors of these facts, the same for equal ones.
+
+    It is for as many threads as there are now.
+    """
     names: dict[str, str] = {}
 
     def of(name: str) -> str:
@@ -123,10 +141,12 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts]) -> Kernel:
     numbered = Body(inputs, calls, tuple(map(of, body.outputs)))
     known = {number: facts[name] for name, number in names.items() if name in facts}
     call = Call(run_fused, tuple(map(Variable, inputs)), {}, (), sequence=True, body=numbered)
-    text = f"{equivalence_of(call, known)} {[_layout(known[n]) for n in numbered.outputs]}"
+    remade = sorted(number for name, number in names.items() if name in again)
+    layouts = [_layout(known[name]) for name in numbered.outputs]
+    text = f"{equivalence_of(call, known)} {layouts} {remade} {torch.get_num_threads()}"
     key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     with _lock:
-        return _kernels.setdefault(key, Kernel(key, numbered, known))
+        return _kernels.setdefault(key, Kernel(key, numbered, known, frozenset(remade)))
 
 
 def _layout(facts: TensorFacts) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ def kernels_of(program: Program) -> dict[str, Kernel]:
 
 
 def _call(group: Group, program: Program) -> Call:
-    kernel = kernel_of(group.body, program.facts)
+    kernel = kernel_of(group.body, program.facts, group.again)
     return Call(
         run_fused,
         (kernel, *map(Variable, group.body.inputs)),

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, is_view
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.slices.placement import WHOLE, Place, Placement, Sliced, Summed
 
-__all__ = ["SlicedBody", "is_view", "numbered"]
+__all__ = ["SlicedBody", "numbered"]
 
 _SHORT = (torch.float16, torch.bfloat16)
 
@@ -347,14 +347,6 @@ class _Outputs:
             else:
                 whole.append(buffer if buffer is total else buffer.copy_(total))
         return whole
-
-
-def is_view(call: Call) -> bool:
-    """Whether a call computes nothing, but views what it reads."""
-    returns = getattr(call.target, "_schema", None)
-    return returns is not None and any(
-        each.alias_info is not None and not each.alias_info.is_write for each in returns.returns
-    )
 
 
 def numbered(sliced: SlicedBody) -> SlicedBody:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 
 from remat_graph.torch.calls import Call, Variable
+from remat_graph.torch.fusing.kernel import run_fused
 from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.program import Program
 from remat_graph.torch.ways.cuts import Cut
@@ -42,6 +43,8 @@ def read_as_traced(call: Call) -> tuple[str, ...]:
         first, (body, _, *inputs) = (), call.args
     elif call.target is scaled:
         first, (body, _, *inputs) = call.args[:2], call.args[2:]
+    elif call.target is run_fused:
+        first, (body, *inputs) = (), call.args
     else:
         return call.reads
     pairs = zip(inputs, body.body.inputs, strict=True)
