@@ -15,6 +15,7 @@ from remat.budgets.budget import Budget as ParsedBudget
 from remat.budgets.budget import parse_budget
 from remat.command.targets import Device, Example, Precision, Target, read_settings
 from remat.command.terminal import (
+    KernelsOption,
     LeavingOption,
     LimitOption,
     NumericsOption,
@@ -24,6 +25,7 @@ from remat.command.terminal import (
     waiting,
 )
 from remat.errors import BudgetError, RematError
+from remat.planning.kernels import Kernels
 from remat_graph import Numerics
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ class PlanOptions(ModelOptions):
         typer.Option(help="What cuts the graph, by name, for a solver that needs it, as h-ilp."),
     ] = None
     numerics: NumericsOption = None
+    kernels: KernelsOption = "eager"
     outputs: OutputsOption = None
     optimizer_in_backward: LeavingOption = False
     limit_seconds: LimitOption = None
@@ -160,7 +163,7 @@ class PlanOptions(ModelOptions):
         ) as report:
             plan = dry_plan(
                 example, self.costs, wanted, self.solver, self.limit_seconds, report,
-                numerics=self.numerics, partitioner=self.partitioner,
+                numerics=self.numerics, kernels=self.kernels, partitioner=self.partitioner,
                 outputs=names_of_outputs(self.outputs), keep_best=True,
                 optimizer_in_backward=self.optimizer_in_backward,
             )  # fmt: skip
@@ -282,6 +285,7 @@ def dry_plan(
     progress: Any,
     *,
     numerics: Numerics | None = None,
+    kernels: Kernels = "eager",
     partitioner: str | None = None,
     outputs: list[str | int] | None = None,
     optimizer_in_backward: bool = False,
@@ -298,7 +302,7 @@ def dry_plan(
     settings = Settings.read(
         budget, solver, costs, limit_seconds, progress, None,
         numerics=numerics, partitioner=partitioner, outputs=outputs,
-        optimizer_in_backward=optimizer_in_backward,
+        optimizer_in_backward=optimizer_in_backward, kernels=kernels,
     )  # fmt: skip
     settings = dataclasses.replace(settings, keep_best=keep_best)
     return plan_module(example.model, example.args, example.kwargs, settings).plan

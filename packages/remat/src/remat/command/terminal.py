@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from remat.errors import RematError
+from remat.planning.kernels import Kernels
 from remat_graph import Numerics
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "AS_JSON",
     "BudgetOption",
     "JsonOption",
+    "KernelsOption",
     "LeavingOption",
     "LimitOption",
     "NumericsOption",
@@ -61,6 +63,12 @@ NumericsOption = Annotated[
     typer.Option(
         help="Choose among other ways to make a value, too: of the same bits, rounded otherwise "
         "(also in slices), or of less precision."
+    ),
+]
+KernelsOption = Annotated[
+    Kernels,
+    typer.Option(
+        help="What operators run by: eager kernels, or groups of them compiled by TorchInductor."
     ),
 ]
 OutputsOption = Annotated[

@@ -1,6 +1,6 @@
-"""Which program a region runs as that shares its budget with others: whole, or in slices.
+"""Which program a region runs as that shares its budget with others.
 
-Each region has one program, for which its options are solved. It runs in slices only where some op
+It is whole or in slices, by eager kernels or compiled groups. Each region has one program, for which its options are solved. It runs in slices only where some op
 of the whole needs more than half of the budget, since other regions keep something, too. Options
 are without alternatives, and so are these programs.
 """
@@ -13,10 +13,10 @@ from dataclasses import replace
 from remat.planning.certain_bound import forward_bound
 from remat.planning.slices import sliced_programs, with_finest_slices
 from remat_graph import Numerics
-from remat_graph.torch import Capture
+from remat_graph.torch import Capture, Compilation
 from remat_solvers.toolkit import Wiring, least_time, peak_bound
 
-__all__ = ["in_finest_slices_alone", "in_slices_alone", "region_in_slices"]
+__all__ = ["in_finest_slices_alone", "in_groups_alone", "in_ways_alone", "region_in_slices"]
 
 
 def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
@@ -38,11 +38,26 @@ def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
     return chosen, min(forward_bound(program).peak_bytes for program in programs)
 
 
-def in_slices_alone(captured: Capture, sliced: Sequence[tuple[int, int]]) -> Capture:
-    """Give a capture in these slices, without alternatives."""
-    if not sliced:
+def in_groups_alone(captured: Capture) -> Capture:
+    """Give a program of a region with compiled groups, which are waited for."""
+    able = captured
+    if captured.numerics is None:
+        able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
+    Compilation(able.group_kernels).wait()
+    return _alone(able.in_groups())
+
+
+def in_ways_alone(
+    captured: Capture, sliced: Sequence[tuple[int, int]], unfused: Sequence[int] | None
+) -> Capture:
+    """Give a capture in these slices and groups, without alternatives."""
+    if not sliced and unfused is None:
         return captured
-    return _alone(captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_slices(sliced))
+    able = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_slices(sliced)
+    if unfused is not None:
+        able = able.in_groups(unfused)
+        able.compile_groups()
+    return _alone(able)
 
 
 def in_finest_slices_alone(captured: Capture) -> Capture | None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from remat.budgets.auto import OptimizerLike, is_optimizer
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
@@ -17,7 +19,7 @@ from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
 from remat_exec import Loss, get_executor
 from remat_graph import Numerics
-from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture
+from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture, missing_compiler
 from remat_partition import Partitioner
 from remat_solvers import Progress, Solver
 
@@ -61,6 +63,10 @@ class Settings:
         """The user's plan, if it is of a step of several regions."""
         plan = self.user_plan
         return plan if isinstance(plan, UserPlan) and not plan.is_one_region else None
+
+    def runs_groups_on(self, device: torch.device) -> bool:
+        """Whether groups of operators are compiled for a device: a compiler may be missing."""
+        return self.kernels == "inductor" and not missing_compiler(device)
 
     @classmethod
     def read(

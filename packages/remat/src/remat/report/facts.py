@@ -90,6 +90,7 @@ def _regions(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 # As a capture names ops in slices, and those beside them.
+_COMPILED = "__fused"  # as a capture ends the names of such ops
 _IN_SLICES = re.compile(r"(__with_gradients)?__in_(\d+)_slices$")
 _BESIDE_SLICES = re.compile(r"__(scaled|total)$")
 
@@ -108,8 +109,12 @@ def _other_ways(graph: Graph, schedule: Schedule) -> Iterator[str]:
         op.owed
         and op.numerics is Numerics.ROUNDING
         and not (_IN_SLICES.search(op.name) or _BESIDE_SLICES.search(op.name))
+        and not op.name.endswith(_COMPILED)
         for op in ops
     )
+    groups = sum(op.name.endswith(_COMPILED) for op in ops)
+    if groups:
+        yield f"{groups} compiled groups of operations, {Numerics.ROUNDING.value}"
     if laid:
         yield f"{laid} operations in channels_last, {Numerics.ROUNDING.value}"
     chosen = [op for op in ops if not op.owed]

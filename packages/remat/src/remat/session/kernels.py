@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from remat.planning.planner import RunnablePlan
-from remat_graph.torch import Compilation, missing_compiler
+from remat_graph.torch import Compilation
 
 __all__ = ["RegionKernels"]
 
@@ -43,12 +43,7 @@ class RegionKernels:
         if compilation is None:
             self._met[numbers] += 1
             if self._met[numbers] >= (_LATER if self._compilations else _FIRST):
-                kernels = (
-                    planned.capture.group_kernels
-                    if not missing_compiler(planned.capture.program.device)
-                    else ()
-                )
-                self._compilations[numbers] = Compilation(kernels)
+                self._compilations[numbers] = Compilation(planned.capture.group_kernels)
             return False
         if not compilation.is_done:
             return False

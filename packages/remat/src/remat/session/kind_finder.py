@@ -11,7 +11,8 @@ from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
 from remat.planning.region_slices import (
     in_finest_slices_alone,
-    in_slices_alone,
+    in_groups_alone,
+    in_ways_alone,
     region_in_slices,
 )
 from remat.planning.settings import Settings
@@ -72,14 +73,18 @@ class KindFinder:
         kinds = self.kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number < len(kinds):
-            return number, in_slices_alone(capture, kinds[number].sliced)
+            return number, in_ways_alone(capture, kinds[number].sliced, kinds[number].unfused)
         of_plan = self._of_user_plan(name, capture, position)
         if of_plan is not None:
             return of_plan
         program, least = self._program(capture, budget)
+        if self.settings.runs_groups_on(capture.program.device):
+            program = in_groups_alone(program)
         kind = self._solved(name, program)
-        if program.sliced:
-            kind = replace(kind, whole=capture.graph, sliced=program.sliced)
+        if program is not capture:
+            kind = replace(
+                kind, whole=capture.graph, sliced=program.sliced, unfused=program.unfused
+            )
         if self.settings.numerics is None:
             kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
         kinds.append(replace(kind, least_bytes=least))
@@ -160,9 +165,10 @@ class KindFinder:
                     program.missing,
                     family=number,
                     plain_bytes=_plain(program),
-                    whole=capture.graph if program.sliced else None,
+                    whole=capture.graph if _is_other(program) else None,
                     sliced=program.sliced,
-                    least_bytes=0 if program.sliced else None,
+                    unfused=program.unfused,
+                    least_bytes=0 if _is_other(program) else None,
                 )
                 return number, program
         if position is not None:
@@ -170,12 +176,17 @@ class KindFinder:
         return None
 
 
+def _is_other(program: Capture) -> bool:
+    """Whether a program of a region is another one than was traced."""
+    return bool(program.sliced) or program.unfused is not None
+
+
 def _plain(capture: Capture) -> int | None:
     """Give what a region keeps for a backward over all outputs, if what it stores is not that.
 
     Some gradients are missing, or some of it is made in slices.
     """
-    if not capture.missing and not capture.sliced:
+    if not capture.missing and not _is_other(capture):
         return None
     graph = capture.without_alternatives().variant(frozenset()).graph
     return measure_option(graph, store_all(graph)).kept_bytes

@@ -43,7 +43,6 @@ from remat_graph.torch import (
     RealStrides,
     capture_region,
     get_capture,
-    missing_compiler,
     quietly,
 )
 from remat_solvers import BudgetTooSmall
@@ -363,13 +362,15 @@ class RegionPlanner:
 
     def has_new_kernels(self, region: Region, numbers: tuple[Any, ...], plan: Any) -> bool:
         """Whether kernels have come that a plan does not run; some may be compiled from now on."""
-        if self.settings.kernels == "eager" or not isinstance(plan, RunnablePlan):
+        if not isinstance(plan, RunnablePlan):
+            return False
+        if not self.settings.runs_groups_on(plan.capture.program.device):
             return False
         return region.kernels.have_come(numbers, plan)
 
     def _runs_groups(self, region: Region, inputs: Sequence[Any], captured: Capture) -> bool:
         """Whether a call is planned with compiled groups, which are there or are waited for."""
-        if self.settings.kernels == "eager" or missing_compiler(captured.program.device):
+        if not self.settings.runs_groups_on(captured.program.device):
             return False
         numbers = region.numbers(inputs)
         if self.settings.wait and not region.kernels.are_there(numbers):

@@ -269,11 +269,18 @@ class StepPlanner:
             if option not in front.options:  # storing everything, say
                 fronts[number] = replace(front, options=(*front.options, option))
         once = sum(self.kinds[number].time for number in record.pattern)
-        in_slices = any(self.kinds[number].sliced for number in numbers)
+        kinds = [self.kinds[number] for number in record.pattern]
+        of_others = any(kind.whole is not None for kind in kinds)
+        least = sum(min(kind.time, kind.front.graph.time) for kind in kinds)
         plan = ReadablePlan(
             tuple((self.kinds[number].name, numbers.index(number)) for number in record.pattern),
             tuple(
-                PlannedRegion(fronts[n], self.kinds[n].missing, sliced=self.kinds[n].sliced)
+                PlannedRegion(
+                    fronts[n],
+                    self.kinds[n].missing,
+                    sliced=self.kinds[n].sliced,
+                    unfused=self.kinds[n].unfused,
+                )
                 for n in numbers
             ),
             tuple(
@@ -281,8 +288,8 @@ class StepPlanner:
                 for number, option in zip(record.pattern, options, strict=True)
             ),
             budget,
-            # What is proved of a program in slices is not proved of others.
-            min(once if in_slices else max(bound, once), sum(option.time for option in options)),
+            # What is proved of a program in slices, or in groups, is not proved of others.
+            min(least if of_others else max(bound, once), sum(option.time for option in options)),
             origin,
             moments_of(self._kinds_of(record), record, options),
             tuple(dict.fromkeys(self.breaks)),
@@ -290,7 +297,7 @@ class StepPlanner:
             doubt=doubt_of(HIGHS),
             plain_peak_bytes=self.plain.peak_bytes or None,
             plain_basis=self.plain.basis,
-            whole_time=once if in_slices else None,
+            whole_time=once if of_others else None,
         )
         forwards = (
             m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
