@@ -2,12 +2,12 @@
 
 The options are `budget`, `solver`, `costs`, `limit_seconds`, `progress`, `capture`, `executor`,
 `optimizer`, `on_infeasible`, `plan`, `numerics`, `partitioner`, `kernels` and `wait`, as of
-`rematerialize`; without a budget it is `"auto"`. `on_plan` is a function that is called with each plan that a step begins to
-run by, such as `lambda plan: plan.save("plan.json")`. All that one `torch.compile` compiles is of
-one step, under one budget. Steps of several with equal options are joined where calls of both wait
-for a backward at the same time, as those of blocks do that are compiled each by itself. Settings of
-TorchDynamo are the user's here: past its recompile limit it runs code as it is, so the last
-compilation before it raises, and names the setting.
+`rematerialize`; without a budget it is `"auto"`. `on_plan` is a function that is called with each
+plan that a step begins to run by, such as `lambda plan: plan.save("plan.json")`. All that one
+`torch.compile` compiles is of one step, under one budget. Steps of several with equal options are
+joined where calls of both wait for a backward at the same time, as those of blocks do that are
+compiled each by itself. Settings of TorchDynamo are the user's here: past its recompile limit it
+runs code as it is, so the last compilation before it raises, and names the setting.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which program a region runs as that shares its budget with others.
 
-It is whole or in slices, by eager kernels or compiled groups. Each region has one program, for which its options are solved. It runs in slices only where some op
-of the whole needs more than half of the budget, since other regions keep something, too. Options
-are without alternatives, and so are these programs.
+Each region has one program, for which its options are solved. It runs in slices only where some op
+of the whole needs more than half of the budget, since other regions keep something, too. It runs
+compiled groups wherever these are asked for. Options are without alternatives, and so are these
+programs.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class RegionKind:
     operations, and of any sizes, are a `family`, named by the first. One that is not `met` yet is
     that of a plan file, in the names of the file. `room` is what a step may take, once it is known.
     `plain_bytes` is what plain autograd keeps, whichever gradients come, where that is not what
-    storing everything does. Where the front is of a program in slices or compiled groups, `whole` is
-    the graph without, `sliced` and `unfused` say which; `least_bytes` is then what the forwards of
-    all such programs need.
+    storing everything does. Where the front is of a program in slices or compiled groups, `whole`
+    is the graph without, `sliced` and `unfused` say which; `least_bytes` is then what the forwards
+    of all such programs need.
     `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.fusing.kernel import Compiled, Kernel
+from remat_graph.torch.process import quietly
 
 __all__ = ["compile_kernels", "missing_compiler"]
 
@@ -33,7 +34,8 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
         if kernel.is_settled:
             continue
         try:
-            kernel.compiled = _compiled(kernel)
+            with quietly():  # Inductor warns of what its own modules use
+                kernel.compiled = _compiled(kernel)
         except Exception as error:
             kernel.failure = f"{type(error).__name__}: {error}"
             logger.info("%s is not compiled: %s", kernel, kernel.failure)
@@ -42,8 +44,9 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
 @functools.cache
 def missing_compiler(device: torch.device) -> bool:
     """Whether there is nothing to compile kernels with for a device; told once."""
-    from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - takes a second
-    from torch.utils._triton import has_triton  # noqa: PLC0415
+    with quietly():
+        from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415 - takes a second
+        from torch.utils._triton import has_triton  # noqa: PLC0415
 
     try:
         if device.type == "cuda":

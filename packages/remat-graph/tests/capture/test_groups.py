@@ -1,0 +1,238 @@
+"""Which ops are in a group, and that a program of groups computes what it did before."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from remat_graph import Numerics
+from remat_graph.torch import capture, run_fused
+from remat_graph.torch.fusing.beside import Compilation
+from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.groups import find_groups
+from remat_graph.torch.fusing.kernel import kernel_of
+from remat_graph.torch.fusing.program import fused, kernels_of
+
+aten = torch.ops.aten
+
+
+class Gelu(nn.Module):
+    """Two layers of two products, with an activation that autograd differentiates step by step."""
+
+    def __init__(self, width=16, depth=2):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2 * depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        for first, second in zip(self.layers[::2], self.layers[1::2], strict=True):
+            hidden = first(self.norm(x))
+            hidden = 0.5 * hidden * (1.0 + torch.tanh(0.8 * (hidden + 0.04 * hidden**3)))
+            x = x + second(hidden)
+        return x.square().sum()
+
+
+def program_of(model, *args):
+    return capture(model, args, costs="estimate").program
+
+
+def groups_of(program):
+    return [group for group in find_groups(program) if group.body.outputs]
+
+
+def test_groups_end_at_products():
+    program = program_of(Gelu(), torch.randn(8, 16))
+    for group in groups_of(program):
+        targets = {program.calls[op].target for op in group.ops}
+        assert targets.isdisjoint({aten.mm.default, aten.addmm.default})
+        assert len({op in program.backward_ops for op in group.ops}) == 1
+    ops = list(itertools.chain.from_iterable(group.ops for group in find_groups(program)))
+    assert len(ops) == len(set(ops))
+
+
+def test_what_only_backward_groups_read_is_made_again_there():
+    program = program_of(Gelu(), torch.randn(8, 16))
+    new = fused(program)
+    forward = {
+        v for op, call in new.calls.items() if op not in new.backward_ops for v in call.results
+    }
+    assert not any("tanh" in str(name) for name in forward)
+    assert any(group.again for group in groups_of(program))
+    # the activation of each layer is given out, and what it is made of, but nothing between
+    large = [name for name in forward if name and new.facts[name].storage_bytes == 8 * 16 * 4]
+    assert len(large) <= 4 * 2 + 3
+
+
+def test_equal_layers_have_equal_kernels():
+    four, eight = (
+        kernels_of(fused(program_of(Gelu(depth=depth), torch.randn(8, 16)))) for depth in (4, 8)
+    )
+    assert four.keys() == eight.keys()
+
+
+def test_ops_left_out_stay_as_they_are():
+    program = program_of(Gelu(), torch.randn(8, 16))
+    everything = set(program.calls)
+    assert fused(program, everything).calls == program.calls
+
+
+def test_a_graph_of_groups_is_legal_and_smaller():
+    captured = capture(Gelu(), (torch.randn(8, 16),), costs="estimate")
+    grouped = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_groups()
+    assert len(grouped.graph.ops) < len(captured.graph.ops)
+    assert grouped.unfused == ()
+    assert grouped.without_groups().unfused is None
+    assert grouped.variant(frozenset()).unfused == ()
+
+
+def test_groups_round_otherwise():
+    captured = capture(Gelu(), (torch.randn(8, 16),), costs="estimate")
+    with pytest.raises(Exception, match="round otherwise"):
+        captured.in_groups()
+    with pytest.raises(Exception, match="round otherwise"):
+        _ = captured.with_alternatives(Numerics.BITWISE).group_kernels
+
+
+UNARY = [torch.tanh, torch.sigmoid, torch.relu, lambda x: x * 2 + 1, lambda x: x.square()]
+BINARY = [torch.add, torch.mul, torch.sub, torch.maximum]
+
+
+class Random(nn.Module):
+    """A random graph of pointwise functions, norms, sums and products."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+        self.weight = nn.Parameter(torch.randn(6, 6) / 3)
+
+    def forward(self, x):
+        values = [x, torch.tanh(x)]
+        for kind, one, two in self.steps:
+            a, b = values[one % len(values)], values[two % len(values)]
+            if kind < len(UNARY):
+                values.append(UNARY[kind](a))
+            elif kind < len(UNARY) + len(BINARY):
+                values.append(BINARY[kind - len(UNARY)](a, b))
+            elif kind == 9:
+                values.append(a @ self.weight)
+            elif kind == 10:
+                values.append(torch.softmax(a, -1))
+            else:
+                values.append(a - a.mean(-1, keepdim=True) + b.t().contiguous().t())
+        return sum(value.sum() for value in values[2:]) + values[-1].square().sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 11), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=14
+    )
+)
+def test_groups_of_random_programs_compute_the_same(steps):
+    torch.manual_seed(0)
+    model, x = Random(steps).double(), torch.randn(6, 6, dtype=torch.double, requires_grad=True)
+    program = program_of(model, x)
+    new = fused(program)
+    tensors = {"x": x, "weight": model.weight}
+    assert_equal_steps(program, new, model, tensors)
+
+
+def assert_equal_steps(program, new, model, tensors):
+    plain, grouped = (run(each, model, tensors["x"]) for each in (program, new))
+    for one, two in zip(plain, grouped, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def run(program, model, x):
+    """Run a program by its order, call by call; give what is returned and the gradients."""
+    there = {}
+    for item in program.inputs:
+        there[item.variable] = (
+            x if item.kind == "input" else dict(model.named_parameters())[item.key]
+        )
+    there.update(program.constants)
+    there = {name: item.detach() for name, item in there.items()}
+
+    def read(name):
+        if name not in there:
+            call = program.views[name]
+            take(call)
+        return there[name]
+
+    def fill(item):
+        if hasattr(item, "name") and type(item).__name__ == "Variable":
+            return read(item.name)
+        if isinstance(item, (list, tuple)):
+            return [fill(part) for part in item]
+        return item
+
+    def take(call):
+        result = call.target(*map(fill, call.args), **{k: fill(v) for k, v in call.kwargs.items()})
+        parts = result if call.sequence else [result]
+        there.update({n: p for n, p in zip(call.results, parts, strict=True) if n is not None})
+
+    for op in program.order:
+        if op == "loss":
+            for name in program.tangents:
+                there[name] = torch.ones_like(read(program.returned[program.tangents[name]]))
+        elif op in program.calls:
+            take(program.calls[op])
+    return [read(name) for name in (*program.returned, *program.gradients.values())]
+
+
+def test_compiled_kernels_give_what_their_calls_give():
+    program = program_of(Gelu().double(), torch.randn(8, 16, dtype=torch.double))
+    kernels = list(kernels_of(fused(program)).values())
+    compile_kernels(kernels)
+    torch.manual_seed(0)
+    for kernel in kernels:
+        assert kernel.compiled is not None, kernel.failure
+        inputs = [
+            torch.rand(kernel.facts[name].shape, dtype=kernel.facts[name].dtype)
+            for name in kernel.body.inputs
+        ]
+        for one, two in zip(kernel.interpreted(inputs), kernel.run(inputs), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        assert kernel.compiled is not None, kernel.failure
+
+
+def test_code_that_gives_other_tensors_than_planned_is_not_run_again():
+    program = program_of(Gelu(), torch.randn(8, 16))
+    group = groups_of(program)[0]
+    kernel = kernel_of(group.body, {**program.facts})
+    kernel.compiled = lambda inputs: [inputs[0] for _ in kernel.body.outputs]
+    kernel.failure = None
+    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
+    expected = kernel.interpreted(inputs)
+    for one, two in zip(expected, run_fused(kernel, *inputs), strict=True):
+        assert torch.equal(one, two)
+    assert kernel.compiled is None
+    assert "not" in kernel.failure
+
+
+def test_what_cannot_be_compiled_says_why(monkeypatch):
+    program = program_of(Gelu(8), torch.randn(4, 8))
+    kernel = next(iter(kernels_of(fused(program)).values()))
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx_inner",
+        lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no such thing")),
+    )
+    compile_kernels([kernel])
+    assert kernel.failure == "RuntimeError: no such thing"
+    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
+    assert len(kernel.run(inputs)) == len(kernel.body.outputs)
+
+
+def test_kernels_are_compiled_in_other_processes():
+    program = program_of(Gelu(24), torch.randn(5, 24))
+    kernels = list(kernels_of(fused(program)).values())
+    compilation = Compilation(kernels[:2])
+    compilation.wait()
+    assert compilation.is_done
+    assert all(process.returncode == 0 for process in compilation._processes)
+    compile_kernels(kernels[:2])
+    assert all(kernel.compiled for kernel in kernels[:2])
+    assert Compilation(kernels[:2]).count == 0
