@@ -212,6 +212,7 @@ class _Finder:
         extra_bytes = sum(program.facts[value].storage_bytes for value in extra)
         if not again or extra_bytes > sum(size[value] for value in again):
             return set()
+        self.outside |= sources & size.keys()  # what is small is given out, for others to start at
         return inner
 
     def _stays_inside(self, reader: str, own: Collection[str]) -> bool:
