@@ -103,7 +103,7 @@ class Ways:
         if unfused is not None:
             left_out = frozenset(op for at, op in enumerate(plain.program.calls) if at in unfused)
         elif self._costs == "measure" and not self.dry:
-            alone = plain._program_of(replace(choice, unfused=None))
+            alone = choice.before_groups(plain.program, plain.cuts if choice.sliced else ())
             with own_modes():
                 left_out = ops_left_out(alone, _times(self._measured))
         return plain._chosen(replace(choice, unfused=left_out))

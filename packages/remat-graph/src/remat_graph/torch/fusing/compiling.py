@@ -57,7 +57,7 @@ def missing_compiler(device: torch.device) -> bool:
     except Exception:  # torch's own error of a compiler that is not there
         missing = True
     if missing:
-        what = "Triton" if device.type == "cuda" else "a C++ compiler"
+        what = "Triton" if device.type == "cuda" else "C++ compiler"
         logger.warning("eager kernels run in place of compiled ones: there is no %s", what)
     return missing
 

@@ -32,8 +32,12 @@ class Choice:
 
     def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
         """Write a program without alternatives as chosen; `cuts` are those of it."""
-        chosen = chosen_cuts(cuts, self.sliced) if self.sliced else []
-        program = lay_out(in_slices(program, chosen), self.laid)
+        program = self.before_groups(program, cuts)
         if self.unfused is not None:
             program = fused(program, self.unfused)
         return add_alternatives(program, self.numerics)
+
+    def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
+        """Write it in these slices and layouts alone."""
+        chosen = chosen_cuts(cuts, self.sliced) if self.sliced else []
+        return lay_out(in_slices(program, chosen), self.laid)

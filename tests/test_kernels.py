@@ -1,0 +1,311 @@
+"""Steps by compiled groups of operators: right, within the budget, and by eager kernels until then."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.planning import region_slices
+from remat.session import kernels as region_kernels
+from remat.session import region_planner
+from remat_exec import measure_peak
+from remat_graph.torch import run_fused
+from remat_graph.torch.fusing import compiling
+from remat_graph.torch.fusing.compiling import compile_kernels
+
+WIDTH = 8
+
+
+class Layers(nn.Module):
+    """Layers with a norm, a GELU that is written out, and a dropout; all outputs can be trained."""
+
+    def __init__(self, depth=2, broken=False):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(4 * WIDTH, WIDTH) for _ in range(depth))
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.broken = broken
+
+    def forward(self, x):
+        for norm, up, down in zip(self.norms, self.up, self.down, strict=True):
+            hidden = up(norm(x))
+            hidden = 0.5 * hidden * (1 + torch.tanh(0.8 * (hidden + 0.04 * hidden**3)))
+            x = x + down(nn.functional.dropout(hidden, 0.2, self.training))
+            if self.broken:
+                torch._dynamo.graph_break()
+        self.seen.mul_(0.9).add_(x.detach().mean((0, 1)))
+        return {"loss": x.square().mean(), "last": x.sigmoid() * 2}
+
+
+class Here:
+    """A compilation in this process: one in others is tested beside them."""
+
+    def __init__(self, kernels):
+        compile_kernels(kernels)
+        self.count = len(kernels)
+
+    is_done = True
+
+    def wait(self):
+        pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _here():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (region_kernels, region_planner, region_slices):
+            patch.setattr(module, "Compilation", Here)
+        yield
+
+
+def batch(rows=4):
+    return torch.randn(rows, 6, WIDTH, dtype=torch.double)
+
+
+def compiled(model, *args, budget="1MiB", **options):
+    """Plan by estimates, by which groups are faster."""
+    return remat.rematerialize(
+        model, args, budget=budget, kernels="inductor", wait=True, costs="estimate",
+        limit_seconds=1.0, **options,
+    )  # fmt: skip
+
+
+def groups(model):
+    return sum(op.name.endswith("__fused") for graph, _ in model.plan.runs for op in graph.ops)
+
+
+def step(model, *args, of=lambda output: output["loss"]):
+    torch.manual_seed(1)
+    model.zero_grad(set_to_none=True)
+    loss = of(model(*args))
+    loss.backward()
+    return loss.detach()
+
+
+def assert_same_steps(ours, plain, *args, **options):
+    for _ in range(2):
+        one, two = (step(model, *args, **options) for model in (ours, plain))
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
+        for a, b in zip(ours.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """A model by compiled groups, and the one that it came from."""
+    plain = Layers().double()
+    return compiled(copy.deepcopy(plain), batch()), plain
+
+
+def test_a_step_of_groups_is_right(planned):
+    ours, plain = planned
+    assert groups(ours) > 4
+    assert "run_fused" in ours.plan.source
+    assert "compiled groups of operations" in str(ours.plan)
+    assert_same_steps(ours, plain, batch())
+
+
+@pytest.mark.parametrize("of", ["last", "both"])
+def test_other_backwards_than_planned_for_are_right(planned, of):
+    ours, plain = planned
+    ours, plain = copy.deepcopy(ours), copy.deepcopy(plain)
+
+    def loss(output):
+        last = output["last"].square().sum()
+        return last if of == "last" else last + output["loss"]
+
+    assert_same_steps(ours, plain, batch(), of=loss)
+
+
+def test_a_backward_in_part_is_right(planned):
+    ours, plain = planned
+    x = batch()
+    found = []
+    for model in (ours, plain):
+        torch.manual_seed(1)
+        found.append(
+            torch.autograd.grad(model(x)["loss"], [model.up[0].weight, model.norms[1].bias])
+        )
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.sweep
+def test_the_budget_holds():
+    plain = Layers(depth=4).double()
+    x = batch(rows=64)
+    with measure_peak() as whole:
+        step(plain, x)
+    plain.zero_grad(set_to_none=True)
+    for budget in (0.6, 0.4):
+        ours = compiled(copy.deepcopy(plain), x, budget=budget)
+        step(ours, x)
+        ours.zero_grad(set_to_none=True)
+        with measure_peak() as peak:
+            loss = step(ours, x)
+        assert peak.peak_bytes <= ours.plan.budget_bytes <= budget * whole.peak_bytes + 4096
+        del loss
+
+
+def test_several_regions_run_groups():
+    plain = Layers(broken=True).double()
+    ours = compiled(copy.deepcopy(plain), batch())
+    assert_same_steps(ours, plain, batch())
+    assert_same_steps(ours, plain, batch())
+    assert groups(ours) > 0
+
+
+@pytest.mark.sweep
+def test_under_autocast():
+    plain = Layers()
+    x = batch().float()
+    ours = remat.rematerialize(
+        copy.deepcopy(plain), budget="1MiB", kernels="inductor", wait=True, costs="estimate"
+    )
+    losses = []
+    for model in (ours, plain):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses.append(step(model, x))
+    assert groups(ours) > 4
+    torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert (a.grad - b.grad).abs().max() <= 0.05 * b.grad.abs().max()
+
+
+def test_copies_and_pickles_plan_by_groups(planned):
+    ours, plain = planned
+    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert_same_steps(again, copy.deepcopy(plain), batch())
+        assert groups(again) > 4
+
+
+def test_a_plan_file_says_which_operators_are_in_groups(planned, tmp_path):
+    ours, plain = planned
+    path = tmp_path / "plan.json"
+    ours.plan.save(path)
+    assert remat.Plan.load(path).kinds[0].unfused == ours.plan.kinds[0].unfused == ()
+    again = compiled(copy.deepcopy(plain), batch(), plan=path)
+    assert [op.name for op in again.plan.graph.ops] == [op.name for op in ours.plan.graph.ops]
+    assert_same_steps(again, copy.deepcopy(plain), batch())
+
+
+class Later:
+    """A compilation that is done when it is told so."""
+
+    done = False
+
+    def __init__(self, kernels):
+        self.count = len(kernels)
+
+    @property
+    def is_done(self):
+        return Later.done
+
+
+def test_until_kernels_are_there_eager_ones_run(planned, monkeypatch):
+    plain = copy.deepcopy(planned[1])
+    monkeypatch.setattr(region_kernels, "Compilation", Later)
+    monkeypatch.setattr(Later, "done", False)
+    ours = remat.rematerialize(
+        copy.deepcopy(plain), budget="1MiB", kernels="inductor", costs="estimate", limit_seconds=1.0
+    )
+    for _ in range(3):
+        assert_same_steps(ours, plain, batch())
+        assert groups(ours) == 0
+    monkeypatch.setattr(Later, "done", True)
+    assert_same_steps(ours, plain, batch())
+    assert groups(ours) > 4
+
+
+def test_where_no_plan_by_groups_is_found_eager_kernels_go_on(planned, monkeypatch, caplog):
+    plain = copy.deepcopy(planned[1])
+    monkeypatch.setattr(region_kernels, "Compilation", Later)
+    monkeypatch.setattr(Later, "done", True)
+    ours = remat.rematerialize(
+        copy.deepcopy(plain), budget="1MiB", kernels="inductor", costs="estimate", limit_seconds=1.0
+    )
+    assert_same_steps(ours, plain, batch())
+
+    def refuse(*_):
+        raise remat.RematError("there is no such plan")
+
+    monkeypatch.setattr("remat.session.session.Session.plan", refuse)
+    for _ in range(3):
+        assert_same_steps(ours, plain, batch())
+    assert groups(ours) == 0
+    assert "goes on by eager kernels: there is no such plan" in caplog.text
+
+
+def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch):
+    def fail(_):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(compiling, "_compiled", fail)
+    plain = Layers().double()
+    x = batch(rows=5)
+    ours = compiled(copy.deepcopy(plain), x)
+    assert_same_steps(ours, plain, x)
+
+
+def test_without_a_compiler_eager_kernels_run(monkeypatch, caplog):
+    compiling.missing_compiler.cache_clear()
+    monkeypatch.setattr(
+        "torch._inductor.cpp_builder.get_cpp_compiler", lambda: (_ for _ in ()).throw(OSError())
+    )
+    plain = Layers().double()
+    with caplog.at_level(logging.WARNING):
+        ours = compiled(copy.deepcopy(plain), batch())
+    compiling.missing_compiler.cache_clear()
+    assert groups(ours) == 0
+    assert caplog.text.count("there is no a C++ compiler") == 0
+    assert caplog.text.count("there is no C++ compiler") == 1
+    assert_same_steps(ours, plain, batch())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernels": "triton"}, "give 'eager' or 'inductor'"),
+        ({"kernels": "inductor", "numerics": "bitwise"}, "leave out numerics='bitwise'"),
+        ({"wait": True}, "give kernels='inductor', too"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(remat.RematError, match=message):
+        remat.rematerialize(Layers(), batch(), budget=1.0, **options)
+
+
+def test_as_a_back_end(planned):
+    plain = copy.deepcopy(planned[1])
+    plans = []
+    torch._dynamo.reset()  # other tests have come near its limit
+    ours = torch.compile(
+        copy.deepcopy(plain),
+        backend="remat",
+        options={
+            "budget": "1MiB", "kernels": "inductor", "wait": True, "costs": "estimate",
+            "on_plan": plans.append,
+        },
+    )  # fmt: skip
+    assert_same_steps(ours, plain, batch())
+    assert any(op.name.endswith("__fused") for op in plans[-1].graph.ops)
+
+
+def test_a_dry_plan_counts_groups():
+    plan = remat.plan(Layers().double(), batch(), budget=1.0, costs="estimate", kernels="inductor")
+    assert any(op.name.endswith("__fused") for op in plan.graph.ops)
+    eager = remat.plan(Layers().double(), batch(), budget=1.0, costs="estimate")
+    assert plan.time < eager.time
+
+
+def test_groups_are_calls_that_any_executor_runs(planned):
+    ours, _ = planned
+    source = ours.plan.source
+    assert source.count(f"{run_fused.__name__}__(") >= groups(ours)
