@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import ways
 from remat_graph.torch.cost.costs import costs_of
 from remat_graph.torch.ways.layouts import _able
 
@@ -41,4 +41,4 @@ def choose_layouts(monkeypatch, *, share=1, cost=1.0):
         return frozenset(op for op in _able(program) if len(op) % share == 0)
 
     monkeypatch.setattr("remat_graph.torch.cost.costs.costs_of", costs)
-    monkeypatch.setattr(captures, "choose_layouts", chosen)
+    monkeypatch.setattr(ways, "choose_layouts", chosen)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remat_exec import Executable
 from remat_exec.fallback import backward_from
 from remat_graph import Compute, Numerics, simulate
-from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import ways
 
 SLACK_BYTES = 256
 
@@ -57,7 +57,7 @@ def test_every_alternative_is_run_by_some_schedule(case):
 
 def test_16_bit_copies_change_gradients_a_little_and_the_forward_not_at_all():
     case = RESIDUAL.with_alternatives(Numerics.LOSSY)
-    with mock.patch.object(captures, "choose_layouts", return_value=frozenset()):
+    with mock.patch.object(ways, "choose_layouts", return_value=frozenset()):
         graph = case.captured.graph
     expected = record(case, case.remat(), steps=1).tensors
     differs = False

@@ -15,7 +15,7 @@ from torch import nn
 from remat_exec import Executable
 from remat_graph import Compute, Numerics
 from remat_graph.torch import capture
-from remat_graph.torch.capturing import captures
+from remat_graph.torch.capturing import ways
 from remat_graph.torch.ways.layouts import choose_layouts
 from remat_solvers import store_all
 
@@ -54,7 +54,7 @@ def favouring(share, copied):
 
 def laid_out(model, args, times_of, numerics=Numerics.ROUNDING):
     choose = lambda program, _: choose_layouts(program, times_of)  # noqa: E731
-    with mock.patch.object(captures, "choose_layouts", choose):
+    with mock.patch.object(ways, "choose_layouts", choose):
         return capture(model, args).with_alternatives(numerics)
 
 

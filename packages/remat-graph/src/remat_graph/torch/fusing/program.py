@@ -8,7 +8,7 @@ from remat_graph.torch.calls import Call, Variable
 from remat_graph.torch.fusing.groups import Group, find_groups
 from remat_graph.torch.fusing.kernel import Kernel, kernel_of, run_fused
 from remat_graph.torch.program import Program
-from remat_graph.torch.ways.regrouping import with_groups
+from remat_graph.torch.regrouping import with_groups
 
 __all__ = ["fused", "kernels_of", "name_of"]
 

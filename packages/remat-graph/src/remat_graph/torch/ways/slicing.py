@@ -18,8 +18,8 @@ from remat_graph.torch.calls import Call, Variable
 from remat_graph.torch.fusing.kernel import run_fused
 from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.program import Program
+from remat_graph.torch.regrouping import values_read, with_groups
 from remat_graph.torch.ways.cuts import Cut
-from remat_graph.torch.ways.regrouping import values_read, with_groups
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 
 __all__ = [
