@@ -74,9 +74,9 @@ class Executable:
         self.keeps_values_for_other_backwards = bool(missing)
         if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
             self.low_memory_plan = None
-        # Made now, not when an unplanned backward comes: nothing is captured within a backward.
-        may_come = bool(missing) and not self.capture.dry
-        self._whole = self.capture.variant(frozenset()) if may_come else self.capture
+        self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
+        if self._may_come and not getattr(self.capture, "variants_are_read_off", False):
+            self.capture.variant(frozenset())  # nothing is captured within a backward
         self.device = self.capture.program.device
         targets = {write.target for write in self.capture.program.writes.values()}
         inputs = enumerate(self.capture.program.inputs)
@@ -321,7 +321,8 @@ class Executable:
         self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
     ) -> Variant:
         """Make a backward with gradients that were not planned for."""
-        other = self._whole.with_loss(self.capture.loss.at_least(self._whole.loss))
+        whole = self.capture.variant(frozenset()) if self._may_come else self.capture
+        other = whole.with_loss(self.capture.loss.at_least(whole.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
             raise BackwardError(
                 "this backward, over other outputs than planned for, needs another forward; "

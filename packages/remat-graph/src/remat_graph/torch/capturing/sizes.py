@@ -177,12 +177,14 @@ class SizedCapture(Capture):
     """A capture of a region that was traced for calls of any size, for one of these.
 
     `symbols` are its numbers, `leaves` the inputs that keep their gradient. One that was read off
-    another of the same region has that as `_base`, and no joint graph of its own.
+    another of the same region has that as `_base`, and no joint graph of its own;
+    `variants_are_read_off` says that with all gradients it is read off, too, whenever it is needed.
     """
 
     region: SizedRegion | None = field(default=None, repr=False, compare=False)
     symbols: Mapping[str, Any] = field(default_factory=dict)
     leaves: frozenset[Key] = frozenset()
+    variants_are_read_off: bool = False
     _base: SizedCapture | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -257,6 +259,7 @@ class SizedCapture(Capture):
             of_whole = region.program_of_sizes(self._with_all_outputs())
         if of_sizes is None or (self.program.deferred and of_whole is None):
             return None
+        ready = not self.missing or self._is_read_off(region)
         numbers = region.joint.numbers(symbols)
         program = of_sizes.at(numbers)
         loss = _in_proportion(self.loss, _held_bytes(program), _held_bytes(self.program))
@@ -268,6 +271,7 @@ class SizedCapture(Capture):
             loss=loss,
             released_outputs=frozenset(),
             symbols=symbols,
+            variants_are_read_off=ready,
             _base=self._base or self,
             _variants={},
             _finished={},
@@ -275,6 +279,11 @@ class SizedCapture(Capture):
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    def _is_read_off(self, region: SizedRegion) -> bool:
+        """Whether it can be read off with all gradients; what that takes is done once."""
+        other = self.variant(frozenset())
+        return isinstance(other, SizedCapture) and region.program_of_sizes(other) is not None
 
     def _with_all_outputs(self) -> SizedCapture:
         return cast("SizedCapture", self.with_deferred_outputs(frozenset()))

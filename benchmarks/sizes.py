@@ -1,0 +1,241 @@
+"""Training with other sizes, or other numbers, in each step: how often it is traced, solved, slow.
+
+Each loop trains one model beside the same model in eager, on the same batches. Told are what was
+traced as it comes and with symbols, what was rehearsed and solved, seconds of a step from the 20th
+on beside plain's, steps over the budget, and whether all gradients have eager's bits.
+
+    python benchmarks/sizes.py [--loops NAME ...] [--steps N] [--budget F] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, gelu, gumbel_softmax, scaled_dot_product_attention
+
+import remat
+from provenance import write_results
+from remat.planning import planner, solving
+from remat.session import kind_finder
+from remat_graph.torch.capturing import capture, sizes
+
+RESULTS = Path(__file__).parent / "results" / "sizes.json"
+_WARM = 20  # steps that are not timed
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward part, each behind a norm."""
+
+    def __init__(self, width: int, *, causal: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.causal = causal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give tokens, batch x length x width, after the layer."""
+        parts = self.qkv(self.norms[0](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(*parts, is_causal=self.causal)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.norms[1](x))))
+
+
+class Language(nn.Module):
+    """A language model; one that is `masked` has its head on the masked tokens alone."""
+
+    def __init__(self, *, masked: bool, width: int = 256, layers: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(2000, width)
+        self.layers = nn.Sequential(*(Layer(width, causal=not masked) for _ in range(layers)))
+        self.head = nn.Linear(width, 2000)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Give the loss over labels that are not -100."""
+        states = self.layers(self.tokens(ids))
+        if self.layers[0].causal:
+            return cross_entropy(self.head(states).flatten(0, 1), labels.flatten())
+        chosen = labels != -100
+        return cross_entropy(self.head(states[chosen]), labels[chosen])
+
+
+class GraphNet(nn.Module):
+    """Messages along the edges of a graph, added up by node."""
+
+    def __init__(self, width: int = 128, rounds: int = 4) -> None:
+        super().__init__()
+        self.message = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(rounds))
+        self.update = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(rounds))
+
+    def forward(self, nodes: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        """Give a loss over the nodes."""
+        source, target = edges
+        for message, update in zip(self.message, self.update, strict=True):
+            sent = message(torch.cat([nodes[source], nodes[target]], -1)).relu()
+            gathered = torch.zeros_like(nodes).index_add(0, target, sent)
+            nodes = nodes + update(torch.cat([nodes, gathered], -1)).relu()
+        return nodes.square().mean()
+
+
+class Annealed(nn.Module):
+    """A choice by Gumbel's softmax, whose temperature falls in each step."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        parts = [nn.Linear(width, width), nn.GELU()] * 3
+        self.body = nn.Sequential(*(copy.deepcopy(part) for part in parts))
+
+    def forward(self, x: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Give a loss over what was chosen."""
+        return gumbel_softmax(self.body(x), tau=temperature).square().mean()
+
+
+class Images(nn.Module):
+    """Convolutions over images of any size."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
+        for _ in range(4):
+            convolutions += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+        self.body, self.head = nn.Sequential(*convolutions), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give a loss over the means of all channels."""
+        return self.head(self.body(x).mean((2, 3))).square().mean()
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A model, and the inputs of one of its steps."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[random.Random, int], tuple[Any, ...]]
+
+
+def _tokens(draw: random.Random, step: int) -> tuple[Any, ...]:
+    """Draw lengths from a distribution with a long tail."""
+    ids = torch.randint(0, 2000, (4, min(512, int(draw.lognormvariate(4.5, 0.5)) + 8)))
+    return ids, ids.roll(1, 1)
+
+
+def _masked(draw: random.Random, step: int) -> tuple[Any, ...]:
+    ids = torch.randint(0, 2000, (4, 128))
+    return ids, ids.masked_fill(torch.rand(ids.shape) > 0.15, -100)
+
+
+def _graph(draw: random.Random, step: int) -> tuple[Any, ...]:
+    nodes = draw.randint(200, 1200)
+    return torch.randn(nodes, 128), torch.randint(0, nodes, (2, draw.randint(3, 5) * nodes))
+
+
+def _image(draw: random.Random, step: int) -> tuple[Any, ...]:
+    return (torch.randn(2, 3, draw.randint(40, 96), draw.randint(40, 96)),)
+
+
+LOOPS = {
+    "lengths": Loop(lambda: Language(masked=False), _tokens),
+    "masked tokens": Loop(lambda: Language(masked=True), _masked),
+    "graphs": Loop(GraphNet, _graph),
+    "images": Loop(Images, _image),
+    "temperature": Loop(
+        Annealed, lambda _, step: (torch.randn(512, 256), 0.5 + math.exp(-step / 50))
+    ),
+}
+
+
+@contextmanager
+def _counted() -> Iterator[Counter[str]]:
+    """Count what is traced, rehearsed and solved."""
+    counts: Counter[str] = Counter()
+    places = [
+        (capture, "trace_region", "traced as it comes"),
+        (sizes, "trace_region", "traced with symbols"),
+        (planner, "_rehearsed", "rehearsed"),
+        (kind_finder, "region_front", "solved"),
+        (solving, "solve", "solved"),
+    ]
+    originals = [getattr(module, name) for module, name, _ in places]
+    for (module, name, what), original in zip(places, originals, strict=True):
+
+        def run(*args: Any, original: Any = original, what: str = what, **options: Any) -> Any:
+            counts[what] += 1
+            return original(*args, **options)
+
+        setattr(module, name, run)
+    try:
+        yield counts
+    finally:
+        for (module, name, _), original in zip(places, originals, strict=True):
+            setattr(module, name, original)
+
+
+def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> float:
+    model.zero_grad()
+    torch.manual_seed(step)
+    start = time.perf_counter()
+    model(*inputs).backward()
+    return time.perf_counter() - start
+
+
+def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
+    """Train by plans and in eager, on the same batches."""
+    torch.manual_seed(0)
+    draw, eager = random.Random(0), loop.model()
+    with _counted() as counts:
+        model = remat.rematerialize(copy.deepcopy(eager), budget=budget)
+        ours, plain, over, same = list[float](), list[float](), 0, 0
+        for step in range(steps):
+            inputs = loop.batch(draw, step)
+            plain.append(_timed(eager, step, inputs))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ours.append(_timed(model, step, inputs))
+            over += any(issubclass(each.category, remat.BudgetWarning) for each in caught)
+            pairs = zip(model.parameters(), eager.parameters(), strict=True)
+            same += all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    late, late_plain = ours[_WARM:], plain[_WARM:]
+    return {
+        "steps": steps, **counts,
+        "first steps s": round(sum(ours[:_WARM]), 2),
+        "step s": round(median(late), 4), "plain step s": round(median(late_plain), 4),
+        "ratio": round(sum(late) / sum(late_plain), 2), "slowest s": round(max(late), 3),
+        "steps told over budget": over, "steps with eager's bits": same,
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run the loops, and tell of each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loops", nargs="*", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--budget", type=float, default=0.7)
+    parser.add_argument("--json", type=Path, nargs="?", const=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for name in arguments.loops:
+        results[name] = train(LOOPS[name], arguments.steps, arguments.budget)
+        print(name, *(f"{key}: {value}" for key, value in results[name].items()), sep="\n  ")
+    if arguments.json:
+        write_results(arguments.json, {"budget": arguments.budget, "loops": results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
