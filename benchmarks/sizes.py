@@ -51,9 +51,11 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give tokens, batch x length x width, after the layer."""
         parts = self.qkv(self.norms[0](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(*parts, is_causal=self.causal)
+        query, key, value = parts
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.norms[1](x))))
+        after: torch.Tensor = x + self.down(gelu(self.up(self.norms[1](x))))
+        return after
 
 
 class Language(nn.Module):
@@ -117,7 +119,8 @@ class Images(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give a loss over the means of all channels."""
-        return self.head(self.body(x).mean((2, 3))).square().mean()
+        loss: torch.Tensor = self.head(self.body(x).mean((2, 3))).square().mean()
+        return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,12 @@ def _counted() -> Iterator[Counter[str]]:
             setattr(module, name, original)
 
 
+def _same_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
+    if one.grad is None or other.grad is None:
+        return one.grad is other.grad
+    return torch.equal(one.grad, other.grad)
+
+
 def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> float:
     model.zero_grad()
     torch.manual_seed(step)
@@ -207,8 +216,7 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
                 warnings.simplefilter("always")
                 ours.append(_timed(model, step, inputs))
             over += any(issubclass(each.category, remat.BudgetWarning) for each in caught)
-            pairs = zip(model.parameters(), eager.parameters(), strict=True)
-            same += all(torch.equal(one.grad, other.grad) for one, other in pairs)
+            same += all(map(_same_gradients, model.parameters(), eager.parameters()))
     late, late_plain = ours[_WARM:], plain[_WARM:]
     return {
         "steps": steps, **counts,
