@@ -98,6 +98,8 @@ def gpu() -> str:
 def floor() -> str:
     """Put slices beside slices by hand, and beside compilers."""
     content = results("floor")["rows"]
+    models = list(dict.fromkeys(row["model"] for row in content))
+    content.sort(key=lambda row: models.index(row["model"]))
     ours = {(row["model"], row["against"]): row for row in content if row["variant"] == "remat"}
     rows = [
         (
