@@ -10,14 +10,17 @@ from typing import Any, Literal
 from provenance import commit, provenance
 from remat_graph import write_atomically
 
-__all__ = ["Record", "Records", "markdown", "outcome", "print_records", "shown"]
+__all__ = ["COMPILED_BLOCKS", "Record", "Records", "markdown", "outcome", "print_records", "shown"]
 
 Record = dict[str, Any]
+COMPILED_BLOCKS = "inductor checkpoint per block"
 KEY = ("model", "threads", "variant", "against")
 TITLES = {
     "gpt2-no-dropout": "GPT-2, 12 layers",
     "unet": "U-Net",
     "transformer-no-dropout": "nn.Transformer 6-6",
+    "llama": "Llama, 32,000 words",
+    "vit": "ViT",
 }
 
 
@@ -115,15 +118,18 @@ def print_records(rows: Sequence[Record]) -> None:
         for row in rows:
             if (row["model"], row["threads"]) == (model, threads):
                 print(f"  {shown(row)}")
-    counts, _ = _verdicts(rows)
-    print(f"\nbeside the peers at their peaks: {counts}")
+    for name, of_these in _by_kernels(rows):
+        print(f"\nbeside the peers at their peaks, {name}: {_verdicts(of_these)[0]}")
 
 
 def markdown(rows: Sequence[Record]) -> str:
     """Make Markdown tables, one for each number of threads, and a line on what is lost."""
     parts = [_table(rows, threads) for threads in sorted({row["threads"] for row in rows})]
-    counts, lost = _verdicts(rows)
-    parts.append(f"`remat` at the peers' own peaks, or below: {counts}. Not faster: {lost}.")
+    for name, of_these in _by_kernels(rows):
+        counts, lost = _verdicts(of_these)
+        parts.append(
+            f"`remat` with {name} at the peers' own peaks, or below: {counts}. Not faster: {lost}."
+        )
     return "\n\n".join(parts)
 
 
@@ -142,6 +148,7 @@ def _table(rows: Sequence[Record], threads: int) -> str:
             _text(
                 found.get((model, threads, variant, "plain")),
                 found.get((model, threads, "remat", variant)),
+                found.get((model, threads, "remat compiled", variant)),
             )
             for model in models
         ]
@@ -151,14 +158,18 @@ def _table(rows: Sequence[Record], threads: int) -> str:
 
 def _title(variant: str) -> str:
     name, _, setting = variant.partition(" ")
+    if variant.startswith("remat compiled"):
+        return f"**`remat`**, compiled groups, budget {setting.partition(' ')[2]}"
     if name == "remat":
         return f"**`remat`**, budget {setting}"
+    if variant == COMPILED_BLOCKS:
+        return "`torch.compile`, inductor, checkpoint per block"
     if name in ("aot_eager", "inductor"):
         return f"`torch.compile`, {name}, `activation_memory_budget` {setting}"
     return variant
 
 
-def _text(row: Record | None, beside: Record | None) -> str:
+def _text(row: Record | None, beside: Record | None, compiled: Record | None) -> str:
     if row is None:
         return "not measured"
     if "error" in row:
@@ -166,17 +177,29 @@ def _text(row: Record | None, beside: Record | None) -> str:
     if "out_of_reach" in row:
         return "out of reach"
     text = f"{row['peak_ratio']:.2f} / {row['time_ratio']:.2f}"
-    if beside is None:
-        return text
-    ours = outcome(beside)
-    ratio = f" {beside['time_ratio']:.2f}" if "time_ratio" in beside else ""
-    return f"{text}; `remat` there {ours}{ratio}"
+    ours = [f"`remat` there {_beside(beside)}"] if beside is not None else []
+    ours += [f"compiled {_beside(compiled)}"] if compiled is not None else []
+    return "; ".join([text, *ours])
+
+
+def _beside(row: Record) -> str:
+    ratio = f" {row['time_ratio']:.2f}" if "time_ratio" in row else ""
+    return f"{outcome(row)}{ratio}"
+
+
+def _by_kernels(rows: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    """Part rows beside peers by what remat runs."""
+    beside = [row for row in rows if row["against"] != "plain"]
+    parts = [
+        (name, [row for row in beside if row["variant"] == variant])
+        for variant, name in (("remat", "eager kernels"), ("remat compiled", "compiled groups"))
+    ]
+    return [(name, part) for name, part in parts if part]
 
 
 def _verdicts(rows: Sequence[Record]) -> tuple[str, str]:
     """Count the outcomes beside peers, and name all that are not faster, the worst first."""
-    beside = [row for row in rows if row["against"] != "plain"]
-    outcomes = [outcome(row) for row in beside]
+    beside, outcomes = rows, [outcome(row) for row in rows]
     names = [name for name in ("faster", "level", "slower", "out of reach", "failed")
              if name in outcomes]  # fmt: skip
     counts = ", ".join(f"{outcomes.count(name)} of {len(beside)} {name}" for name in names)

@@ -1,4 +1,4 @@
-"""remat beside what a user would pick instead, on three models without dropout.
+"""remat beside what a user would pick instead, on five models without dropout.
 
 The peers are `torch.utils.checkpoint` around every block, and `torch.compile` under an
 `activation_memory_budget`, on aot_eager, which runs the same kernels as remat, and on Inductor,
@@ -8,11 +8,12 @@ its own for every row:
 
 - What does a variant take beside plain autograd? Peer or remat, each stands with plain alone: ten
   models in one process slow plain down more than the others, and flatter every ratio.
-- Is remat faster at a peer's peak? The peer and remat stand together, without plain: the peer's
-  peak, measured there, is remat's budget in bytes, and the two take turns. So the ratio is measured
-  in one place, and has quartiles of its own; a ratio of two ratios would add the noise of two
-  processes. Where remat stays over 1% below the peer's peak, it is tried once with as much more as
-  it left, and kept if its measured peak is no higher than the peer's.
+- Is remat faster at a peer's peak, with eager kernels and with compiled groups of operators? The
+  peer and remat stand together, without plain: the peer's peak, measured there, is remat's budget
+  in bytes, and the two take turns. So the ratio is measured in one place, and has quartiles of its
+  own; a ratio of two ratios would add the noise of two processes. Where remat stays over 1% below
+  the peer's peak, it is tried once with as much more as it left, and kept if its measured peak is
+  no higher than the peer's.
 
 Time ratios are medians over rounds of the ratio within a round, with the quartiles as a measure of
 the noise. Peaks are what torch allocates in a step, by the same recorder for all; scratch memory
@@ -51,13 +52,17 @@ import remat
 import zoo
 from comparison import PLAIN, Runner, Variant, compare
 from isolation import Ended, run_alone
-from peer_table import Record, Records, print_records, shown
+from peer_table import COMPILED_BLOCKS, Record, Records, print_records, shown
 from zoo import Example
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
-BUDGETS = {"aot_eager": (1.0, 0.8, 0.5, 0.3, 0.1), "inductor": (1.0, 0.5, 0.3, 0.1)}
+BUDGETS = {"aot_eager": (1.0, 0.8, 0.5, 0.3, 0.1), "inductor": (1.0, 0.8, 0.5, 0.3, 0.1)}
 FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3)
-BLOCKS = ("GPT2Block", "Convolutions", "TransformerEncoderLayer", "TransformerDecoderLayer")
+BLOCKS = (
+    "GPT2Block", "Convolutions", "TransformerEncoderLayer", "TransformerDecoderLayer",
+    "LlamaDecoderLayer", "ViTLayer",
+)  # fmt: skip
+EAGER, GROUPS = "remat", "remat compiled"
 CHECKPOINT = "checkpoint per block"
 CLOSE = 0.01  # of a peer's peak: less room than this is not worth another plan
 TIMEOUT_SECONDS = 900.0
@@ -91,14 +96,16 @@ def compiled(name: str, budget: float) -> Callable[[nn.Module], nn.Module]:
     return make
 
 
-def rematerialized(example: Example, budget: int | float) -> Variant:
+def rematerialized(example: Example, budget: int | float, name: str) -> Variant:
     """Rematerialize under a fraction of plain's peak, or a number of bytes, loss included."""
+    groups = name == GROUPS
     return Variant(
-        f"remat {budget}",
+        f"{name} {budget}",
         lambda model: remat.rematerialize(
-            model, example.args, example.kwargs, budget=budget, loss=example.loss
+            model, example.args, example.kwargs, budget=budget, loss=example.loss,
+            kernels="inductor" if groups else "eager", wait=groups,
         ),
-    )
+    )  # fmt: skip
 
 
 def peers() -> dict[str, Variant]:
@@ -109,6 +116,8 @@ def peers() -> dict[str, Variant]:
         for name, budgets in BUDGETS.items()
         for budget in budgets
     ]
+    whole = compiled("inductor", 1.0)
+    found.append(Variant(COMPILED_BLOCKS, lambda model: whole(checkpoint_blocks(model))))
     return {variant.name: variant for variant in found}
 
 
@@ -124,25 +133,25 @@ class Cell:
 
 def cells(models: list[str], threads: list[int]) -> list[Cell]:
     """List all that the whole table needs."""
-    fractions = [f"remat {fraction}" for fraction in FRACTIONS]
+    fractions = [f"{name} {fraction}" for name in (EAGER, GROUPS) for fraction in FRACTIONS]
     return [
         cell
         for count in threads
         for model in models
         for cell in (
             *(Cell(model, count, name) for name in (*peers(), *fractions)),
-            *(Cell(model, count, "remat", name) for name in peers()),
+            *(Cell(model, count, ours, name) for name in peers() for ours in (EAGER, GROUPS)),
         )
     ]
 
 
-def reach(example: Example, peak_bytes: int) -> Runner:
+def reach(example: Example, peak_bytes: int, name: str) -> Runner:
     """Rematerialize with a measured peak no higher than a peer's, and close to it if that helps."""
-    runner = Runner(rematerialized(example, peak_bytes), example)
+    runner = Runner(rematerialized(example, peak_bytes, name), example)
     unused = peak_bytes - runner.peak_bytes
     if unused <= CLOSE * peak_bytes:
         return runner
-    more = Runner(rematerialized(example, peak_bytes + unused), example)
+    more = Runner(rematerialized(example, peak_bytes + unused, name), example)
     return more if more.peak_bytes <= peak_bytes else runner
 
 
@@ -151,11 +160,12 @@ def measure(cell: Cell, size: zoo.Size, rounds: int) -> Record:
     torch.set_num_threads(cell.threads)
     example = zoo.build(cell.model, size)
     known = {PLAIN.name: PLAIN, **peers()}
-    known |= {f"remat {share}": rematerialized(example, share) for share in FRACTIONS}
+    ours = [rematerialized(example, share, name) for name in (EAGER, GROUPS) for share in FRACTIONS]
+    known |= {variant.name: variant for variant in ours}
     other = Runner(known[cell.against], example)
     try:
-        if cell.variant == "remat":
-            one = reach(example, other.peak_bytes)
+        if cell.variant in (EAGER, GROUPS):
+            one = reach(example, other.peak_bytes, cell.variant)
         else:
             one = Runner(known[cell.variant], example)
     except (remat.BudgetTooSmall, remat.BudgetExceeded) as error:

@@ -72,16 +72,28 @@ def _patterns() -> list[tuple[str, str]]:
     )]  # fmt: skip
 
 
+_NUMBERS = {1: "a model", 2: "two models", 3: "three models", 4: "four models", 5: "five models"}
+
+
 def _peers() -> list[tuple[str, str]]:
     rows = results("peers")["rows"]
     found = []
-    for compiled, what in ((False, "torch's own kernels"), (True, "Inductor, which fuses kernels")):
+    for variant, compiled, what in (
+        ("remat", False, "torch's own kernels"),
+        ("remat", True, "Inductor, which fuses kernels"),
+        ("remat compiled", True, "Inductor, and with compiled groups here"),
+    ):
         beside = [
             row
             for row in rows
-            if row["against"] != "plain" and row["against"].startswith("inductor") is compiled
+            if row["variant"] == variant
+            and row["against"] != "plain"
+            and row["against"].startswith("inductor") is compiled
         ]
+        if not beside:
+            continue
         peers = len({row["against"] for row in beside})
+        models = len({row["model"] for row in beside})
         faster, slower = (
             [row for row in beside if outcome(row) == each] for each in ("faster", "slower")
         )
@@ -90,7 +102,7 @@ def _peers() -> list[tuple[str, str]]:
             most = max(row["time_ratio"] for row in slower)
             text += f", slower at {len(slower)}, by up to {100 * (most - 1):.0f}%"
         found.append((
-            f"three models, at the peak of each of {peers} settings of checkpointing or "
+            f"{_NUMBERS[models]}, at the peak of each of {peers} settings of checkpointing or "
             f"`activation_memory_budget` with {what} ([more](docs/figures.md#beside-others))",
             text,
         ))  # fmt: skip

@@ -2,7 +2,7 @@
 
 `tiny` is for tests: a step takes well under 0.3 s on one core. `medium` is for benchmarks: a plain
 step takes 0.15 to 1 s on two cores. `peers` is the size at which remat is compared side by side
-with other tools, for three of the models. `published` has the twelve of HiRemate's table 3, and
+with other tools, for five of the models. `published` has the twelve of HiRemate's table 3, and
 some more on which solvers are compared.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from zoo import fno, gpt2, inplace, resnet, t5, transformer, unet
+from zoo import fno, gpt2, inplace, llama, resnet, t5, transformer, unet, vit
 from zoo.example import Example, Size
 from zoo.published import PUBLISHED, published
 
@@ -28,10 +28,12 @@ _FAMILIES: dict[str, Callable[[Size], Example]] = {
     "t5": t5.build,
     "fno": fno.build,
     "inplace": inplace.build,
+    "llama": llama.build,
+    "vit": vit.build,
 }
 
 NAMES = tuple(_FAMILIES)
-PEERS = ("gpt2-no-dropout", "unet", "transformer-no-dropout")
+PEERS = ("gpt2-no-dropout", "unet", "transformer-no-dropout", "llama", "vit")
 
 
 def build(name: str, size: Size = "tiny", *, seed: int = 0) -> Example:
