@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from remat.planning.ranks import has_other_ranks
 from remat.plans.plan import Plan
 from remat.session.recording import Recorded, is_part
 from remat_solvers.step import RegionOption
@@ -129,8 +130,11 @@ class PlannedPatterns:
     def serve(self, record: Recorded, families: tuple[int, ...], budget: int) -> bool:
         """Whether a recorded step needs no plan: it was within the budget by those of other sizes.
 
-        That is, by the options of calls alike, once some sizes of these have plans.
+        That is, by the options of calls alike, once some sizes of these have plans. With other
+        ranks it has one: they may wait for what the first chooses.
         """
+        if has_other_ranks():
+            return False
         alike = [each for each in self.planned if each.fits and each.families == families]
         return len(alike) >= _SIZES and not record.provisional and record.peak_bytes <= budget
 
