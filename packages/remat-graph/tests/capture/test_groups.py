@@ -1,6 +1,9 @@
 """Which ops are in a group, and that a program of groups computes what it did before."""
 
 import itertools
+import os
+import shutil
+import signal
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from remat_graph import Numerics
 from remat_graph.torch import capture, run_fused
+from remat_graph.torch.fusing import beside
 from remat_graph.torch.fusing.beside import Compilation
 from remat_graph.torch.fusing.compiling import compile_kernels
 from remat_graph.torch.fusing.groups import find_groups
@@ -236,3 +240,27 @@ def test_kernels_are_compiled_in_other_processes():
     compile_kernels(kernels[:2])
     assert all(kernel.compiled for kernel in kernels[:2])
     assert Compilation(kernels[:2]).count == 0
+
+
+def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
+    program = program_of(Gelu(20), torch.randn(5, 20))
+    kernels = list(kernels_of(fused(program)).values())
+    monkeypatch.setattr(beside.sys, "executable", "")
+    compilation = Compilation(kernels)
+    assert compilation.is_done
+    assert compilation.count == len(kernels)
+    monkeypatch.setattr(beside.sys, "executable", shutil.which("true"))
+    compilation = Compilation(kernels * 100)  # more than a pipe holds
+    compilation.wait()
+    assert compilation.is_done
+
+
+@pytest.mark.sweep
+def test_other_processes_end_with_what_they_started_when_nobody_waits():
+    program = program_of(Gelu(28), torch.randn(5, 28))
+    compilation = Compilation(kernels_of(fused(program)).values())
+    processes = compilation._processes
+    del compilation
+    assert all(process.wait() == -signal.SIGTERM for process in processes)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(processes[0].pid, 0)

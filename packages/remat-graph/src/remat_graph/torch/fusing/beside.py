@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import io
+import contextlib
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -35,12 +37,17 @@ class Compilation:
         waiting = [kernel for kernel in kernels if not kernel.is_settled]
         count = min(_MOST_PROCESSES, os.cpu_count() or 1, -(-len(waiting) // _KERNELS_EACH))
         self.count = len(waiting)
-        self._processes = [_started(waiting[at::count]) for at in range(count)]
+        self._processes = list[subprocess.Popen[bytes]]()
+        weakref.finalize(self, _stop, self._processes)
+        try:
+            for at in range(count):
+                self._processes.append(_started(waiting[at::count]))
+                _running.add(self._processes[-1])
+        except OSError as error:  # no memory, no place for files, no Python to be found
+            logger.info("kernels are compiled by this process, for no other starts: %s", error)
+            return
         if waiting:
             logger.info("compiling %d kernels in %d processes", len(waiting), count)
-        for process in self._processes:
-            _running.add(process)
-        weakref.finalize(self, _stop, self._processes)
 
     @property
     def is_done(self) -> bool:
@@ -61,27 +68,27 @@ _running: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def _started(kernels: Sequence[Kernel]) -> subprocess.Popen[bytes]:
-    job = io.BytesIO()
+    """Start a process, which reads its job from a file: a pipe would wait until it has loaded."""
     items = [(kernel.key, kernel.body, dict(kernel.facts)) for kernel in kernels]
-    _Pickler(job).dump((torch.get_num_threads(), items))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "remat_graph.torch.fusing.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is for this process, which ends those
-    )
-    assert process.stdin is not None
-    with process.stdin as stream:
-        stream.write(job.getbuffer())
-    return process
+    with tempfile.TemporaryFile() as job:
+        _Pickler(job).dump((os.getpid(), torch.get_num_threads(), items))
+        job.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-m", "remat_graph.torch.fusing.worker"],
+            stdin=job,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # Ctrl-C is for this process, which ends those
+        )
 
 
 def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End processes and those that they started, such as a compiler."""
     for process in processes:
         if process.poll() is None:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
 
 atexit.register(lambda: _stop(list(_running)))

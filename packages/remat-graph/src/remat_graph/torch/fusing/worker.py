@@ -6,8 +6,12 @@ for each on standard output. Its results are the files that Inductor caches.
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
+import threading
+import time
 from typing import BinaryIO, TextIO
 
 import torch
@@ -20,11 +24,19 @@ __all__ = ["main"]
 
 def main(source: BinaryIO, told: TextIO) -> None:
     """Compile what comes in on one stream, and tell of each on the other."""
-    threads, kernels = pickle.load(source)  # of the process that started this one
+    parent, threads, kernels = pickle.load(source)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     for key, body, facts in kernels:
         compile_kernels([Kernel(key, body, facts)])
         print("done", file=told, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and those that it started, once the one that started it has gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGTERM)
 
 
 if __name__ == "__main__":
