@@ -4,6 +4,7 @@ A call of a module goes through the rooms in this order: `capturing` takes it, `
 joint graph, of which `repeats` has few of the blocks that do the same traced; `rewrites` passes
 over it, `lowering` reads a program out of it, `repeats` puts the other blocks in, `cost` says what
 each operator takes. `ways` then adds other ways to make the same, with functions of `kernels`;
+`fusing` finds what is compiled to one operator, and compiles it;
 `slices` says which calls can run slice by slice. What is known of each operator is in `operators`.
 """
 
