@@ -25,7 +25,11 @@ the same commit and had not finished or `--resume` is given; `--fresh` starts an
 less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
 
     python benchmarks/matrix.py [--only PATTERN] [--kind transformers|modules|timm] [--jobs N]
-        [--resume] [--fresh] [--eager-only] [--json FILE] [--timeout S] [--threads N]
+        [--resume] [--fresh] [--eager-only] [--kernels inductor] [--draw N] [--json FILE]
+        [--timeout S] [--threads N]
+
+With `--kernels inductor` all operators are in compiled groups that can be, and rounding may differ
+from storing everything. `--draw` takes so many of the cases, by chance, always the same.
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import fnmatch
+import functools
 import gc
 import importlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -59,7 +65,9 @@ EAGER_BATCH = 40  # cases of one process with --eager-only
 Record = dict[str, Any]
 
 
-def work(names: Sequence[str], output: Path, suite: str, *, eager: bool, threads: int) -> None:
+def work(
+    names: Sequence[str], output: Path, suite: str, *, eager: bool, threads: int, groups: bool
+) -> None:
     """Run cases in this process, and append the outcome of each to a file as it is known."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch  # noqa: PLC0415
@@ -71,7 +79,7 @@ def work(names: Sequence[str], output: Path, suite: str, *, eager: bool, threads
     gc.collect()
     gc.freeze()  # each peak is measured after a collection, which is shorter without what is here
     run: Callable[[matrix_cases.Case], matrix_cases.Outcome] = (
-        matrix_cases.judge_eager if eager else matrix_cases.judge
+        matrix_cases.judge_eager if eager else functools.partial(matrix_cases.judge, groups=groups)
     )
     for name in names:
         outcome = run(cases.find(name))
@@ -112,6 +120,7 @@ def _process(
         str(output),
     ]
     command += ["--threads", str(options.threads)] + ["--eager-only"] * options.eager_only
+    command += ["--kernels", options.kernels]
     with subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -248,6 +257,8 @@ def read_options(suite: str) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep what is in the file")
     parser.add_argument("--fresh", action="store_true", help="drop what is in the file")
     parser.add_argument("--eager-only", action="store_true", help="build, and train in eager")
+    parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--draw", type=int, metavar="N", help="so many of the cases, by chance")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
     parser.add_argument("--timeout", type=float, default=240.0, metavar="S", help="for each case")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
@@ -262,7 +273,7 @@ def select(options: argparse.Namespace) -> list[str]:
     kinds = [options.kind] if options.kind else cases.KINDS
     found = [name for kind in kinds for name in cases.names(kind)]
     patterns = options.only.split(",") if options.only else ["*"]
-    return [
+    chosen = [
         name
         for name in found
         if any(
@@ -270,6 +281,9 @@ def select(options: argparse.Namespace) -> list[str]:
             for pattern in patterns
         )
     ]
+    if options.draw is None or options.draw >= len(chosen):
+        return chosen
+    return random.Random(0).sample(chosen, options.draw)
 
 
 def main(suite: str = "matrix", right: Sequence[str] = RIGHT) -> int:
@@ -280,9 +294,12 @@ def main(suite: str = "matrix", right: Sequence[str] = RIGHT) -> int:
     options = read_options(suite)
     if options.work:
         eager, threads = options.eager_only, options.threads
-        work(options.work, options.output, suite, eager=eager, threads=threads)
+        groups = options.kernels == "inductor"
+        work(options.work, options.output, suite, eager=eager, threads=threads, groups=groups)
         return 0
-    name = f"{suite}_eager.json" if options.eager_only else f"{suite}.json"
+    name = f"{suite}.json"
+    if options.eager_only or options.kernels != "eager":
+        name = f"{suite}_{'eager' if options.eager_only else options.kernels}.json"
     about = machine(options)
     results = Results(options.json or RESULTS / name, about, keep=not options.fresh)
     chosen = select(options)

@@ -7,7 +7,7 @@ Inductor compiles a header, which takes longer than all kernels: that is done be
 
 Bars: 48 layers within 1.3 times 12 layers, cold; under 2 s warm. Exit code 1 if one is missed.
 
-    python benchmarks/kernels.py [--quick] [--json FILE]
+    python benchmarks/compile_times.py [--quick] [--json FILE]
 """
 
 from __future__ import annotations
