@@ -209,6 +209,7 @@ FORMS = {
     },
     "the only output": {"outputs": 0},
     "the same bits, made another way": {"numerics": "bitwise"},
+    "eager kernels": {"kernels": "eager", "wait": False},
     "capture and executor": {"capture": "aot", "executor": "generated"},
     "infeasible, that raises": {"on_infeasible": "raise"},
     "infeasible, that runs as it is": {"budget": 2000, "on_infeasible": "plain"},

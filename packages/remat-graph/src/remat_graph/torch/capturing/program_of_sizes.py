@@ -20,6 +20,7 @@ import torch
 from torch.fx import Node
 
 from remat_graph.torch.calls import Call, TensorFacts, Variable
+from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Program
@@ -36,7 +37,7 @@ from remat_graph.torch.tracing.joint_of_sizes import (
 __all__ = ["NotOfSizes", "ProgramOfSizes"]
 
 
-class NotOfSizes(Exception):
+class NotOfSizes(CaptureError):
     """A program is that of its own sizes alone, or nothing shows that it is not."""
 
 
