@@ -53,6 +53,7 @@ def programs(monkeypatch):
     first, *others = [Program(name, least) for name, least in zip("abcd", range(1, 5), strict=True)]
     groups = [SlicedPrograms((each,), each.graph) for each in others]
     monkeypatch.setattr(solving, "programs_by_cuts", lambda *_: groups)
+    monkeypatch.setattr(solving, "whole_programs", lambda program: [program])
     return first
 
 
@@ -92,6 +93,7 @@ def test_the_bound_is_of_all_numbers_of_slices(programs, monkeypatch):
     least = Program("least", 1.5).graph
     groups = [SlicedPrograms(tuple(others), least)]
     monkeypatch.setattr(solving, "programs_by_cuts", lambda *_: groups)
+    monkeypatch.setattr(solving, "whole_programs", lambda program: [program])
     exact = Status.OPTIMAL
     fully = Answers(a=too_small(9), b=solved(4.0, 4.0, exact), c=solved(5.0, 5.0, exact))
     briefly = Answers(a=too_small(9), b=solved(6.0, 2.5), c=solved(7.0, 4.2), least=solved(4, 3.5))

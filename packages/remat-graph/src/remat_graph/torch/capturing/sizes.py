@@ -20,7 +20,7 @@ import torch
 from remat_graph.graph import Graph
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
-from remat_graph.torch.capturing.program_of_sizes import ProgramOfSizes
+from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
 from remat_graph.torch.capturing.trace import FlatRegion, trace_region
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
