@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from remat_graph import Numerics
 from remat_graph.torch import capture, run_fused
 from remat_graph.torch.fusing import beside
 from remat_graph.torch.fusing.beside import Compilation
-from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.compiling import _traced, compile_kernels
 from remat_graph.torch.fusing.groups import find_groups
 from remat_graph.torch.fusing.kernel import kernel_of
 from remat_graph.torch.fusing.program import fused, kernels_of
@@ -201,6 +203,44 @@ def test_compiled_kernels_give_what_their_calls_give():
         for one, two in zip(kernel.interpreted(inputs), kernel.run(inputs), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
         assert kernel.compiled is not None, kernel.failure
+
+
+ACTIVATIONS = [
+    functional.elu, functional.selu, functional.mish, functional.hardtanh, functional.softsign,
+    functional.tanhshrink, functional.softshrink, functional.hardshrink, functional.logsigmoid,
+    functional.leaky_relu, functional.relu6, functional.glu, functional.hardsigmoid,
+    functional.gelu, functional.silu, functional.softplus, functional.hardswish,
+    lambda x: functional.gelu(x, approximate="tanh"), lambda x: functional.softmax(x, -1),
+    lambda x: functional.log_softmax(x, -1), lambda x: functional.layer_norm(x, x.shape[-1:]),
+]  # fmt: skip
+
+
+class Activations(nn.Module):
+    """The sum of many activations of a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return sum(activation(self.layer(x) * 3).sin().sum() for activation in ACTIVATIONS)
+
+
+def test_operators_are_taken_apart_in_their_own_precision():
+    program = program_of(Activations().double(), torch.randn(40, 6, dtype=torch.double))
+    torch.manual_seed(0)
+    kernels = kernels_of(fused(program)).values()
+    assert sum(len(kernel.body.calls) for kernel in kernels) > 2 * len(ACTIVATIONS)
+    for kernel in kernels:
+        inputs = [2 * torch.randn(kernel.facts[n].shape).double() for n in kernel.body.inputs]
+        inputs = [
+            each.to(kernel.facts[n].dtype)
+            for each, n in zip(inputs, kernel.body.inputs, strict=True)
+        ]
+        with FakeTensorMode() as mode:
+            traced = _traced(kernel, [mode.from_tensor(each) for each in inputs])
+        for one, two in zip(kernel.interpreted(inputs), traced(*inputs), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_code_that_gives_other_tensors_than_planned_is_not_run_again():
