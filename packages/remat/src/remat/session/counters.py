@@ -109,10 +109,35 @@ def _may_be_number(node: fx.Node) -> bool:
     return not isinstance(_example(node), torch.Tensor)
 
 
-def _items_of(module: fx.GraphModule, node: fx.Node) -> list[tuple[fx.GraphModule, fx.Node]]:
+def _behind(
+    module: fx.GraphModule, call: fx.Node, forward: fx.GraphModule
+) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None:
+    """Give the backward of an `autograd.Function`, and which of its inputs the forward hands on."""
+    if len(call.args) < 2 or _BODIES[call.target] < 2:
+        return None
+    backward = cast("fx.GraphModule", getattr(module, str(cast("fx.Node", call.args[1]).target)))
+    returned = forward.graph.output_node().args[0]
+    handed = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else ()  # noqa: PLR2004
+    if not isinstance(handed, tuple):
+        return None
+    inputs = list(backward.graph.find_nodes(op="placeholder"))
+    return backward, dict(zip(handed, inputs[len(inputs) - len(handed) :], strict=True))
+
+
+def _items_of(
+    module: fx.GraphModule,
+    node: fx.Node,
+    behind: tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None = None,
+) -> list[tuple[fx.GraphModule, fx.Node]]:
     """Find where the one element of a tensor is taken; nothing, if it is read in another way."""
     items: list[tuple[fx.GraphModule, fx.Node]] = []
     for user in node.users:
+        if user.op == "output" and behind is not None and node in behind[1]:
+            within = _items_of(behind[0], behind[1][node])
+            if not within:
+                return []
+            items += within
+            continue
         if user.op == "call_method" and user.target == "item":
             items.append((module, user))
             continue
@@ -122,7 +147,7 @@ def _items_of(module: fx.GraphModule, node: fx.Node) -> list[tuple[fx.GraphModul
         inner = cast("fx.GraphModule", getattr(module, str(body.target)))
         for at, placeholder in enumerate(inner.graph.find_nodes(op="placeholder")):
             if operands[at] is node:
-                within = _items_of(inner, placeholder)
+                within = _items_of(inner, placeholder, _behind(module, user, inner))
                 if placeholder.users and not within:
                     return []
                 items += within
