@@ -1,6 +1,7 @@
 """What a forward stores or draws is put back after it was traced, and each trace starts alike."""
 
 import functools
+import gc
 import random
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_graph.torch import capture, left_as_it_was
+from remat_graph.torch import capture, capture_region, left_as_it_was
 
 X = torch.rand(3, 4)
 
@@ -180,3 +181,23 @@ def test_the_old_norms_of_a_layer_inside_are_captured(norm):
     found = capture(module, (X,), costs="estimate")
     assert module[0].weight is weight
     assert len(found.program.gradients) == len(list(module.parameters()))
+
+
+def test_a_capture_of_a_region_lets_go_of_its_inputs():
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(12)))
+    captures = []
+
+    def back_end(graph, _):
+        def run(*inputs):
+            captures.append(capture_region(graph, inputs, costs="estimate"))
+            return graph(*inputs)
+
+        return run
+
+    x = torch.randn(4, 8, requires_grad=True) * 2
+    torch.compile(net, backend=back_end)(x)
+    held = weakref.ref(x)
+    del x
+    gc.collect()
+    assert captures[0]._trace_whole is not None  # one of several blocks was traced
+    assert held() is None

@@ -138,15 +138,16 @@ _DECISIONS = (
 )  # fmt: skip
 
 
-# Beside what is pointwise: reductions, norms, losses, copies into another shape. Not
-# `hardsigmoid_backward`, which torch takes apart with a sixth in 32 bits, for doubles, too.
+# Beside what is pointwise: reductions, norms, losses, copies into another shape. Not what looks up
+# rows by their numbers: of -1 compiled code gives the last one, where eager raises. Not
+# `hardsigmoid_backward`: torch takes it apart with a sixth in 32 bits, for doubles, too.
 _FUSING = (
     aten._fused_rms_norm.default, aten._fused_rms_norm_backward.default,
     aten._log_softmax.default, aten._log_softmax_backward_data.default,
     aten._softmax.default, aten._softmax_backward_data.default, aten._to_copy.default,
     aten.all, aten.amax.default, aten.amin.default, aten.any, aten.arange, aten.cat.default,
     aten.clone.default, aten.constant_pad_nd.default, aten.elu_backward.default,
-    aten.embedding.default, aten.full.default, aten.full_like.default, aten.gather.default,
+    aten.full.default, aten.full_like.default,
     aten.gelu_backward.default,
     aten.hardswish_backward.default, aten.hardtanh_backward.default,
     aten.leaky_relu_backward.default, aten.linalg_vector_norm.default,
@@ -155,7 +156,7 @@ _FUSING = (
     aten.native_group_norm.default, aten.native_group_norm_backward.default,
     aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
     aten.new_full.default, aten.new_ones.default, aten.new_zeros.default,
-    aten.nll_loss_backward.default, aten.nll_loss_forward.default, aten.ones.default,
+    aten.ones.default,
     aten.ones_like.default, aten.scalar_tensor.default, aten.select_backward.default,
     aten.select_scatter.default, aten.slice_backward.default, aten.slice_scatter.default,
     aten.smooth_l1_loss.default, aten.smooth_l1_loss_backward.default,

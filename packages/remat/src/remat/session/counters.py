@@ -117,7 +117,7 @@ def _behind(
         return None
     backward = cast("fx.GraphModule", getattr(module, str(cast("fx.Node", call.args[1]).target)))
     returned = forward.graph.output_node().args[0]
-    handed = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else ()  # noqa: PLR2004
+    handed = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else ()
     if not isinstance(handed, tuple):
         return None
     inputs = list(backward.graph.find_nodes(op="placeholder"))

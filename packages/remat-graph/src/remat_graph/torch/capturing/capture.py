@@ -209,7 +209,7 @@ def capture_region(
         with torch.enable_grad():
             joint = trace_region(flat, stand_ins)
         return capture_joint(
-            replace(joint, leaves=leaves), tensors, flat.output_structure,
+            replace(joint, leaves=leaves), stand_ins, flat.output_structure,
             costs=costs, loss_alone=loss_alone, real=real, dry=dry, repeats=flat.repeats,
         )  # fmt: skip
 
