@@ -83,8 +83,7 @@ def rematerialize(
     """Return a copy of a model whose training steps stay within a budget of memory.
 
     The copy is of the same class and shares parameters, buffers and submodules with the original,
-    which stays as it is. Its training loop needs no change; without gradients it runs the
-    original. Its `plan` says what was planned and can be printed.
+    which stays as it is and runs without gradients. Its `plan` says what was planned.
 
     `args` and `kwargs` are an example call, with the shapes that training will have; a tensor may
     stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
@@ -93,8 +92,8 @@ def rematerialize(
     or `"50%"`), or `"auto"`, the default. That is nine tenths of what is free at the first training
     call, at which the plan is made then, less what an optimizer will keep and has not allocated:
     `optimizer` is one, its class, or a function that makes one of a list of parameters; `None`
-    stands for two tensors of the size of each trainable parameter, as AdamW keeps them. It is
-    rounded down by a 32nd at most, so that a cached plan is found again.
+    stands for two tensors like each trainable parameter, as AdamW keeps them. It is rounded down by
+    a 32nd at most: a cached plan is found again.
 
     `solver` is a name from `list_solvers()`, or an object with its settings, such as
     `remat_solvers.published.checkmate.Checkmate(back_end="GUROBI")`; `limit_seconds` bounds its
@@ -114,13 +113,11 @@ def rematerialize(
     with breaks is several, and what stands between them runs in eager autograd. Their first steps
     keep as little as possible and are recorded; then one plan for all is made. `regions` names
     submodules that are to be one region each, such as blocks that FSDP2 shards: dotted names, with
-    wildcards (`"layers.*"`), or classes, or a list of these. The rest is not planned then.
-    `capture` and `executor` are names from `list_captures()` and `list_executors()`: what makes the
-    training graph of a region, and what runs its schedule.
+    wildcards (`"layers.*"`), or classes, or a list of these. The rest is not planned then. What
+    makes a region's graph is a `capture` of `list_captures()`, what runs it an `executor`.
 
-    `on_infeasible` says what happens in training where no plan is within the budget, or none can be
-    made: `"raise"`, or `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs
-    it as it is.
+    `on_infeasible` says what happens in training where no plan is made within the budget:
+    `"raise"`, or `"plain"`, which warns once for each kind of call and runs it as it is.
 
     `plan` is one that was made before, here or on another machine: a `Plan`, such as `remat.plan`
     gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
@@ -136,10 +133,9 @@ def rematerialize(
     for the same bits, `"rounding"` also takes other orders of summing, and `"lossy"` copies in 16
     bits of what is kept for the backward. `None`, the default, runs the operators as they are.
 
-    `kernels` are what operators run by: `"eager"`, or `"inductor"`, with which pointwise operators,
-    norms and sums between two products are compiled to one by TorchInductor, and planned as one,
-    with `numerics="rounding"` at least. Kernels are compiled beside the training, which starts by a
-    plan of eager ones and is planned anew when they are there; with `wait` they are compiled first.
+    `kernels` are what operators run by: `"eager"`, or `"inductor"`, with which those between two
+    products are compiled to one and planned as one, with `numerics="rounding"` at least. Training
+    starts by eager ones and is planned anew when the others are there, or waits with `wait`.
 
     `outputs` says which of what the model returns is read or differentiated: a field, a key or a
     position, or a list of these, such as `"loss"` or `[0, 2]`. Large outputs that are not named,
@@ -147,8 +143,8 @@ def rematerialize(
     made, by running that part of the forward again, when it is first read. It is the same tensor
     then, or an `OutputGone` where a parameter or an input has changed since, as by the optimizer's
     step. Without `outputs`, and with `numerics="rounding"`, what the first step does not read is
-    not made from then on, until a step reads it; and from the first step on where no plan fits
-    otherwise. This is for a forward that is one region.
+    not made from then on until a step reads it, and not at all where no plan fits otherwise. This
+    is for a forward that is one region.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. What outputs leave free that the loop

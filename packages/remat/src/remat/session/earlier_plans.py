@@ -9,7 +9,7 @@ from remat.planning.solving import have_same_ops
 from remat_graph import Graph, simulate
 from remat_graph.torch import Capture, LossCost
 
-__all__ = ["has_room", "have_same_costs", "is_equal", "kin_of"]
+__all__ = ["has_room", "have_same_costs", "is_equal", "kin_of", "with_kin"]
 
 
 def kin_of(captured: Capture, planned: Sequence[RunnablePlan]) -> list[RunnablePlan]:
@@ -23,6 +23,26 @@ def kin_of(captured: Capture, planned: Sequence[RunnablePlan]) -> list[RunnableP
             captured.with_released_outputs(other.capture.released_outputs).graph,
         )
     ]
+
+
+def with_kin(
+    captured: Capture, planned: Sequence[RunnablePlan], *, grouped: bool
+) -> tuple[Capture, list[RunnablePlan]]:
+    """Give a capture as known plans have it, and those plans; as it is, if there are none.
+
+    The layouts that were traced may have been faster within the budget. Where it is to be
+    `grouped`, it is held against plans with compiled groups.
+    """
+    programs = [captured]
+    if grouped:
+        groups = dict.fromkeys(other.capture.unfused for other in planned)
+        programs = [captured.in_groups(unfused) for unfused in groups if unfused is not None]
+    for program in programs:
+        for each in (program, program.in_traced_layouts()):
+            kin = kin_of(each, planned)
+            if kin:
+                return each, kin
+    return captured, []
 
 
 def has_room(planned: RunnablePlan, loss: LossCost) -> bool:

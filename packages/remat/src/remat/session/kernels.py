@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+from remat.errors import RematError
 from remat.planning.planner import RunnablePlan
 from remat_graph.torch import Compilation
 
-__all__ = ["RegionKernels"]
+__all__ = ["RegionKernels", "plan_by_kernels"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,3 +51,13 @@ class RegionKernels:
             return False
         self._compiled.add(numbers)
         return compilation.count > 0
+
+
+def plan_by_kernels(plan: Callable[[], Any], before: Any, name: str) -> Any:
+    """Plan anew for kernels of a region that have come; the plan before stays if there is none."""
+    logger.info("the kernels of %s are compiled: planning by them", name)
+    try:
+        return plan()
+    except RematError as error:
+        logger.warning("%s goes on by eager kernels: %s", name, error)
+        return before

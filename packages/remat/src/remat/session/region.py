@@ -25,6 +25,7 @@ from remat_graph.torch import Capture, LossCost, flatten, quietly
 from remat_solvers import BudgetTooSmall
 
 __all__ = [
+    "Prepared",
     "Region",
     "SeenLoss",
     "device_of",
@@ -63,6 +64,10 @@ class SeenLoss:
             -(-self.cost.workspace_bytes * bytes_ // of_bytes),
             -(-self.cost.kept_bytes * bytes_ // of_bytes),
         )
+
+
+class Prepared(BaseException):
+    """Ends a forward that was run to make a plan, before it changes anything: no error to catch."""
 
 
 class Region:

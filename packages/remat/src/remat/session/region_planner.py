@@ -24,7 +24,7 @@ from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import RunnablePlan, for_missing, make_plan
 from remat.planning.settings import Settings
 from remat.session.deferring import plan_outputs, with_outputs
-from remat.session.earlier_plans import has_room, have_same_costs, is_equal, kin_of
+from remat.session.earlier_plans import has_room, have_same_costs, is_equal, with_kin
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
 from remat.session.leaving import hooked, may_leave
@@ -290,7 +290,7 @@ class RegionPlanner:
         """
         settings = self.settings
         grouped = self._runs_groups(region, inputs, captured)
-        captured, kin = self._with_kin(captured, grouped=grouped)
+        captured, kin = with_kin(captured, self._planned, grouped=grouped)
         if region.released_outputs:
             captured = captured.with_released_outputs(region.released_outputs)
         seen = None if seen_loss is None else seen_loss.of(captured)
@@ -376,22 +376,6 @@ class RegionPlanner:
         if self.settings.wait and not region.kernels.are_there(numbers):
             region.kernels.wait(numbers, Compilation(captured.group_kernels))
         return region.kernels.are_there(numbers)
-
-    def _with_kin(self, captured: Capture, *, grouped: bool) -> tuple[Capture, list[RunnablePlan]]:
-        """Give a capture as known plans have it, and those plans; as it is, if there are none.
-
-        The layouts that were traced, or no compiled groups, may have been faster within the budget.
-        """
-        programs = [captured]
-        if grouped:
-            groups = dict.fromkeys(other.capture.unfused for other in self._planned)
-            programs = [captured.in_groups(unfused) for unfused in groups if unfused is not None]
-        for program in programs:
-            for each in (program, program.in_traced_layouts()):
-                kin = kin_of(each, self._planned)
-                if kin:
-                    return each, kin
-        return captured, []
 
     def _is_for_too_few(self, planned: RunnablePlan) -> bool:
         """Whether a backward over more than what was taken for the loss is likely, or impossible.

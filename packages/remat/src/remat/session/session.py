@@ -19,7 +19,6 @@ A step is of one thread (`threads.py`, which has the lock); where it stands is d
 
 from __future__ import annotations
 
-import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -36,21 +35,18 @@ from remat.planning.settings import Settings
 from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
+from remat.session.kernels import plan_by_kernels
 from remat.session.kinds import CapturedRegion
-from remat.session.region import Region, device_of, is_computed, keep, requires_grad
+from remat.session.region import Prepared, Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
 from remat.session.step import StepState, within_backward
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
 
-__all__ = ["Prepared", "Session"]
+__all__ = ["Session"]
 
-logger = logging.getLogger(__name__)
-
-
-class Prepared(BaseException):
-    """Ends a forward that was run to make a plan, before it changes anything: no error to catch."""
+_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Session:
@@ -60,9 +56,8 @@ class Session:
     `one_region` says that a graph which is all of a function has the whole budget, unless a plan of
     several is given. `parameters` are those of the model whose forwards are `run`. `join` is called
     where a backward begins, to have whatever waits for one beside this planned with it from then
-    on, and gives the number of such calls. `call_arguments` are those of the call that is run, for
-    a loss that asks for them. `times_met` counts calls of regions that have something to
-    differentiate.
+    on, and gives the number of such calls. `call_arguments` are those of the call that is run.
+    `times_met` counts calls of regions that have something to differentiate.
     """
 
     def __init__(
@@ -88,7 +83,7 @@ class Session:
         self._join = join
         self._answer: Any = None
         self._preparing = False
-        self._before_code: Callable[[], None] = _nothing
+        self._before_code: Callable[[], None] = _NOTHING
         self._last: Any = None
         self._not_planned: NotPlanned | None = None
         self._has_run = False
@@ -283,7 +278,7 @@ class Session:
         except Prepared:
             pass
         finally:
-            self._preparing, self._before_code = False, _nothing
+            self._preparing, self._before_code = False, _NOTHING
 
     def runs_as_it_is(self, reason: str) -> None:
         """Note why code is in no graph, before it runs."""
@@ -346,23 +341,15 @@ class Session:
 
     def _plan_of(self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
         """Find the plan of a call that has the whole budget, or shares it, or make it."""
-        plans = region.plans_of(shared=self._shares)
-        if numbers not in plans:
+        known = region.plans_of(shared=self._shares).get(numbers, self)
+        if known is self:  # for no plan is one, too
             plan = self.plan(region, numbers, inputs)  # which may find that the region is a part
-            keep(region.plans_of(shared=self._shares), numbers, plan)
-        elif self._planner.has_new_kernels(region, numbers, plans[numbers]):
-            self._plan_by_kernels(region, numbers, inputs)
-        return region.plans_of(shared=self._shares)[numbers]
-
-    def _plan_by_kernels(
-        self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
-    ) -> None:
-        """Plan anew for kernels that have come; the plan before stays if there is none by them."""
-        logger.info("the kernels of %s are compiled: planning by them", region.name)
-        try:
-            region.plans[numbers] = self.plan(region, numbers, inputs)
-        except RematError as error:
-            logger.warning("%s goes on by eager kernels: %s", region.name, error)
+        elif self._planner.has_new_kernels(region, numbers, known):
+            plan = plan_by_kernels(lambda: self.plan(region, numbers, inputs), known, region.name)
+        else:
+            return known
+        keep(region.plans_of(shared=self._shares), numbers, plan)
+        return plan
 
     def _use(self, plan: Any) -> None:
         """Note the plan that a step runs by, or why it runs without one."""
@@ -410,7 +397,3 @@ class Session:
             return self.rebuild(returned)
         finally:
             self._answer = before
-
-
-def _nothing() -> None:
-    pass
