@@ -25,6 +25,7 @@ from isolation import run_alone
 from provenance import write_results
 from remat_graph.torch import Compilation, Kernel, capture
 from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.groups import find_groups
 from remat_graph.torch.fusing.program import fused, kernels_of
 from zoo import gpt2
 
@@ -37,7 +38,7 @@ def kernels(depth: int, width: int = 192) -> tuple[list[Kernel], int]:
     """Give the kernels of a GPT-2, and how many groups there are."""
     example = gpt2.make("gpt2", (depth, width, 6, 2000, 4, 128), dropout=0.0)
     program = capture(example.model, example.args, example.kwargs, costs="estimate").program
-    grouped = fused(program)
+    grouped = fused(program, find_groups(program))
     groups = sum(op.endswith("__fused") for op in grouped.calls)
     return list(kernels_of(grouped).values()), groups
 

@@ -224,6 +224,28 @@ def test_until_kernels_are_there_eager_ones_run(planned, monkeypatch):
     assert groups(ours) > 4
 
 
+def test_kernels_of_one_size_are_compiled_at_a_time(planned, monkeypatch):
+    plain = copy.deepcopy(planned[1])
+    started = []
+
+    class Counted(Later):
+        def __init__(self, kernels):
+            super().__init__(kernels)
+            started.append(len(kernels))
+
+    monkeypatch.setattr(region_kernels, "Compilation", Counted)
+    monkeypatch.setattr(Later, "done", False)
+    ours = remat.rematerialize(
+        plain, budget="1MiB", kernels="inductor", costs="estimate", limit_seconds=1.0
+    )
+    for rows in (4, *[7] * 6, *[9] * 8):  # from the second size on they share a graph
+        step(ours, batch(rows))
+    assert len(started) == 1
+    monkeypatch.setattr(Later, "done", True)
+    step(ours, batch(9))
+    assert len(started) == 2
+
+
 def test_where_no_plan_by_groups_is_found_eager_kernels_go_on(planned, monkeypatch, caplog):
     plain = copy.deepcopy(planned[1])
     monkeypatch.setattr(region_kernels, "Compilation", Later)

@@ -75,7 +75,7 @@ class Executable:
         if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
             self.low_memory_plan = None
         self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
-        if self._may_come and not getattr(self.capture, "variants_are_read_off", False):
+        if self._may_come and not self.capture.variants_are_read_off:
             self.capture.variant(frozenset())  # nothing is captured within a backward
         self.device = self.capture.program.device
         targets = {write.target for write in self.capture.program.writes.values()}

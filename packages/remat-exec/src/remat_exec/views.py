@@ -55,15 +55,15 @@ def shortened(program: Program) -> dict[str, Call | str]:
         if equal is not None:
             if name not in outputs:
                 calls[name] = equal
-        elif call.target is aten.view.default and above:
+        elif call.target is aten.view.default:
             base = next((b for b in above if _is_view(program.facts[b], facts)), None)
             if base is not None and base != call.reads[0]:
                 calls[name] = replace(call, args=(Variable(base), list(facts.shape)))
         if name in calls or name in outputs or (len(above) < 2 and not call.sequence):
             continue
         root = _root(program, name)
-        if root in laid_out:
-            args = (Variable(str(root)), facts.shape, facts.stride, facts.offset)
+        if root is not None and root in laid_out:
+            args = (Variable(root), facts.shape, facts.stride, facts.offset)
             calls[name] = Call(aten.as_strided.default, args, {}, (name,), sequence=False)
     return calls
 

@@ -45,6 +45,10 @@ def program_of(model, *args):
     return capture(model, args, costs="estimate").program
 
 
+def in_groups(program, unfused=()):
+    return fused(program, find_groups(program, unfused))
+
+
 def groups_of(program):
     return [group for group in find_groups(program) if group.body.outputs]
 
@@ -61,7 +65,7 @@ def test_groups_end_at_products():
 
 def test_what_only_backward_groups_read_is_made_again_there():
     program = program_of(Gelu(), torch.randn(8, 16))
-    new = fused(program)
+    new = in_groups(program)
     forward = {
         v for op, call in new.calls.items() if op not in new.backward_ops for v in call.results
     }
@@ -74,7 +78,7 @@ def test_what_only_backward_groups_read_is_made_again_there():
 
 def test_equal_layers_have_equal_kernels():
     four, eight = (
-        kernels_of(fused(program_of(Gelu(depth=depth), torch.randn(8, 16)))) for depth in (4, 8)
+        kernels_of(in_groups(program_of(Gelu(depth=depth), torch.randn(8, 16)))) for depth in (4, 8)
     )
     assert four.keys() == eight.keys()
 
@@ -82,7 +86,7 @@ def test_equal_layers_have_equal_kernels():
 def test_ops_left_out_stay_as_they_are():
     program = program_of(Gelu(), torch.randn(8, 16))
     everything = set(program.calls)
-    assert fused(program, everything).calls == program.calls
+    assert in_groups(program, everything).calls == program.calls
 
 
 def test_a_graph_of_groups_is_legal_and_smaller():
@@ -141,7 +145,7 @@ def test_groups_of_random_programs_compute_the_same(steps):
     torch.manual_seed(0)
     model, x = Random(steps).double(), torch.randn(6, 6, dtype=torch.double, requires_grad=True)
     program = program_of(model, x)
-    new = fused(program)
+    new = in_groups(program)
     tensors = {"x": x, "weight": model.weight}
     assert_equal_steps(program, new, model, tensors)
 
@@ -191,7 +195,7 @@ def run(program, model, x):
 
 def test_compiled_kernels_give_what_their_calls_give():
     program = program_of(Gelu().double(), torch.randn(8, 16, dtype=torch.double))
-    kernels = list(kernels_of(fused(program)).values())
+    kernels = list(kernels_of(in_groups(program)).values())
     compile_kernels(kernels)
     torch.manual_seed(0)
     for kernel in kernels:
@@ -229,7 +233,7 @@ class Activations(nn.Module):
 def test_operators_are_taken_apart_in_their_own_precision():
     program = program_of(Activations().double(), torch.randn(40, 6, dtype=torch.double))
     torch.manual_seed(0)
-    kernels = kernels_of(fused(program)).values()
+    kernels = kernels_of(in_groups(program)).values()
     assert sum(len(kernel.body.calls) for kernel in kernels) > 2 * len(ACTIVATIONS)
     for kernel in kernels:
         inputs = [2 * torch.randn(kernel.facts[n].shape).double() for n in kernel.body.inputs]
@@ -259,7 +263,7 @@ def test_code_that_gives_other_tensors_than_planned_is_not_run_again():
 
 def test_what_cannot_be_compiled_says_why(monkeypatch):
     program = program_of(Gelu(8), torch.randn(4, 8))
-    kernel = next(iter(kernels_of(fused(program)).values()))
+    kernel = next(iter(kernels_of(in_groups(program)).values()))
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx_inner",
         lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no such thing")),
@@ -272,7 +276,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch):
 
 def test_kernels_are_compiled_in_other_processes():
     program = program_of(Gelu(24), torch.randn(5, 24))
-    kernels = list(kernels_of(fused(program)).values())
+    kernels = list(kernels_of(in_groups(program)).values())
     compilation = Compilation(kernels[:2])
     compilation.wait()
     assert compilation.is_done
@@ -284,7 +288,7 @@ def test_kernels_are_compiled_in_other_processes():
 
 def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
     program = program_of(Gelu(20), torch.randn(5, 20))
-    kernels = list(kernels_of(fused(program)).values())
+    kernels = list(kernels_of(in_groups(program)).values())
     monkeypatch.setattr(beside.sys, "executable", "")
     compilation = Compilation(kernels)
     assert compilation.is_done
@@ -298,7 +302,7 @@ def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
 @pytest.mark.sweep
 def test_other_processes_end_with_what_they_started_when_nobody_waits():
     program = program_of(Gelu(28), torch.randn(5, 28))
-    compilation = Compilation(kernels_of(fused(program)).values())
+    compilation = Compilation(kernels_of(in_groups(program)).values())
     processes = compilation._processes
     del compilation
     assert all(process.wait() == -signal.SIGTERM for process in processes)

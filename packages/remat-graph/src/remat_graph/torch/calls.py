@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "Call", "TensorFacts", "Variable", "is_view"]
+__all__ = ["Body", "Call", "TensorFacts", "Variable", "filled", "is_view"]
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})  # most arguments: no variables
 
@@ -130,6 +130,35 @@ class Body:
     inputs: tuple[str, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
+
+    def numbered(self) -> tuple[Body, dict[str, str]]:
+        """Name its variables in the order in which they appear: equal bodies are equal then.
+
+        The new names are given by the old ones.
+        """
+        names: dict[str, str] = {}
+
+        def of(name: str) -> str:
+            return names.setdefault(name, f"v{len(names)}")
+
+        inputs = tuple(map(of, self.inputs))
+        calls = tuple(
+            call.of(
+                [of(name) for name in call.variables],
+                tuple(None if name is None else of(name) for name in call.results),
+            )
+            for call in self.calls
+        )
+        return Body(inputs, calls, tuple(map(of, self.outputs))), names
+
+
+def filled(item: Any, there: Mapping[str, Any]) -> Any:
+    """Put what is there in the place of the variables of an argument."""
+    if type(item) is Variable:
+        return there[item.name]
+    if isinstance(item, (list, tuple)):  # fx has a list of its own
+        return [filled(part, there) for part in item]
+    return item
 
 
 def is_view(call: Call) -> bool:

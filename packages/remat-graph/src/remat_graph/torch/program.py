@@ -151,6 +151,24 @@ class Program:
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
 
+    def makers(self) -> dict[str, str]:
+        """Name, for each value, the op that makes it."""
+        return {
+            self.storage[name]: op
+            for op, call in self.calls.items()
+            for name in call.results
+            if name is not None
+        }
+
+    def readers(self) -> dict[str, set[str]]:
+        """Name, for each value that ops read, these ops."""
+        readers: dict[str, set[str]] = {}
+        for op, call in self.calls.items():
+            for name in call.reads:
+                if name in self.storage:
+                    readers.setdefault(self.storage[name], set()).add(op)
+        return readers
+
     @property
     def held(self) -> tuple[str, ...]:
         """Those of `returned` and `handed` that a step makes, for the user to hold."""

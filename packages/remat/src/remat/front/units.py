@@ -24,6 +24,7 @@ __all__ = [
     "choose_regions",
     "copy_within",
     "shallow_copy",
+    "tensors_of",
     "unwrap_units",
 ]
 
@@ -170,3 +171,9 @@ class RegionForward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._module, self._owner = state["module"], state["owner"]
         self._dress()
+
+
+def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """List the parameters, and the tensors that are plain attributes."""
+    attributes = (item for part in module.modules() for item in vars(part).values())
+    return [*module.parameters(), *(item for item in attributes if isinstance(item, torch.Tensor))]

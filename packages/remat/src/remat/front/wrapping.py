@@ -25,6 +25,7 @@ from remat.front.units import (
     choose_regions,
     copy_within,
     shallow_copy,
+    tensors_of,
     unwrap_units,
 )
 from remat.planning.infeasible import NotPlanned, OnInfeasible
@@ -83,7 +84,8 @@ def rematerialize(
     """Return a copy of a model whose training steps stay within a budget of memory.
 
     The copy is of the same class and shares parameters, buffers and submodules with the original,
-    which stays as it is and runs without gradients. Its `plan` says what was planned.
+    which stays as it is. Its training loop needs no change; without gradients it runs the
+    original. Its `plan` says what was planned and can be printed.
 
     `args` and `kwargs` are an example call, with the shapes that training will have; a tensor may
     stand for `(tensor,)`. Without them the plan is made at the first training call. `budget` bounds
@@ -116,8 +118,9 @@ def rematerialize(
     wildcards (`"layers.*"`), or classes, or a list of these. The rest is not planned then. What
     makes a region's graph is a `capture` of `list_captures()`, what runs it an `executor`.
 
-    `on_infeasible` says what happens in training where no plan is made within the budget:
-    `"raise"`, or `"plain"`, which warns once for each kind of call and runs it as it is.
+    `on_infeasible` says what happens in training where no plan is within the budget, or none can be
+    made: `"raise"`, or `"plain"`, which warns once for each kind of call (`BudgetWarning`) and runs
+    it as it is.
 
     `plan` is one that was made before, here or on another machine: a `Plan`, such as `remat.plan`
     gives, or the path of a file that `Plan.save` wrote. Its budget is taken for `"auto"`. It
@@ -143,8 +146,8 @@ def rematerialize(
     made, by running that part of the forward again, when it is first read. It is the same tensor
     then, or an `OutputGone` where a parameter or an input has changed since, as by the optimizer's
     step. Without `outputs`, and with `numerics="rounding"`, what the first step does not read is
-    not made from then on until a step reads it, and not at all where no plan fits otherwise. This
-    is for a forward that is one region.
+    not made from then on, until a step reads it; and from the first step on where no plan fits
+    otherwise. This is for a forward that is one region.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. What outputs leave free that the loop
@@ -328,7 +331,7 @@ class RematForward:
 
             @functools.cache  # parameters are as large as a model: code in no graph may change them
             def before_code() -> None:
-                stack.callback(copied(_tensors_of(module)))
+                stack.callback(copied(tensors_of(module)))
 
             with sessions.taken() as session:
                 session.prepare(lambda: self(*args, **kwargs), before_code)
@@ -392,9 +395,3 @@ def _run_again(
 ) -> Any:
     with left_as_it_was(module):
         return run(*args, **kwargs)
-
-
-def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    """List the parameters, and the tensors that are plain attributes."""
-    attributes = (item for part in module.modules() for item in vars(part).values())
-    return [*module.parameters(), *(item for item in attributes if isinstance(item, torch.Tensor))]

@@ -118,7 +118,10 @@ def _plan_module(
         captured = captured.with_leaving_gradients(parameters)
     if settings.numerics is not None:
         captured = captured.with_alternatives(settings.numerics)
-    if settings.kernels == "inductor":
+    is_dry = settings.costs != "measure"  # nothing is compiled then
+    if settings.kernels == "inductor" and (
+        is_dry or settings.runs_groups_on(captured.program.device)
+    ):
         captured = captured.in_groups()
     if settings.budget.is_auto and isinstance(settings.costs, DeviceSpec):
         budget = budget_on(settings.costs, model, settings.optimizer)

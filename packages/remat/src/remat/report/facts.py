@@ -89,8 +89,8 @@ def _regions(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "break", printable(" ".join(reason.split()))
 
 
-# As a capture names ops in slices, and those beside them.
-_COMPILED = "__fused"  # as a capture ends the names of such ops
+# As a capture names groups, ops in slices, and those beside them.
+_COMPILED = "__fused"
 _IN_SLICES = re.compile(r"(__with_gradients)?__in_(\d+)_slices$")
 _BESIDE_SLICES = re.compile(r"__(scaled|total)$")
 

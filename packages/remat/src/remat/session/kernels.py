@@ -16,6 +16,7 @@ __all__ = ["RegionKernels", "plan_by_kernels"]
 logger = logging.getLogger(__name__)
 
 _FIRST, _LATER = 2, 4  # calls: the first shows what is planned for, some sizes are met but once
+_MOST_MET = 1024  # sizes whose calls are counted
 
 Numbers = tuple[Any, ...]
 
@@ -38,19 +39,27 @@ class RegionKernels:
         self._compiled.add(numbers)
 
     def have_come(self, numbers: Numbers, planned: RunnablePlan) -> bool:
-        """Whether kernels are there that this plan does not run; else compiles them beside."""
+        """Whether kernels are there that this plan does not run; else compiles them beside.
+
+        Those of one size at a time: others wait for them.
+        """
         if self.are_there(numbers) or planned.capture.unfused is not None:
             return False
         compilation = self._compilations.get(numbers)
-        if compilation is None:
-            self._met[numbers] += 1
-            if self._met[numbers] >= (_LATER if self._compilations else _FIRST):
-                self._compilations[numbers] = Compilation(planned.capture.group_kernels)
-            return False
-        if not compilation.is_done:
-            return False
-        self._compiled.add(numbers)
-        return compilation.count > 0
+        if compilation is not None:
+            if not compilation.is_done:
+                return False
+            del self._compilations[numbers]
+            self._compiled.add(numbers)
+            return compilation.count > 0
+        if len(self._met) > _MOST_MET:
+            self._met.clear()
+        self._met[numbers] += 1
+        is_first = not (self._compiled or self._compilations)
+        is_free = all(other.is_done for other in self._compilations.values())
+        if is_free and self._met[numbers] >= (_FIRST if is_first else _LATER):
+            self._compilations[numbers] = Compilation(planned.capture.group_kernels)
+        return False
 
 
 def plan_by_kernels(plan: Callable[[], Any], before: Any, name: str) -> Any:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,6 @@ from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
 
 __all__ = ["Session"]
-
-_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Session:
@@ -83,7 +82,7 @@ class Session:
         self._join = join
         self._answer: Any = None
         self._preparing = False
-        self._before_code: Callable[[], None] = _NOTHING
+        self._before_code: Callable[[], None] = lambda: None
         self._last: Any = None
         self._not_planned: NotPlanned | None = None
         self._has_run = False
@@ -278,7 +277,7 @@ class Session:
         except Prepared:
             pass
         finally:
-            self._preparing, self._before_code = False, _NOTHING
+            self._preparing, self._before_code = False, lambda: None
 
     def runs_as_it_is(self, reason: str) -> None:
         """Note why code is in no graph, before it runs."""
@@ -341,13 +340,14 @@ class Session:
 
     def _plan_of(self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
         """Find the plan of a call that has the whole budget, or shares it, or make it."""
-        known = region.plans_of(shared=self._shares).get(numbers, self)
-        if known is self:  # for no plan is one, too
+        plans = region.plans_of(shared=self._shares)
+        if numbers not in plans:
             plan = self.plan(region, numbers, inputs)  # which may find that the region is a part
-        elif self._planner.has_new_kernels(region, numbers, known):
-            plan = plan_by_kernels(lambda: self.plan(region, numbers, inputs), known, region.name)
+        elif self._planner.has_new_kernels(region, numbers, plans[numbers]):
+            make, before = partial(self.plan, region, numbers, inputs), plans[numbers]
+            plan = plan_by_kernels(make, before, region.name)
         else:
-            return known
+            return plans[numbers]
         keep(region.plans_of(shared=self._shares), numbers, plan)
         return plan
 

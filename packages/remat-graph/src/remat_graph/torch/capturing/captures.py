@@ -66,6 +66,7 @@ class Capture(Ways):
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     _merged: bool = field(default=False, repr=False)
     released_outputs: frozenset[int] = frozenset()
+    variants_are_read_off: bool = False
     _choice: Choice | None = field(default=None, repr=False)
     _plain: Capture | None = field(default=None, repr=False)
     _whole_program: Program | None = field(default=None, repr=False)

@@ -184,7 +184,6 @@ class SizedCapture(Capture):
     region: SizedRegion | None = field(default=None, repr=False, compare=False)
     symbols: Mapping[str, Any] = field(default_factory=dict)
     leaves: frozenset[Key] = frozenset()
-    variants_are_read_off: bool = False
     _base: SizedCapture | None = field(default=None, repr=False, compare=False)
 
     @classmethod

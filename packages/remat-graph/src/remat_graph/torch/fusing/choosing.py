@@ -26,10 +26,11 @@ def ops_left_out(
     alone = times_of(program)
     left_out: frozenset[str] = frozenset()
     for _ in range(_ROUNDS):
-        times = times_of(fused(program, left_out))
+        groups = find_groups(program, left_out)
+        times = times_of(fused(program, groups))
         slower = [
             group
-            for group in find_groups(program, left_out)
+            for group in groups
             if group.body.outputs and times[name_of(group)] > sum(alone[op] for op in group.runs)
         ]
         if not slower:

@@ -66,11 +66,12 @@ def _compiled(kernel: Kernel) -> Compiled:
     from torch._inductor import config  # noqa: PLC0415 - takes a second
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
+    device = kernel.facts[kernel.body.outputs[0]].device
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with _apart(), mode:
+    with _apart(device), mode:
         inputs = [_like(kernel.facts[name]) for name in kernel.body.inputs]
         traced = _traced(kernel, inputs)
-    with _apart(), config.patch(_SETTINGS), tracing(TracingContext(mode)), mode:
+    with _apart(device), config.patch(_SETTINGS), tracing(TracingContext(mode)), mode:
         code: Any = compile_fx_inner(traced, inputs, is_inference=False)
     run: Compiled = getattr(code, "current_callable", None) or code
     return run
@@ -103,7 +104,7 @@ def _like(facts: TensorFacts) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Leave out what the caller is in: autograd, autocast, modes."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+def _apart(device: torch.device) -> Iterator[None]:
+    """Leave out the autograd and the autocast that the caller is in."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield

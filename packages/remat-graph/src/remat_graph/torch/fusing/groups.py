@@ -58,13 +58,7 @@ class _Finder:
     def __init__(self, program: Program, unfused: Collection[str]) -> None:
         self.program = program
         storage = program.storage
-        self.maker: dict[str, str] = {}
-        self.readers: dict[str, set[str]] = {}
-        for op, call in program.calls.items():
-            self.maker.update({storage[name]: op for name in call.results if name is not None})
-            for name in call.reads:
-                if name in storage:
-                    self.readers.setdefault(storage[name], set()).add(op)
+        self.maker, self.readers = program.makers(), program.readers()
         outside = {*program.held, *program.gradients.values()}
         outside.update(write.variable for write in program.writes.values())
         self.outside = {storage[name] for name in outside}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, is_view
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
 from remat_graph.torch.lowering import equivalence_of
 
 __all__ = ["Kernel", "kernel_of", "run_fused"]
+
+logger = logging.getLogger(__name__)
 
 Compiled = Callable[[list[torch.Tensor]], Any]
 """Takes a list of tensors, which it empties; gives a sequence of tensors."""
@@ -69,6 +72,7 @@ class Kernel:
             if TensorFacts.of(tensor) != facts or storage in storages:
                 self.failure = f"its {name} is {TensorFacts.of(tensor)}, or an input, not {facts}"
                 self.compiled = None
+                logger.warning("%s runs op by op: %s", self, self.failure)
                 return self.interpreted(inputs)
             storages.add(storage)
         self._is_checked = True
@@ -78,8 +82,8 @@ class Kernel:
         """Give the outputs by running one call after the other."""
         there: dict[str, Any] = dict(zip(self.body.inputs, inputs, strict=True))
         for call, gone in zip(self.body.calls, self._last_reads, strict=True):
-            args = [_filled(item, there) for item in call.args]
-            kwargs = {key: _filled(item, there) for key, item in call.kwargs.items()}
+            args = [filled(item, there) for item in call.args]
+            kwargs = {key: filled(item, there) for key, item in call.kwargs.items()}
             output = call.target(*args, **kwargs)
             parts = output if call.sequence else [output]
             pairs = zip(call.results, parts, strict=True)
@@ -122,25 +126,11 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[st
 
     It is for as many threads as there are now.
     """
-    names: dict[str, str] = {}
-
-    def of(name: str) -> str:
-        return names.setdefault(name, f"v{len(names)}")
-
-    inputs = tuple(map(of, body.inputs))
-    calls = tuple(
-        replace(
-            call.of(
-                [of(name) for name in call.variables],
-                tuple(None if name is None else of(name) for name in call.results),
-            ),
-            replay=None,
-        )
-        for call in body.calls
-    )
-    numbered = Body(inputs, calls, tuple(map(of, body.outputs)))
+    numbered, names = body.numbered()
     known = {number: facts[name] for name, number in names.items() if name in facts}
-    call = Call(run_fused, tuple(map(Variable, inputs)), {}, (), sequence=True, body=numbered)
+    call = Call(
+        run_fused, tuple(map(Variable, numbered.inputs)), {}, (), sequence=True, body=numbered
+    )
     remade = sorted(number for name, number in names.items() if name in again)
     layouts = [_layout(known[name]) for name in numbered.outputs]
     text = f"{equivalence_of(call, known)} {layouts} {remade} {torch.get_num_threads()}"
@@ -151,11 +141,3 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[st
 
 def _layout(facts: TensorFacts) -> tuple[Any, ...]:
     return facts.shape, facts.stride, facts.storage_bytes
-
-
-def _filled(item: Any, there: Mapping[str, Any]) -> Any:
-    if type(item) is Variable:
-        return there[item.name]
-    if isinstance(item, (list, tuple)):  # fx has a list of its own
-        return [_filled(part, there) for part in item]
-    return item

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from remat_graph.torch.calls import Call, Variable
-from remat_graph.torch.fusing.groups import Group, find_groups
+from remat_graph.torch.fusing.groups import Group
 from remat_graph.torch.fusing.kernel import Kernel, kernel_of, run_fused
 from remat_graph.torch.program import Program
 from remat_graph.torch.regrouping import with_groups
@@ -13,13 +13,10 @@ from remat_graph.torch.regrouping import with_groups
 __all__ = ["fused", "kernels_of", "name_of"]
 
 
-def fused(program: Program, unfused: Collection[str] = ()) -> Program:
-    """Write a program without alternatives anew, with a call for each group of its ops.
-
-    Those that are `unfused` stay as they are.
-    """
+def fused(program: Program, found: Iterable[Group]) -> Program:
+    """Write a program without alternatives anew, with a call for each of these groups of it."""
     calls, groups, backward = dict(program.calls), dict[str, str](), dict[str, str | None]()
-    for group in find_groups(program, unfused):
+    for group in found:
         name = name_of(group)
         groups.update(dict.fromkeys(group.ops, name))
         for op in group.ops:

@@ -1,7 +1,7 @@
 """Compiles kernels in a process of its own, for the caches on disk from which others load them.
 
-Run as `python -m remat_graph.torch.fusing.worker`: reads kernels from standard input, says `done`
-for each on standard output. Its results are the files that Inductor caches.
+Run as `python -m remat_graph.torch.fusing.worker`: reads kernels from standard input. Its results
+are the files that Inductor caches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 import torch
 
@@ -22,14 +22,13 @@ from remat_graph.torch.fusing.kernel import Kernel
 __all__ = ["main"]
 
 
-def main(source: BinaryIO, told: TextIO) -> None:
-    """Compile what comes in on one stream, and tell of each on the other."""
+def main(source: BinaryIO) -> None:
+    """Compile what comes in on a stream."""
     parent, threads, kernels = pickle.load(source)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     for key, body, facts in kernels:
         compile_kernels([Kernel(key, body, facts)])
-        print("done", file=told, flush=True)
 
 
 def _end_with(parent: int) -> None:
@@ -40,4 +39,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout)
+    main(sys.stdin.buffer)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat_graph.graph import Numerics
+from remat_graph.torch.fusing.groups import find_groups
 from remat_graph.torch.fusing.program import fused
 from remat_graph.torch.program import Program
 from remat_graph.torch.ways.alternatives import add_alternatives
@@ -34,7 +35,7 @@ class Choice:
         """Write a program without alternatives as chosen; `cuts` are those of it."""
         program = self.before_groups(program, cuts)
         if self.unfused is not None:
-            program = fused(program, self.unfused)
+            program = fused(program, find_groups(program, self.unfused))
         return add_alternatives(program, self.numerics)
 
     def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:

@@ -79,13 +79,7 @@ class _Finder:
         self.names: dict[str, list[str]] = {}
         for name, value in storage.items():
             self.names.setdefault(value, []).append(name)
-        self.maker: dict[str, str] = {}
-        self.readers: dict[str, set[str]] = {}
-        for op, call in program.calls.items():
-            self.maker.update({storage[name]: op for name in call.results if name is not None})
-            for name in call.reads:
-                if name in storage:
-                    self.readers.setdefault(storage[name], set()).add(op)
+        self.maker, self.readers = program.makers(), program.readers()
         self.forward = [op for op in program.calls if op not in program.backward_ops]
         self.position = {op: at for at, op in enumerate(self.forward)}
         written = {storage[write.target] for write in program.writes.values()}

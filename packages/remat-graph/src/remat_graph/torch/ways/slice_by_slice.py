@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, is_view
+from remat_graph.torch.calls import Body, Call, TensorFacts, filled, is_view
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.slices.placement import WHOLE, Place, Placement, Sliced, Summed
 
@@ -218,11 +218,11 @@ class _Step:
 
     def run(self, env: dict[str, Any], outputs: _Outputs) -> None:
         """Run it on the variables of a slice."""
-        args = [_filled(item, env) for item in self.args]
+        args = [filled(item, env) for item in self.args]
         if self.add is not None and self.results[0] in outputs.totals:
             self.add(outputs.totals[self.results[0]], *args)
         else:
-            kwargs = {key: _filled(item, env) for key, item in self.kwargs.items()}
+            kwargs = {key: filled(item, env) for key, item in self.kwargs.items()}
             output = self.run_call(*args, **kwargs)
             parts = list(output) if self.sequence else [output]
             for result in self.by_share:
@@ -233,14 +233,6 @@ class _Step:
             outputs.note(self.results, parts)
         for name in self.gone:
             env.pop(name, None)
-
-
-def _filled(item: Any, env: Mapping[str, Any]) -> Any:
-    if type(item) is Variable:
-        return env[item.name]
-    if isinstance(item, (list, tuple)):  # fx has a list of its own
-        return [_filled(part, env) for part in item]
-    return item
 
 
 def _part(tensor: torch.Tensor, place: Place, units: int, start: int, stop: int) -> torch.Tensor:
@@ -351,21 +343,7 @@ class _Outputs:
 
 def numbered(sliced: SlicedBody) -> SlicedBody:
     """Name the variables of a body in the order in which they appear: equal ones are equal then."""
-    names: dict[str, str] = {}
-
-    def of(name: str) -> str:
-        return names.setdefault(name, f"v{len(names)}")
-
-    body = sliced.body
-    inputs = tuple(map(of, body.inputs))
-    calls = tuple(
-        call.of(
-            [of(name) for name in call.variables],
-            tuple(None if name is None else of(name) for name in call.results),
-        )
-        for call in body.calls
-    )
-    outputs = tuple(map(of, body.outputs))
+    body, names = sliced.body.numbered()
     facts = {number: sliced.facts[name] for name, number in names.items()}
     again = tuple(names[name] for name in sliced.again if name in names)
-    return replace(sliced, body=Body(inputs, calls, outputs), facts=facts, again=again)
+    return replace(sliced, body=body, facts=facts, again=again)
