@@ -7,6 +7,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,14 @@ from torch.nn.functional import cross_entropy, dropout, gelu, relu, scaled_dot_p
 
 import remat
 from remat.planning import planner
-from remat.session import kind_finder
-from remat_exec import Executable, Peak, measure_peak
+from remat.session import kind_finder, nearby_sizes
+from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
+from remat.session.step import StepState
+from remat_exec import Executable, Peak, codegen, measure_peak
+from remat_graph import Schedule
 from remat_graph.torch import OtherSizes, capture_region, trace_sizes
 from remat_graph.torch.capturing import sizes
+from remat_solvers.step import RegionOption
 
 
 class Attention(nn.Module):
@@ -202,7 +207,8 @@ def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
     for call in calls:
         capture = sized.capture(call, costs="estimate")
         evaluated = capture.program
-        read_off = first.at(call)
+        sizes_of_call = sized.sizes_of(call)
+        read_off = None if sizes_of_call is None else first.at(sizes_of_call)
         assert read_off is not None
         assert read_off.program == evaluated
         assert read_off.program.equivalence == evaluated.equivalence
@@ -336,23 +342,28 @@ def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> N
 
 
 def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
+    """One that is larger than all since sizes are symbols is rehearsed first, and no other."""
     rehearsed: list[int] = []
-    rehearse = planner._rehearsed
+    rehearse = planner.rehearsed
 
     def counted(executable: Executable, *rest: object) -> Peak:
         rehearsed.append(executable.peak_bytes)
         return rehearse(executable, *rest)
 
-    monkeypatch.setattr(planner, "_rehearsed", counted)
+    monkeypatch.setattr(planner, "rehearsed", counted)
+    monkeypatch.setattr(nearby_sizes, "rehearsed", counted)
     torch.manual_seed(0)
     model = Attention(0.2)
     run = remat.rematerialize(model, budget=0.8)
     lengths = random.Random(0).choices(range(8, 64), k=40)
-    for length in lengths:
+    for at, length in enumerate(lengths):
         model.zero_grad()
-        ids = tokens(length)
+        ids, before = tokens(length), len(rehearsed)
         with measure_peak() as peak:
             run(*ids).backward()
+        if at >= 3:
+            is_larger = length not in lengths[:2] and length > max(lengths[2:at])
+            assert (len(rehearsed) > before) == is_larger, length
         assert peak.peak_bytes <= run.plan.budget_bytes
         found = gradients(model, run, tokens(length))
         expected = gradients(model, model_of(model), tokens(length))
@@ -360,6 +371,54 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     assert traces == ["as it comes", "as it comes", "with symbols"]
     assert len(rehearsed) <= 10
     assert len(set(lengths)) >= 25
+
+
+@pytest.mark.parametrize("name", ["attention", "dropout", "graph", "images"])
+def test_code_is_compiled_once_for_all_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_, make, inputs = codegen._compiled, MODELS[name][0], MODELS[name][1]
+
+    def counted(source: str, owner: object) -> Any:
+        compiled.append(source)
+        return compile_(source, owner)
+
+    monkeypatch.setattr(codegen, "_compiled", counted)
+    torch.manual_seed(0)
+    model = make()
+    run = remat.rematerialize(model, budget=2**22)
+    lengths = [40, 60, 50, 57, 31, 44, 53, 26, 38, 49]
+    sources = set()
+    for at, length in enumerate(lengths):
+        expected = gradients(model, model_of(model), inputs(length))
+        assert all(map(torch.equal, gradients(model, run, inputs(length)), expected)), length
+        if at == 4:
+            compiled.clear()
+        sources.add(run.plan.source)
+    assert not compiled  # all store everything
+    assert len(sources) == len(lengths)  # each says its sizes
+
+
+def test_what_depends_on_a_number_alone_keeps_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, plans, recorded = Using(FLOATS["annealed"]), [], []
+    record = StepState.record_call
+
+    def counted(*args: Any, **options: Any) -> None:
+        recorded.append(args)
+        record(*args, **options)
+
+    monkeypatch.setattr(StepState, "record_call", counted)
+    run = remat.rematerialize(model, budget=0.9)
+    for step in range(8):
+        inputs: Any = torch.randn(16, 8), 0.35 + 0.11 * step
+        expected = gradients(model, model_of(model), inputs)
+        found = gradients(model, run, inputs)
+        assert all(map(torch.equal, found, expected)), step
+        plans.append(run.plan)
+        if step == 3:
+            recorded.clear()
+    assert all(plan is plans[3] for plan in plans[4:])
+    assert not recorded
 
 
 def test_other_gradients_and_outputs_of_sizes_that_are_near() -> None:
@@ -527,3 +586,21 @@ def test_a_count_that_the_data_decide(monkeypatch: pytest.MonkeyPatch, traces: l
     assert traces.count("with symbols") <= 3
     assert len(traces) <= 10
     assert len(solved) <= 8
+
+
+def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls_add() -> None:
+    def option(kept: int, forward: int, backward: int) -> RegionOption:
+        return RegionOption(Schedule(()), kept, forward, backward, 1.0, None)
+
+    record: Any = SimpleNamespace(pattern=(0, 1), left_bytes=0)
+    plan: Any = SimpleNamespace(predicted_peak_bytes=1000, measured_peak_bytes=1010)
+    options = option(100, 300, 500), option(100, 200, 400)
+    held = {"forward": 10, "backward": 20}
+    patterns = PlannedPatterns([PlannedPattern(record, plan, options, held, (5, 6))])
+    same, smaller = option(100, 300, 500), option(90, 200, 380)
+    assert patterns.peak_alike((5,), [same]) == 1010
+    assert patterns.peak_alike((5, 6), [same, smaller]) == 1010
+    assert patterns.peak_alike((5, 6), [same, option(100, 210, 450)]) == 1010 + 50
+    assert patterns.peak_alike((5, 6), [same, option(120, 200, 400)]) == 1010 + 20 + 2
+    assert patterns.peak_alike((6,), [smaller]) is None
+    assert patterns.peak_alike((5, 6, 6), [same, same, same]) is None

@@ -12,15 +12,16 @@ import itertools
 import linecache
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.emit import Group, Writer, zero_values
-from remat_exec.exposed_reads import exposed_reads
+from remat_exec.exposed_reads import ExposedReads, exposed_reads
 from remat_exec.views import shortened
 from remat_graph import (
     Compute,
@@ -46,6 +47,32 @@ _Backward: TypeAlias = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The generated functions of one schedule, for one size or for all sizes of a trace.
+
+    `saved`, `groups` and `states` are as `Code` says. `facts` are the names under which it reads
+    what is known of a variable, with these.
+    """
+
+    saved: tuple[str, ...]
+    groups: tuple[Group, ...]
+    states: int
+    source: str
+    bindings: dict[str, Any] = field(repr=False)
+    facts: dict[str, str] = field(repr=False)
+
+    @functools.cached_property
+    def _compiled(self) -> CodeType:
+        return _compiled(self.source, self)
+
+    def functions(self, sizes: Mapping[str, Any]) -> tuple[_Forward, _Backward]:
+        """Give the halves for some sizes, which are compiled when first asked for."""
+        namespace = {**self.bindings, **sizes, "text__": self}  # which tracebacks show
+        exec(self._compiled, namespace)
+        return namespace["forward"], namespace["backward"]
+
+
 @dataclass(frozen=True)
 class Code:
     """The generated functions of one schedule.
@@ -56,17 +83,36 @@ class Code:
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op, and checksums by variable; the field says how many of the first are kept.
     `peak_bytes` is the schedule's peak, `staying_peak_bytes` that with the gradients held that were
-    to leave. They are compiled when one is first asked for: plans that
-    are not run never do.
+    to leave. Sizes that its text leaves open are `sizes`, by name. It is compiled when first asked
+    for: plans that are not run never are.
     """
 
-    saved: tuple[str, ...]
-    groups: tuple[Group, ...]
-    states: int
     peak_bytes: int
     staying_peak_bytes: int
-    source: str
-    _bindings: dict[str, Any] = field(repr=False)
+    _text: Text = field(repr=False)
+    _sizes: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """The names of what is kept between the halves."""
+        return self._text.saved
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The gradients that are given out together."""
+        return self._text.groups
+
+    @property
+    def states(self) -> int:
+        """How many draws have a state kept."""
+        return self._text.states
+
+    @property
+    def source(self) -> str:
+        """The code, behind the sizes that it leaves open."""
+        used = (name for name in self._sizes if name in self._text.source)
+        sizes = "".join(f"{name} = {self._sizes[name]!r}\n" for name in used)
+        return f"{sizes}\n\n{self._text.source}" if sizes else self._text.source
 
     @property
     def forward(self) -> _Forward:
@@ -80,8 +126,7 @@ class Code:
 
     @functools.cached_property
     def _functions(self) -> tuple[_Forward, _Backward]:
-        functions = compile_source(self.source, self._bindings)
-        return functions["forward"], functions["backward"]
+        return self._text.functions(self._sizes)
 
 
 def generate(
@@ -117,11 +162,57 @@ def generate(
         raise InvalidSchedule(
             f"computes {late[0]!r} with {late[1]!r} after that, or its gradient, has left"
         )
+    shared, lowered = exposed_reads(program), {}
+    if autocast is not None:
+        lowered = lowered_bytes(program, autocast)
+    generic = program.generic
+    asked = schedule, save_all, missing, unwanted, autocast, noted, shared, frozenset(lowered)
+    text = None if generic is None else generic.texts.get(asked)
+    if text is None:
+        own = program if generic is None else generic.program
+        names = {} if generic is None else generic.names
+        text = _written(
+            own,
+            graph,
+            schedule,
+            names,
+            save_all=save_all,
+            missing=missing,
+            unwanted=unwanted,
+            lowered=dict.fromkeys(lowered, autocast),
+            noted=noted,
+            shared=shared,
+        )
+        if generic is not None:
+            generic.texts[asked] = text
+    sizes: dict[str, Any] = {} if generic is None else dict(generic.numbers)
+    sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
+    return Code(
+        _peak(schedule, held, lowered),
+        _peak(schedule, _with_staying(graph, schedule, held), lowered),
+        text,
+        sizes,
+    )
+
+
+def _written(
+    program: Program,
+    graph: Graph,
+    schedule: Schedule,
+    sizes: Mapping[float, str],
+    *,
+    save_all: bool,
+    missing: frozenset[int],
+    unwanted: frozenset[str],
+    lowered: dict[str, torch.dtype | None],
+    noted: frozenset[str],
+    shared: ExposedReads,
+) -> Text:
+    """Write the code of a schedule, with names for the numbers `sizes`."""
     loss = next(i for i, s in enumerate(schedule.steps) if s == Compute("loss"))
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule) | noted
     shorter = shortened(program)
-    shared = exposed_reads(program)
-    forward = Writer(program, replayed, {}, shorter)
+    forward = Writer(program, replayed, {}, shorter, sizes=sizes)
     forward.compared = shared.ops if save_all else shared.ops & _run_again(schedule)
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
@@ -130,7 +221,7 @@ def generate(
 
     forward.make(name for p, name in enumerate(program.handed) if p not in program.deferred)
 
-    backward = Writer(program, replayed, forward.bindings, shorter, forward.computed)
+    backward = Writer(program, replayed, forward.bindings, shorter, forward.computed, sizes=sizes)
     backward.compared = forward.compared
     backward.available((*forward.inputs, *kept))
     handed = {program.storage[name] for name in program.held}
@@ -139,8 +230,7 @@ def generate(
     tangents = tuple(t for t, position in program.tangents.items() if position not in missing)
     backward.receive(tangents)
     backward.zero = zero_values(program, missing)
-    lowered = {} if autocast is None else lowered_bytes(program, autocast)
-    backward.lowered = dict.fromkeys(lowered, autocast)
+    backward.lowered = lowered
     groups = backward.run_backward(graph, schedule.steps[loss + 1 :], unwanted)
     saved = [name for name in forward.inputs if name in backward.read_at_entry]
     saved += [
@@ -183,26 +273,31 @@ def generate(
             "",
         ]
     )
-    return Code(
-        tuple(saved),
-        groups,
-        len(replayed),
-        _peak(schedule, held, lowered),
-        _peak(schedule, _with_staying(graph, schedule, held), lowered),
-        source,
-        forward.bindings,
-    )
+    return Text(
+        tuple(saved), groups, len(replayed), source, forward.bindings,
+        {**forward.facts, **backward.facts},
+    )  # fmt: skip
 
 
-def compile_source(source: str, bindings: dict[str, Any]) -> dict[str, Any]:
-    """Compile functions, whose lines tracebacks show as long as the first of them lives."""
+def compile_source(source: str, bindings: dict[str, Any]) -> Any:
+    """Compile the function `make`, whose lines tracebacks show as long as it lives."""
+    namespace = dict(bindings)
+    shown = _Shown()
+    exec(_compiled(source, shown), namespace)
+    namespace["shown__"] = shown
+    return namespace["make"]
+
+
+class _Shown:
+    """Lives as long as the lines of a source are shown."""
+
+
+def _compiled(source: str, owner: Any) -> CodeType:
+    """Compile a source, whose lines tracebacks show as long as its owner lives."""
     filename = f"<remat plan {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = dict(bindings)
-    exec(compile(source, filename, "exec"), namespace)
-    first = next(namespace[name] for name in ("forward", "make") if name in namespace)
-    weakref.finalize(first, linecache.cache.pop, filename, None)
-    return namespace
+    weakref.finalize(owner, linecache.cache.pop, filename, None)
+    return compile(source, filename, "exec")
 
 
 def _unpack(names: Iterable[str], source: str) -> str:

@@ -51,8 +51,11 @@ class Writer:
         bindings: dict[str, Any],
         shorter: Mapping[str, Call | str],
         computed: Iterable[str] = (),
+        sizes: Mapping[float, str] | None = None,
     ) -> None:
         self.program = program
+        self.sizes = sizes or {}
+        self.facts: dict[str, str] = {}
         self.shorter = shorter
         self.replayed = replayed
         self.computed = set(computed)
@@ -173,8 +176,9 @@ class Writer:
             return
         call = self.program.views.get(name)
         if call is None and self.program.storage[name] in self.zero:
-            zeros = self._bind("zeros", _zeros)
-            self.lines.append(f"{name} = {zeros}({self._bind('facts', self.program.facts[name])})")
+            zeros, facts = self._bind("zeros", _zeros), f"{name}_facts__"
+            self.facts[facts] = name
+            self.lines.append(f"{name} = {zeros}({facts})")
             self._define(name)
             return
         if call is None:
@@ -308,9 +312,10 @@ class Writer:
         if isinstance(item, (list, tuple)):
             inner = ", ".join(self._argument(part) for part in item)
             return f"[{inner}]"
-        if item is None or isinstance(item, (bool, int, str)):
-            return repr(item)
-        if isinstance(item, float) and math.isfinite(item):
+        if type(item) in (int, float) and item in self.sizes:
+            return self.sizes[item]
+        plain = item is None or isinstance(item, (bool, int, str))
+        if plain or (isinstance(item, float) and math.isfinite(item)):
             return repr(item)
         return self._bind("constant", item)
 

@@ -74,7 +74,7 @@ class Recipe:
 
     def run(self, inputs: list[Any], states: dict[str, Any], device: torch.device) -> torch.Tensor:
         """Make the output; the list of inputs is emptied."""
-        make: Callable[..., torch.Tensor] = compile_source(self.source, self._bindings)["make"]
+        make: Callable[..., torch.Tensor] = compile_source(self.source, self._bindings)
         with (
             torch.inference_mode(mode=False),
             torch.no_grad(),

@@ -13,6 +13,7 @@ from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
 from remat_graph.torch.capturing.sizes import (
     BUCKET,
+    CallSizes,
     SizedCapture,
     SizedRegion,
     has_sizes,
@@ -81,6 +82,7 @@ __all__ = [
     "Body",
     "BrokenCapture",
     "Call",
+    "CallSizes",
     "Capture",
     "CaptureError",
     "Capturer",
@@ -105,6 +107,7 @@ __all__ = [
     "Program",
     "RealStrides",
     "SizedCapture",
+    "SizedRegion",
     "SizedRegion",
     "Sliced",
     "SlicedBody",

@@ -18,6 +18,7 @@ from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.leaving import with_leaves
 from remat_graph.provenance import Provenance
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.generic import Generic
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
 
@@ -119,7 +120,8 @@ class Program:
     layout than was traced. `deferred` are positions in `returned` of what no step makes: it is made
     when it is read. `leaving` are the inputs whose gradients whoever gets them lets go of at
     once. `provenance` says where in the user's code the calls come from, as far as that
-    is known.
+    is known. `generic` stands for all sizes of one that was read off another size, and is of no
+    changed copy.
     """
 
     inputs: tuple[Input, ...]
@@ -144,6 +146,7 @@ class Program:
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False)
     handed: tuple[str, ...] = field(init=False)
     overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
+    generic: Generic | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
     def resident(self) -> frozenset[str]:

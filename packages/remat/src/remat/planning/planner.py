@@ -47,6 +47,7 @@ __all__ = [
     "RunnablePlan",
     "for_missing",
     "make_plan",
+    "rehearsed",
 ]
 
 logger = logging.getLogger(__name__)
@@ -291,7 +292,7 @@ def _rehearsed_until_within(
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
         planned = task.planned(captured, solution)
-        rehearse = functools.partial(_rehearsed, planned.executable, module, tensors, loss, budget)
+        rehearse = functools.partial(rehearsed, planned.executable, module, tensors, loss, budget)
         if loss is None and type(planned.executable) is Executable:
             peak = remembered_rehearsal(module, captured, planned.executable.source, rehearse)
         else:
@@ -346,7 +347,7 @@ def _plain_peak(
     return measured() if loss is not None else remembered_peak(module, captured, measured)
 
 
-def _rehearsed(
+def rehearsed(
     executable: Runnable,
     module: torch.nn.Module,
     tensors: list[torch.Tensor],

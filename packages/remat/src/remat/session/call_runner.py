@@ -195,13 +195,19 @@ class CallRunner:
         """Let earlier calls give back what they can make again, the largest first.
 
         What the code between regions holds is taken to be the most that it held at any time in
-        this half of the steps that were recorded. Nothing is given back in a step that is planned.
+        this half of the steps that were recorded. Nothing is given back in a step that is planned,
+        nor in one of other sizes that takes no more than the room, by what a planned one takes.
         """
-        if not self._step.patterns.off_plan or self._step.planner.room is None:
+        step, room = self._step, self._step.planner.room
+        if not step.patterns.off_plan or room is None:
+            return
+        families = step.planner.families(step.pattern)
+        bound = step.patterns.peak_alike(families, [option for _, option in step.calls])
+        if bound is not None and bound <= room:
             return
         calls = sorted(self._step.open_calls, key=lambda call: -call.droppable_bytes)
         held = sum(call.kept_bytes for call in calls if call is not own)
-        room = self._step.planner.room - self._step.patterns.held(half) - needed
+        room -= step.patterns.held(half) + needed
         for call in calls:
             if held <= room:
                 return

@@ -1,30 +1,35 @@
 """A call of a new size runs by the schedule of a size that is near, where the simulator says so.
 
-Sizes are in buckets: below a size that was planned and rehearsed, and up to a quarter above it.
-Nothing is captured, measured, solved or rehearsed then: the program is read off that of the other
-size, its operators are taken to need no less workspace, and what the rehearsal took beyond the
-prediction is set aside. The first step by such a plan is recorded as any other's; where it is over
-the budget, that is told, and each size is rehearsed from then on.
+Sizes are in buckets: below a size that was rehearsed, and up to a quarter above it. Nothing is
+captured, measured or solved then: the program is read off that of the other size, its operators are
+taken to need no less workspace, and what the rehearsal took beyond the prediction is set aside. A
+size of which any value takes more than in the one whose plan it takes is rehearsed first, and all
+below it are not. The first step of each is recorded as any other's; where it is over the budget,
+that is told, and each size is rehearsed from then on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from remat.planning.planner import SCALAR_BYTES, RunnablePlan
+import torch
+
+from remat.budgets.blocks import later_blocks
+from remat.planning.planner import SCALAR_BYTES, RunnablePlan, rehearsed
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.solving import adapted
 from remat.plans.origin import Origin
 from remat.report.readable_plan import ReadablePlan
-from remat.session.region import Region, is_unrehearsed
-from remat_exec import get_executor
+from remat.session.region import Region, is_unrehearsed, keep
+from remat_exec import BudgetExceeded, Executor, Loss, Peak, Runnable
 from remat_graph import Graph
-from remat_graph.torch import BUCKET, SizedCapture
+from remat_graph.torch import BUCKET, CallSizes, SizedCapture, SizedRegion
 
 __all__ = ["plan_nearby"]
 
@@ -34,45 +39,106 @@ _MOST_TRIED = 3
 
 
 def plan_nearby(
-    settings: Settings, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
+    settings: Settings,
+    executor: Executor,
+    region: Region,
+    numbers: tuple[Any, ...],
+    inputs: Sequence[Any],
+    loss: Loss | None,
 ) -> RunnablePlan | None:
     """Plan a call by the plan of a size that is near; `None` if it is to be planned by itself.
 
     That is where no size is near, no known schedule fits, or a plan is asked for or shared with
-    other ranks.
+    other ranks. A `loss` is what is run of what the region returns.
     """
     if region.rehearses_all_sizes or numbers in region.left or not region.plans:
         return None
     if settings.region_plan is not None or has_other_ranks():
         return None
     start = time.perf_counter()
-    for other in _nearest(region, inputs):
-        captured = other.capture.at(inputs) if isinstance(other.capture, SizedCapture) else None
-        if captured is not None:
-            planned = _planned_by(settings, region, other, captured, start)
-            if planned is not None:
-                return planned
+    loss = loss if region.expected is None else None
+
+    def rehearse(executable: Runnable, budget: int) -> Peak:
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        return rehearsed(executable, region.graph, tensors, loss, budget)
+
+    for other, call in _nearest(settings, region, inputs):
+        captured = cast("SizedCapture", other.capture).at(call)
+        if captured is None:
+            continue
+        if captured.program.facts == other.capture.program.facts:
+            return _same(executor, region, numbers, other, captured)
+        planned = _planned_by(executor, region, other, captured, rehearse, start)
+        if planned is not None:
+            return planned
     return None
 
 
-def _nearest(region: Region, inputs: Sequence[Any]) -> Iterator[RunnablePlan]:
-    """Yield the plans that were rehearsed and have this size in their bucket, the nearest first."""
-    found: list[tuple[float, int, RunnablePlan]] = []
-    for at, plan in enumerate(region.plans.values()):
-        if not isinstance(plan, RunnablePlan) or is_unrehearsed(plan):
+def _nearest(
+    settings: Settings, region: Region, inputs: Sequence[Any]
+) -> Iterator[tuple[RunnablePlan, CallSizes]]:
+    """Yield the plans that were rehearsed and have this size in their bucket.
+
+    First those of sizes that are no smaller, then those of smaller ones, the nearest first. Of a
+    fraction, only those whose budget is of their own sizes serve larger ones. With each comes what
+    its trace reads off the call.
+    """
+    rehearsed: dict[int, RunnablePlan] = {}
+    for plan in region.plans.values():
+        if isinstance(plan, RunnablePlan) and not is_unrehearsed(plan):
+            rehearsed[id(plan.plan)] = plan
+    sizes: dict[SizedRegion, CallSizes | None] = {}
+    found: list[tuple[bool, float, int, RunnablePlan, CallSizes]] = []
+    for at, plan in enumerate(rehearsed.values()):
+        trace = plan.capture.region if isinstance(plan.capture, SizedCapture) else None
+        if trace is None:
             continue
-        capture = plan.capture
-        if isinstance(capture, SizedCapture):
-            ratio = capture.ratio_of(inputs)
-            if ratio is not None and ratio <= BUCKET:
-                found.append((abs(math.log(ratio)), at, plan))
-    yield from (plan for *_, plan in sorted(found)[:_MOST_TRIED])
+        if trace not in sizes:
+            sizes[trace] = trace.sizes_of(inputs)
+        call = sizes[trace]
+        if call is not None:
+            ratio = cast("SizedCapture", plan.capture).ratio(call)
+            has_own_budget = settings.budget.fraction is None or plan.plan.plain_peak_bytes
+            if ratio <= (BUCKET if has_own_budget else 1.0):
+                found.append((ratio > 1.0, abs(math.log(ratio)), at, plan, call))
+    found.sort(key=lambda each: each[:3])
+    yield from ((plan, call) for *_, plan, call in found[:_MOST_TRIED])
+
+
+def _same(
+    executor: Executor,
+    region: Region,
+    numbers: tuple[Any, ...],
+    other: RunnablePlan,
+    captured: SizedCapture,
+) -> RunnablePlan:
+    """Run by the plan of another call, where all tensors are as in that, and numbers alone differ.
+
+    If the first step by it was seen to be within the budget, this one is.
+    """
+    base = other.capture
+    same = dataclasses.replace(
+        captured, graph=base.graph, loss=base.loss, released_outputs=base.released_outputs
+    )
+    if any(plan is other.plan for plan in region.checked.values()):
+        keep(region.checked, numbers, other.plan)
+    budget = other.plan.budget_bytes
+    executable = executor(same, other.plan.schedule, budget_bytes=budget)
+    return RunnablePlan(other.plan, same, executable, other.watched)
 
 
 def _planned_by(
-    settings: Settings, region: Region, other: RunnablePlan, captured: SizedCapture, start: float
+    executor: Executor,
+    region: Region,
+    other: RunnablePlan,
+    captured: SizedCapture,
+    rehearse: Callable[[Runnable, int], Peak],
+    start: float,
 ) -> RunnablePlan | None:
-    """Plan by the schedule of another size, or by storing everything, if either fits."""
+    """Plan by the schedule of another size, or by storing everything, if either fits.
+
+    It is rehearsed if any of its values takes more than for the other size.
+    """
     if region.seen_loss is not None:
         loss = captured.loss.at_least(region.seen_loss.of(captured))
         captured = cast("SizedCapture", captured.with_loss(loss))
@@ -90,7 +156,16 @@ def _planned_by(
     solution = adapted(graph, target, [other.plan.schedule])
     if solution is None or solution.schedule is None:
         return None
-    executable = get_executor(settings.executor)(captured, solution.schedule, budget_bytes=budget)
+    executable = executor(captured, solution.schedule, budget_bytes=budget)
+    peak: Peak | None = None
+    pairs = zip(graph.values, other.capture.graph.values, strict=True)
+    if any(value.size_bytes > before.size_bytes for value, before in pairs):
+        try:
+            peak = rehearse(executable, budget)
+        except BudgetExceeded:
+            return None
+        if peak.peak_bytes + later_blocks(peak) > budget:
+            return None
     plan = ReadablePlan.of_one_region(
         graph,
         solution.schedule,
@@ -106,6 +181,10 @@ def _planned_by(
         source=executable.source,
         origin=Origin.here(device),
     )
+    if peak is not None:
+        plan = dataclasses.replace(
+            plan, measured_peak_bytes=peak.peak_bytes, measured_curve=peak.curve
+        )
     logger.debug("%s runs by the plan of a size that is near", region.name)
     return RunnablePlan(plan, captured, executable, other.watched)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,18 @@ class PlannedPattern:
     def __post_init__(self) -> None:
         """See what the recorded step left behind."""
         self.left_bytes = self.record.left_bytes
+
+    def peak_with(self, options: Sequence[RegionOption]) -> int:
+        """Bound what a step takes whose first calls run by options of other sizes."""
+        own = self.options[: len(options)]
+        beyond = sum(
+            max(0, new.kept_bytes - old.kept_bytes, new.peak_bytes - old.peak_bytes)
+            for new, old in zip(options, own, strict=True)
+        )
+        kept, before = (sum(option.kept_bytes for option in each) for each in (options, own))
+        grown = max(0.0, kept / max(1, before) - 1)
+        peak = max(self.plan.predicted_peak_bytes, self.plan.measured_peak_bytes or 0)
+        return peak + beyond + math.ceil(grown * max(self.held.values(), default=0))
 
 
 @dataclass(eq=False)
@@ -99,6 +112,20 @@ class PlannedPatterns:
             if each.fits and (at := _position(each.families, so_far, family)) is not None
         ]
         return max(options, key=lambda option: option.kept_bytes, default=None)
+
+    def peak_alike(self, families: tuple[int, ...], options: Sequence[RegionOption]) -> int | None:
+        """Bound what a step takes whose calls so far are of these families and options.
+
+        That is what a planned step of such calls takes, whatever their sizes, and for each call
+        what it takes beyond the one there; what is held beside grows with what the calls keep.
+        `None` if there is no such step.
+        """
+        bounds = [
+            each.peak_with(options)
+            for each in self.planned
+            if each.fits and each.families[: len(families)] == families
+        ]
+        return min(bounds, default=None)
 
     def end_step(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """End a step of these calls; give the pattern by whose plan it ran, if there is one.

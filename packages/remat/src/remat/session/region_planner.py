@@ -31,7 +31,7 @@ from remat.session.leaving import hooked, may_leave
 from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
-from remat_exec import BudgetExceeded, autocast_type, get_executor
+from remat_exec import BudgetExceeded, Executor, autocast_type, get_executor
 from remat_graph.torch import (
     Capture,
     CaptureError,
@@ -78,6 +78,10 @@ class RegionPlanner:
         self._real_strides = RealStrides() if self._measures else None
         self._planned: list[RunnablePlan] = []
         self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
+
+    @functools.cached_property
+    def _executor(self) -> Executor:
+        return get_executor(self.settings.executor)
 
     @property
     def _first_costs(self) -> Costs:
@@ -188,8 +192,7 @@ class RegionPlanner:
             self._breaks.append(f"{region.name} runs as it is: {reason}")
             return None
         changes = self._changes.setdefault(region.name, {})
-        executor = get_executor(self.settings.executor)
-        return CapturedRegion(number, capture, kind, executor, changes)
+        return CapturedRegion(number, capture, kind, self._executor, changes)
 
     def plan_one(
         self,
@@ -204,7 +207,7 @@ class RegionPlanner:
         `loss` makes it of what the region returns, to be measured; `rebuilt` gives what the
         function returns, if its region returns this.
         """
-        nearby = plan_nearby(self.settings, region, numbers, inputs)
+        nearby = plan_nearby(self.settings, self._executor, region, numbers, inputs, loss)
         if nearby is not None:
             return nearby
         try:
@@ -255,7 +258,7 @@ class RegionPlanner:
         """Plan with the first gradients leaving with which a plan fits."""
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         able = frozenset(hooked(self._for_expected(region, inputs), region.graph, tensors))
-        if not hasattr(get_executor(self.settings.executor), "staying_peak_bytes"):
+        if not hasattr(self._executor, "staying_peak_bytes"):
             able = frozenset()  # it knows of no gradients that leave
 
         def leave(leaving: frozenset[int]) -> RunnablePlan:
@@ -305,7 +308,7 @@ class RegionPlanner:
             ):
                 same = replace(captured, graph=other.capture.graph, loss=other.capture.loss)
                 same.compile_groups()
-                executable = get_executor(settings.executor)(
+                executable = self._executor(
                     same, other.plan.schedule, budget_bytes=other.plan.budget_bytes
                 )
                 return RunnablePlan(other.plan, same, executable)
@@ -389,8 +392,7 @@ class RegionPlanner:
             return False
         if not set(capture.differentiable) <= capture.program.gradients.keys():
             return True
-        executor = get_executor(self.settings.executor)
-        return not executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
+        return not self._executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
 
 
 def leads_to(caller: str) -> str:

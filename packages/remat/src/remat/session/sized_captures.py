@@ -64,8 +64,8 @@ class SizedCaptures:
         """
         options: dict[str, Any] = {"costs": costs, "loss_alone": loss_alone, "real": real}
         for trace in self._traces:
-            near = self._captures.get((trace, loss_alone))
-            read_off = near and near.at(inputs)
+            near, call = self._captures.get((trace, loss_alone)), trace.sizes_of(inputs)
+            read_off = None if near is None or call is None else near.at(call)
             if read_off is not None:
                 return read_off
             try:

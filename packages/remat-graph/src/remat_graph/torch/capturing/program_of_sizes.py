@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from remat_graph.torch.calls import Call, TensorFacts, Variable
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.generic import Generic
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Program
@@ -56,6 +57,8 @@ class ProgramOfSizes:
         self._facts: dict[str, Traced] = {}
         self._added: dict[str, Traced] = {}
         self._slot_of = {numbers[at]: Slot(at) for at in joint.distinct}
+        self._names = {numbers[at]: f"size_{at}__" for at in joint.distinct}
+        self._texts: dict[Any, Any] = {}
         self._of_terms: dict[str, Call] = {}
         self._made_by = {
             name: call
@@ -95,6 +98,9 @@ class ProgramOfSizes:
         here = self._dense(traced, self._numbers)
         if here[:3] != (facts.shape, facts.stride, facts.offset):
             raise NotOfSizes(f"{name} lies otherwise than traced")
+        by_number = self._slots_of((facts.shape, facts.stride, facts.offset))
+        if not _same_slots((traced.shape, traced.stride, traced.offset), by_number, self._numbers):
+            raise NotOfSizes(f"{name} has the number of a size, and is of none")
         if self._program.storage[name] == name and here[3] != facts.storage_bytes:
             call = self._made_by.get(name)
             if call is None or _bytes_of_terms(call, self._program.facts) != facts.storage_bytes:
@@ -149,6 +155,9 @@ class ProgramOfSizes:
             raise NotOfSizes(f"{name} is traced as {node.target}")
         traced = self._joint.arguments[node]
         planned = _matched(traced, (call.args, dict(call.kwargs)), self._numbers)
+        by_number = self._slots_of((call.args, dict(call.kwargs)))
+        if not _same_slots(planned, by_number, self._numbers):
+            raise NotOfSizes(f"an argument of {name} has the number of a size, and is none")
         if slots_in(planned):
             if call.replay is not None:
                 raise NotOfSizes(f"{name} is made again by another operator")
@@ -180,7 +189,7 @@ class ProgramOfSizes:
             if generic not in alike:
                 alike[generic] = equivalence_of(calls[name], facts)
             equivalence[name] = alike[generic]
-        return dataclasses.replace(
+        other = dataclasses.replace(
             program,
             calls=calls,
             views=self._with_numbers(program.views, numbers),
@@ -191,6 +200,11 @@ class ProgramOfSizes:
             ),
             equivalence=equivalence,
         )
+        if (other.overwrites, other.handed) == (program.overwrites, program.handed):
+            own = {self._names[self._numbers[at]]: numbers[at] for at in self._joint.distinct}
+            for_all = Generic(program, self._names, own, self._texts)
+            object.__setattr__(other, "generic", for_all)
+        return other
 
     def _with_numbers(self, calls: Mapping[str, Call], numbers: Numbers) -> dict[str, Call]:
         made = dict(calls)
@@ -229,6 +243,18 @@ def _matched(traced: Any, planned: Any, numbers: Numbers) -> Any:
     if type(traced) is not type(planned) or (traced is not planned and traced != planned):
         raise NotOfSizes(f"{planned!r} stands for {traced!r}")
     return planned
+
+
+def _same_slots(one: Any, other: Any, numbers: Numbers) -> bool:
+    """Whether slots stand in the same places of two structures, for equal numbers."""
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        pairs = zip(one, other, strict=True)
+        return all(_same_slots(a, b, numbers) for a, b in pairs)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_same_slots(one[key], other[key], numbers) for key in one)
+    if isinstance(one, Slot) and isinstance(other, Slot):
+        return bool(numbers[one.index] == numbers[other.index])
+    return not (isinstance(one, Slot) or isinstance(other, Slot))
 
 
 def _bytes_of_terms(call: Call, facts: Mapping[str, TensorFacts]) -> int | None:

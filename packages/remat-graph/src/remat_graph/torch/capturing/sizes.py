@@ -30,7 +30,7 @@ from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import SYMBOLIC, OtherSizes, Symbols, has_symbols
 
-__all__ = ["BUCKET", "SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
+__all__ = ["BUCKET", "CallSizes", "SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,14 @@ def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedReg
         return SizedRegion(symbols, own, flat.output_structure, slots, likes)
 
 
+@dataclass(frozen=True, slots=True)
+class CallSizes:
+    """What the symbols of a trace stand for in a call, and which inputs keep their gradient."""
+
+    symbols: Mapping[str, Any]
+    leaves: frozenset[Key]
+
+
 class SizedRegion:
     """A region traced for calls of any size. `slots` says which inputs are the same tensor."""
 
@@ -86,7 +94,6 @@ class SizedRegion:
         self._structure = structure
         self._slots = slots
         self._likes = list(likes)
-        self._generic: SizedCapture | None = None
         self._programs: dict[Any, ProgramOfSizes | None] = {}
 
     def capture(
@@ -116,6 +123,13 @@ class SizedRegion:
         if slots != self._slots:
             raise OtherSizes("other inputs are the same tensor than where it was traced")
         return self.symbols.numbers(inputs), leaves_of(tensors)
+
+    def sizes_of(self, inputs: Sequence[Any]) -> CallSizes | None:
+        """Read off a call what `symbols_of` says; `None` if the trace does not hold for it."""
+        try:
+            return CallSizes(*self.symbols_of(inputs))
+        except OtherSizes:
+            return None
 
     def _at(
         self,
@@ -198,30 +212,17 @@ class SizedCapture(Capture):
         own = {each.name: getattr(captured, each.name) for each in dataclasses.fields(Capture)}
         return cls(**own, region=region, symbols=symbols, leaves=leaves)
 
-    def at(self, inputs: Sequence[Any]) -> SizedCapture | None:
+    def at(self, call: CallSizes) -> SizedCapture | None:
         """Give the same capture for a call of other sizes, in milliseconds.
 
         Operators take time and workspace in proportion to what they touch; workspaces shrink for no
         size. `None` if it is to be captured by itself.
         """
-        assert self.region is not None
-        try:
-            symbols, leaves = self.region.symbols_of(inputs)
-        except OtherSizes:
-            return None
-        return self._for(symbols) if leaves == self.leaves else None
+        return self._for(call.symbols) if call.leaves == self.leaves else None
 
-    def ratio_of(self, inputs: Sequence[Any]) -> float | None:
-        """Say how many times as large a call is, by the size of an input that grows most.
-
-        `None` if the trace does not hold for it.
-        """
-        assert self.region is not None
-        try:
-            symbols, _ = self.region.symbols_of(inputs)
-        except OtherSizes:
-            return None
-        return self._ratio(symbols)
+    def ratio(self, call: CallSizes) -> float:
+        """Say how many times as large a call is, by the size of an input that grows most."""
+        return self._ratio(call.symbols)
 
     def _ratio(self, symbols: Mapping[str, Any]) -> float:
         sizes = () if self.region is None else self.region.symbols.sizes
