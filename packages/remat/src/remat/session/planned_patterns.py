@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,9 +51,9 @@ class PlannedPattern:
             for new, old in zip(options, own, strict=True)
         )
         kept, before = (sum(option.kept_bytes for option in each) for each in (options, own))
-        grown = max(0.0, kept / max(1, before) - 1)
+        held = max(self.held.values(), default=0)
         peak = max(self.plan.predicted_peak_bytes, self.plan.measured_peak_bytes or 0)
-        return peak + beyond + math.ceil(grown * max(self.held.values(), default=0))
+        return peak + beyond - (-max(0, kept - before) * held // max(1, before))
 
 
 @dataclass(eq=False)
