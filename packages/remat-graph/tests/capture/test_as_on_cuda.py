@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from remat_graph.torch import CaptureError, DeviceSpec, capture
-from remat_graph.torch.program import GENERATOR_STATE_BYTES
+from remat_graph.torch.calls import GENERATOR_STATE_BYTES
 
 A100, L4, H100, CPU = (8, 0), (8, 9), (9, 0), None
 HALF, FULL, DOUBLE = torch.bfloat16, torch.float32, torch.float64

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
 from remat_graph.torch import AllocationRecorder, CaptureError, LossCost, capture
+from remat_graph.torch.calls import GENERATOR_STATE_BYTES
 from remat_graph.torch.cost import cuda_memory
 from remat_graph.torch.cost.costs import _measure
-from remat_graph.torch.program import GENERATOR_STATE_BYTES
 from remat_graph.torch.tracing.fakes import fake_mode_of
 
 aten = torch.ops.aten

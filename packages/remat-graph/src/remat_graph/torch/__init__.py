@@ -8,6 +8,7 @@ each operator takes. `ways` then adds other ways to make the same, with function
 `slices` says which calls can run slice by slice. What is known of each operator is in `operators`.
 """
 
+from remat_graph.torch.calls import GENERATOR_STATE_BYTES, Body
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
@@ -47,9 +48,7 @@ from remat_graph.torch.process import (
     quietly,
 )
 from remat_graph.torch.program import (
-    GENERATOR_STATE_BYTES,
     Alternative,
-    Body,
     Call,
     Input,
     LossCost,

@@ -9,7 +9,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "Call", "TensorFacts", "Variable", "filled", "is_view"]
+__all__ = [
+    "GENERATOR_STATE_BYTES",
+    "Body",
+    "Call",
+    "TensorFacts",
+    "Variable",
+    "allocated_bytes",
+    "filled",
+    "is_view",
+    "state_bytes",
+]
+
+GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
 
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})  # most arguments: no variables
 
@@ -191,3 +203,19 @@ def _with_variables(item: Any, names: Iterator[str]) -> Any:
     if isinstance(item, dict):
         return {key: _with_variables(part, names) for key, part in item.items()}
     return item
+
+
+def state_bytes(call: Call | None, device: torch.device) -> int:
+    """Memory that a replay takes to put the generator back: on CUDA it is not on the device."""
+    drawing = call is not None and call.random is not None and call.random.type == "cpu"
+    return GENERATOR_STATE_BYTES if drawing and device.type == "cpu" else 0
+
+
+def allocated_bytes(facts: TensorFacts, device: torch.device) -> int:
+    """Bytes that a buffer takes of the memory of the program's device: none if it is on the host.
+
+    CUDA's allocator works in blocks of 512.
+    """
+    if facts.device.type != "cuda":
+        return facts.storage_bytes if facts.device.type == device.type else 0
+    return -(-facts.storage_bytes // 512) * 512

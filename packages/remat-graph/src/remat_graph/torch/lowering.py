@@ -13,10 +13,10 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from remat_graph.provenance import Provenance
+from remat_graph.torch.calls import Body
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import (
     LOSS,
-    Body,
     Call,
     Input,
     Output,

@@ -17,16 +17,14 @@ import torch
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.leaving import with_leaves
 from remat_graph.provenance import Provenance
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
-from remat_graph.torch.generic import Generic
+from remat_graph.torch.calls import Call, TensorFacts, Variable, allocated_bytes, state_bytes
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
-    "GENERATOR_STATE_BYTES",
     "Alternative",
-    "Body",
     "Call",
+    "Generic",
     "Input",
     "LossCost",
     "Output",
@@ -34,12 +32,10 @@ __all__ = [
     "TensorFacts",
     "Variable",
     "Write",
-    "state_bytes",
 ]
 
 LOSS = "loss"
 KEPT_BY_LOSS = "loss@kept"  # no name of a variable
-GENERATOR_STATE_BYTES = 5056  # of torch's CPU generator
 _LOSS_ITEM_BYTES = 4  # losses over half precision are computed in 32 bits
 
 
@@ -102,6 +98,21 @@ class LossCost:
         kept = max(self.kept_bytes, other.kept_bytes)
         most = max(cost.workspace_bytes + cost.kept_bytes for cost in (self, other))
         return LossCost(most - kept, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Generic:
+    """A program that stands for those of all sizes of one trace, and the sizes of one of them.
+
+    In `program` all sizes differ from one another and from every other number, so that wherever one
+    of `names` stands, that size is meant; `numbers` are what those names are in the other. `texts`
+    keeps what is written for all sizes.
+    """
+
+    program: Program
+    names: Mapping[float, str]
+    numbers: Mapping[str, Any]
+    texts: dict[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +287,7 @@ class Program:
         sizes = {KEPT_BY_LOSS: loss.kept_bytes}
         for variable, value in self.storage.items():
             facts = self.facts[variable]
-            sizes[value] = _allocated(facts, device)
+            sizes[value] = allocated_bytes(facts, device)
         ops = []
         once: set[str] = set()
         last_random: dict[torch.device, str] = {}
@@ -381,19 +392,3 @@ class Program:
             tuple(dict.fromkeys(storage[v] for v in read)),
             (*dict.fromkeys(storage[v] for v in written), *kept),
         )
-
-
-def state_bytes(call: Call | None, device: torch.device) -> int:
-    """Memory that a replay takes to put the generator back: on CUDA it is not on the device."""
-    drawing = call is not None and call.random is not None and call.random.type == "cpu"
-    return GENERATOR_STATE_BYTES if drawing and device.type == "cpu" else 0
-
-
-def _allocated(facts: TensorFacts, device: torch.device) -> int:
-    """Bytes that a buffer takes of the memory of the program's device: none if it is on the host.
-
-    CUDA's allocator works in blocks of 512.
-    """
-    if facts.device.type != "cuda":
-        return facts.storage_bytes if facts.device.type == device.type else 0
-    return -(-facts.storage_bytes // 512) * 512

@@ -21,10 +21,9 @@ from torch.fx import Node
 
 from remat_graph.torch.calls import Call, TensorFacts, Variable
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.generic import Generic
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
-from remat_graph.torch.program import Program
+from remat_graph.torch.program import Generic, Program
 from remat_graph.torch.tracing.joint_of_sizes import (
     JointOfSizes,
     Numbers,

@@ -18,13 +18,14 @@ from typing import Any, cast
 import torch
 
 from remat_graph.graph import Graph
+from remat_graph.torch.calls import state_bytes
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
 from remat_graph.torch.capturing.trace import FlatRegion, trace_region
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.program import LossCost, Program, state_bytes
+from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
