@@ -20,8 +20,9 @@ from typing import Any, TypeAlias
 import torch
 
 from remat_exec.autocast import lowered_bytes
-from remat_exec.emit import Group, Writer, zero_values
+from remat_exec.emit import Writer, zero_values
 from remat_exec.exposed_reads import ExposedReads, exposed_reads
+from remat_exec.gradient_groups import Group
 from remat_exec.views import shortened
 from remat_graph import (
     Compute,

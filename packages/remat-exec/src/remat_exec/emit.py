@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from inspect import isfunction
 from typing import Any
 
@@ -20,26 +19,21 @@ from remat_exec.autocast import run_lowered
 from remat_exec.checksums import check, note
 from remat_exec.drawing import draw, draw_again, draw_once
 from remat_exec.errors import ExecutionError
+from remat_exec.gradient_groups import Group, group_gradients
 from remat_exec.pruning import prune_backward
 from remat_exec.views import METHODS
 from remat_graph import Compute, Graph, Step, freed_next, leaves
-from remat_graph.torch import Call, Program, TensorFacts, Variable, operator_of
+from remat_graph.torch import (
+    Call,
+    Program,
+    TensorFacts,
+    Variable,
+    operator_of,
+    run_fused,
+    run_over,
+)
 
-__all__ = ["Group", "Writer", "zero_values"]
-
-_GROUPS = 16
-_GROUP_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Gradients that the backward gives out together: program inputs, in the order given.
-
-    Where none of the gradients that one depends on came, `None` is given out in its place.
-    """
-
-    inputs: tuple[str, ...]
-
+__all__ = ["Writer", "zero_values"]
 
 class Writer:
     """Writes the statements of one function, knowing which variables exist at each point."""
@@ -136,7 +130,7 @@ class Writer:
         """
         if unwanted:
             steps, self.partial = prune_backward(steps, graph, self.program, unwanted)
-        due = _group_gradients(self.program, graph, steps, unwanted)
+        due = group_gradients(self.program, graph, steps, unwanted)
         groups = []
         for group in due.get(-1, ()):
             groups.append(self._give_out(group))
@@ -203,13 +197,19 @@ class Writer:
 
     def _in_place(self, op: str, steps: tuple[Step, ...], position: int) -> bool:
         """Write an op in the buffer of its first input, if it can and that is freed next."""
-        pair = self.program.overwrites.get(op)
-        if pair is None or self.program.storage[pair[0]] not in freed_next(steps, position):
+        pairs = self.program.overwrites.get(op, ())
+        gone = freed_next(steps, position) if pairs else ()
+        ending = [pair for pair in pairs if self.program.storage[pair[0]] in gone]
+        if not ending:
             return False
-        target, result = pair
         call = self.program.calls[op]
         for name in call.reads:
             self._require(name)
+        if call.target is run_fused:
+            self._run_over(call, {read for read, _ in pairs} - {read for read, _ in ending})
+            self._delete(v for old, _ in ending for v in self._of_value[self.program.storage[old]])
+            return True
+        ((target, result),) = ending
         rest = ", ".join(self._argument(item) for item in call.args[1:])
         rest += "".join(f", {key}={self._argument(item)}" for key, item in call.kwargs.items())
         own = operator_of(call.target).in_place
@@ -225,6 +225,17 @@ class Writer:
         self._delete(self._of_value[self.program.storage[target]])
         return True
 
+    def _run_over(self, call: Call, copied: Collection[str]) -> None:
+        """Write the call of a group over inputs that end in it; of others that it may, of copies."""
+        arguments = [self._argument(item) for item in call.args]
+        arguments = [f"{name}.clone()" if name in copied else name for name in arguments]
+        results = [str(name) for name in call.results]
+        for name in results:
+            self._define(name)
+        over = self._bind("run_over", run_over)
+        self.lines.append(f"[{', '.join(results)}] = {over}({', '.join(arguments)})")
+        self._delete(self._stale(call))
+
     def _define(self, name: str) -> None:
         self.live[name] = None
         self._bound.add(name)
@@ -237,16 +248,19 @@ class Writer:
             call = call.replay
         for source in call.reads:
             self._require(source)
-        storage = self.program.storage
-        outputs = {storage[name] for name in call.results if name is not None}
-        stale = [v for value in outputs for v in self._of_value[value] if v in self.program.views]
         through = ""
         if call.random is not None:
             through = self._drawn(op, str(call.random), again)
         elif op in self.lowered:
             through = self._lowered(op, call)
         self.lines.append(self._statement(call, list(call.results), through))
-        self._delete(stale)
+        self._delete(self._stale(call))
+
+    def _stale(self, call: Call) -> list[str]:
+        """List the views of what a call makes: they are of what it made before."""
+        storage = self.program.storage
+        outputs = {storage[name] for name in call.results if name is not None}
+        return [v for value in outputs for v in self._of_value[value] if v in self.program.views]
 
     def _lowered(self, op: str, call: Call) -> str:
         """Write the start of a product in another type, up to the operator."""
@@ -352,49 +366,3 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
 def _zeros(facts: TensorFacts) -> torch.Tensor:
     tensor = torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=facts.device)
     return tensor.zero_()
-
-
-def _group_gradients(
-    program: Program, graph: Graph, steps: tuple[Step, ...], unwanted: frozenset[str]
-) -> dict[int, list[tuple[str, ...]]]:
-    """Group the gradients by when they can be given out.
-
-    That is after the last step that touches the gradient, and also the last that reads what it is
-    the gradient of: whoever gets it may change that at once (an optimizer step within backward).
-    Those that leave together in the graph are a group; the others are put together by size.
-    """
-    final: dict[str, int] = {}
-    leaving: dict[str, str] = {}
-    for position, step in enumerate(steps):
-        if isinstance(step, Compute):
-            op = graph.ops[graph.op_index[step.op]]
-            final.update(dict.fromkeys((*op.inputs, *op.outputs), position))
-            if leaves(op.name):
-                leaving.update(dict.fromkeys(op.inputs, op.name))
-    storage = program.storage
-    due_at = {
-        name: max(final.get(storage[g], -1), final.get(storage[name], -1))
-        for name, g in program.gradients.items()
-        if name not in unwanted
-    }
-    order = sorted(due_at, key=lambda name: due_at[name])
-    sizes = {program.storage[g]: program.facts[g].storage_bytes for g in program.gradients.values()}
-    enough = max(sum(sizes.values()) // _GROUPS, _GROUP_BYTES)
-    due: dict[int, list[tuple[str, ...]]] = {}
-    together: dict[str, list[str]] = {}
-    for name in order:
-        op_name = leaving.get(storage[program.gradients[name]])
-        if op_name is not None:
-            together.setdefault(op_name, []).append(name)
-    for names in together.values():
-        due.setdefault(due_at[names[-1]], []).append(tuple(names))
-        order = [name for name in order if name not in names]
-    group: list[str] = []
-    held = 0
-    for name in order:
-        group.append(name)
-        held += sizes[storage[program.gradients[name]]]
-        if held >= enough or name == order[-1]:
-            due.setdefault(due_at[name], []).append(tuple(group))
-            group, held = [], 0
-    return due

@@ -154,6 +154,6 @@ def test_both_gradients_of_a_tied_weight_are_summed_in_place():
     model, ids = Tied(), torch.randint(50, (2, 6))
     captured = capture(model, (ids,), {}, costs="estimate")
     (gradient,) = captured.program.gradients.values()
-    assert captured.program.overwrites[gradient] == ("embedding_dense_backward", gradient)
+    assert captured.program.overwrites[gradient] == (("embedding_dense_backward", gradient),)
     (op,) = (op for op in captured.graph.ops if gradient in op.outputs)
     assert op.overwrites == (("embedding_dense_backward", gradient),)

@@ -137,11 +137,13 @@ class Body:
     """A program within a program: its calls, views too, in order; what it reads and what it gives.
 
     Variables of a body are its own: a call of it hands over its inputs in their order.
+    `overwrites` are pairs of an input and an output that is made in its buffer, if that ends there.
     """
 
     inputs: tuple[str, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
+    overwrites: tuple[tuple[str, str], ...] = ()
 
     def numbered(self) -> tuple[Body, dict[str, str]]:
         """Name its variables in the order in which they appear: equal bodies are equal then.
@@ -161,7 +163,9 @@ class Body:
             )
             for call in self.calls
         )
-        return Body(inputs, calls, tuple(map(of, self.outputs))), names
+        outputs = tuple(map(of, self.outputs))
+        overwrites = tuple((of(read), of(new)) for read, new in self.overwrites)
+        return Body(inputs, calls, outputs, overwrites), names
 
 
 def filled(item: Any, there: Mapping[str, Any]) -> Any:

@@ -227,7 +227,8 @@ def _described_body(body: Body) -> tuple[Any, ...]:
         (_described(call, of), [of(name) for name in call.results if name is not None])
         for call in body.calls
     ]
-    return (inputs, calls, list(map(of, body.outputs)))
+    overwrites = [(of(read), of(new)) for read, new in body.overwrites]
+    return (inputs, calls, list(map(of, body.outputs)), overwrites)
 
 
 def _name(call: Call) -> str:

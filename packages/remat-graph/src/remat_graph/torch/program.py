@@ -18,7 +18,7 @@ from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.leaving import with_leaves
 from remat_graph.provenance import Provenance
 from remat_graph.torch.calls import Call, TensorFacts, Variable, allocated_bytes, state_bytes
-from remat_graph.torch.operators import operator_of
+from remat_graph.torch.in_place import overwrites_of
 from remat_graph.torch.recomputing import may_run_again
 
 __all__ = [
@@ -125,7 +125,8 @@ class Program:
     whole buffer of a view, which is then made outside, for autograd lets the user change in place
     only what it knows how it was viewed. `tangents` maps a variable to the position in `returned`
     whose gradient it is; `gradients` maps input variables to the variable of their gradient.
-    `overwrites` names, for the ops that can run in place, what they read and make in its buffer.
+    `overwrites` names, for the ops that can run in place, pairs of what they read and make in its
+    buffer.
     `alternatives` are those of `calls` that need not run; one in the backward half that stands for
     an op of the forward half is for the backward alone. `rounding` are ops that run in another
     layout than was traced. `deferred` are positions in `returned` of what no step makes: it is made
@@ -156,7 +157,7 @@ class Program:
     leaving: frozenset[str] = frozenset()
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False)
     handed: tuple[str, ...] = field(init=False)
-    overwrites: Mapping[str, tuple[str, str]] = field(init=False, repr=False)
+    overwrites: Mapping[str, tuple[tuple[str, str], ...]] = field(init=False, repr=False)
     generic: Generic | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
@@ -197,30 +198,6 @@ class Program:
         values = {self.storage[name] for name in names if name in self.storage}
         return sum(self.facts[v].storage_bytes for v in values if v not in kept)
 
-    def _find_overwrites(self) -> dict[str, tuple[str, str]]:
-        """Find the ops that can make their result in the buffer of what they read last.
-
-        A gradient that came from outside is not written to: others may hold it.
-        """
-        overwrites = {}
-        from_outside = self.resident | {self.storage[name] for name in self.tangents}
-        for op, call in self.calls.items():
-            if not operator_of(call.target).may_overwrite or not isinstance(call.args[0], Variable):
-                continue
-            (result,) = call.results
-            target = call.args[0].name
-            value = self.storage[target]
-            others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
-            if (
-                result is not None
-                and value not in from_outside
-                and value not in {self.storage[name] for name in others}
-                and target not in self.views
-                and self.facts[target] == self.facts[result]
-            ):
-                overwrites[op] = (target, result)
-        return overwrites
-
     @property
     def device(self) -> torch.device:
         """The device whose memory a budget bounds: the one that is not the CPU, if there is one."""
@@ -250,7 +227,7 @@ class Program:
             for position, name in enumerate(self.returned)
         )
         object.__setattr__(self, "handed", handed)
-        object.__setattr__(self, "overwrites", self._find_overwrites())
+        object.__setattr__(self, "overwrites", overwrites_of(self))
 
     def _whole(self, name: str, taken: set[str]) -> str:
         root = name
@@ -315,7 +292,7 @@ class Program:
                     order_after.append(LOSS)
             if not replayable:
                 once.add(name)
-            pair = self.overwrites.get(name)
+            pairs = self.overwrites.get(name, ())
             ops.append(
                 Op(
                     name,
@@ -330,7 +307,7 @@ class Program:
                     self.equivalence.get(name),
                     replayable,
                     tuple(order_after) if call is not None else self._writes_after(name),
-                    () if pair is None else ((self.storage[pair[0]], self.storage[pair[1]]),),
+                    tuple((self.storage[read], self.storage[new]) for read, new in pairs),
                     None if alternative is None else alternative.of,
                     alternative is not None and alternative.of is None,
                     self._numerics_of(name),

@@ -28,6 +28,7 @@ from remat_graph.torch.calls import is_view
 from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.kernel import run_fused, run_over
 from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.operators import operator_of
@@ -275,7 +276,8 @@ def _time_once(
     with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: as it is
         clock.mark()
         if call.target is not run_in_slices:
-            results = (operator_of(call.target).runs_as or call.target)(*args, **kwargs)
+            run = run_over if call.target is run_fused else operator_of(call.target).runs_as
+            results = (run or call.target)(*args, **kwargs)
             clock.mark()
             return sum(clock.seconds()), results
         body, slices, *tensors = args
@@ -336,9 +338,14 @@ def _device(program: Program, call: Call) -> torch.device:
 
 
 def _kept_bytes(call: Call, returned: Any, device: torch.device) -> int:
+    """Sum what a call keeps, but for what it makes in the buffers of its inputs."""
     parts = list(returned) if call.sequence else [returned]
     storages = {}
-    for name, part in zip(call.results, parts, strict=True):
+    over = set[str]() if call.body is None else {new for _, new in call.body.overwrites}
+    names = call.results if call.body is None or not over else call.body.outputs
+    for name, part in zip(names, parts, strict=True):
+        if name in over:
+            continue
         if name is not None and isinstance(part, torch.Tensor) and part.device.type == device.type:
             storage = part.untyped_storage()
             storages[storage.data_ptr()] = int(storage.nbytes())

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,10 +72,21 @@ def _compiled(kernel: Kernel) -> Compiled:
     with _apart(device), mode:
         inputs = [_like(kernel.facts[name]) for name in kernel.body.inputs]
         traced = _traced(kernel, inputs)
-    with _apart(device), config.patch(_SETTINGS), tracing(TracingContext(mode)), mode:
-        code: Any = compile_fx_inner(traced, inputs, is_inference=False)
+    ends = [at for at, ends in enumerate(kernel.ends) if ends]
+    context = TracingContext(mode)
+    context.fw_metadata = _Ends(ends)  # type: ignore[assignment]
+    with _apart(device), config.patch(_SETTINGS), tracing(context), mode:
+        code: Any = compile_fx_inner(traced, inputs, is_inference=False, is_backward=bool(ends))
     run: Compiled = getattr(code, "current_callable", None) or code
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What Inductor reads of a backward's metadata: which inputs' memory it may use."""
+
+    bw_donated_idxs: list[int]
+    static_input_indices: tuple[int, ...] = ()
 
 
 _SETTINGS = {
@@ -91,6 +103,9 @@ def _traced(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphMod
         return kernel.interpreted(tensors)
 
     graph = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
+    for at, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        node.name = node.target = f"k{kernel.key}_{at}"  # which inputs end is not in Inductor's key
+    graph.recompile()
     (output,) = graph.graph.find_nodes(op="output")
     nodes = output.args[0]
     for node, name in zip(nodes, kernel.body.outputs, strict=True):

@@ -16,7 +16,7 @@ import torch
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["Kernel", "kernel_of", "run_fused"]
+__all__ = ["Kernel", "kernel_of", "run_fused", "run_over"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,16 @@ Compiled = Callable[[list[torch.Tensor]], Any]
 
 def run_fused(kernel: Kernel, *inputs: torch.Tensor) -> Any:
     """Run a kernel: what a call of a group calls."""
+    return kernel.run([*map(_copied, kernel.ends, inputs)] if kernel.body.overwrites else inputs)
+
+
+def run_over(kernel: Kernel, *inputs: torch.Tensor) -> Any:
+    """Run a kernel that may write over those inputs that its body overwrites."""
     return kernel.run(inputs)
+
+
+def _copied(ends: bool, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if ends else tensor
 
 
 @dataclass(eq=False)
@@ -34,7 +43,8 @@ class Kernel:
     """What a group computes, for tensors of these shapes: one for all groups that do the same.
 
     `body` numbers its variables, of which `facts` are known, `again` those of the other half that
-    it makes again; `key` names what it computes.
+    it makes again; `key` names what it computes. Inputs that the body overwrites have ended when it
+    has run: their memory holds an output, or anything.
     `compiled` is the code for it; without, calls run one by one. `failure` says why there is none.
     """
 
@@ -58,15 +68,20 @@ class Kernel:
         return self
 
     def run(self, inputs: Collection[torch.Tensor]) -> Any:
-        """Give the outputs, in the order of those of the body."""
+        """Give the outputs, in the order of those of the body; inputs may be overwritten."""
         if self.compiled is None:
             return self.interpreted(inputs)
-        outputs = self.compiled([*inputs])
-        return outputs if self._is_checked else self._checked(inputs, outputs)
+        return self.compiled([*inputs]) if self._is_checked else self._checked(self.compiled, inputs)
 
-    def _checked(self, inputs: Collection[torch.Tensor], outputs: Any) -> Any:
-        """See once that compiled code gives tensors as planned, in memory of their own."""
-        storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    def _checked(self, compiled: Compiled, inputs: Collection[torch.Tensor]) -> Any:
+        """See once that compiled code gives tensors as planned, in memory of their own.
+
+        It is run on copies of what it may overwrite, and the calls run one by one if it does not.
+        """
+        own = [*map(_copied, self.ends, inputs)]
+        pairs = zip(self.ends, own, strict=True)
+        storages = {tensor.untyped_storage().data_ptr() for ends, tensor in pairs if not ends}
+        outputs = compiled(own)
         for tensor, name in zip(outputs, self.body.outputs, strict=True):
             facts, storage = self.facts[name], tensor.untyped_storage().data_ptr()
             if TensorFacts.of(tensor) != facts or storage in storages:
@@ -91,6 +106,12 @@ class Kernel:
             for name in gone:
                 there.pop(name, None)
         return [there[name] for name in self.body.outputs]
+
+    @cached_property
+    def ends(self) -> tuple[bool, ...]:
+        """Whether each input is overwritten."""
+        overwritten = {read for read, _ in self.body.overwrites}
+        return tuple(name in overwritten for name in self.body.inputs)
 
     @cached_property
     def read_as_traced(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from remat_graph.torch.calls import Call, Variable
 from remat_graph.torch.fusing.groups import Group
 from remat_graph.torch.fusing.kernel import Kernel, kernel_of, run_fused
+from remat_graph.torch.fusing.overwriting import writing_over
 from remat_graph.torch.program import Program
 from remat_graph.torch.regrouping import with_groups
 
@@ -27,7 +28,7 @@ def fused(program: Program, found: Iterable[Group]) -> Program:
         if group.ops[0] in program.backward_ops:
             twins = (program.twins.get(op) for op in group.ops)
             backward[name] = next((groups.get(t, t) for t in twins if t is not None), None)
-    return with_groups(program, calls, groups, backward)
+    return writing_over(with_groups(program, calls, groups, backward))
 
 
 def name_of(group: Group) -> str:
