@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat_exec.autocast import autocast_type
 from remat_exec.deferred import DeferredTensor, watched
-from remat_exec.gradient_groups import Group
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
+from remat_exec.gradient_groups import Group
 from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import tangents_of
 from remat_exec.takers import any_stays, unwanted_inputs

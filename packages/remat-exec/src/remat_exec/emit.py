@@ -226,7 +226,7 @@ class Writer:
         return True
 
     def _run_over(self, call: Call, copied: Collection[str]) -> None:
-        """Write the call of a group over inputs that end in it; of others that it may, of copies."""
+        """Write the call of a group over inputs that end in it, and over copies of others."""
         arguments = [self._argument(item) for item in call.args]
         arguments = [f"{name}.clone()" if name in copied else name for name in arguments]
         results = [str(name) for name in call.results]

@@ -71,7 +71,9 @@ class Kernel:
         """Give the outputs, in the order of those of the body; inputs may be overwritten."""
         if self.compiled is None:
             return self.interpreted(inputs)
-        return self.compiled([*inputs]) if self._is_checked else self._checked(self.compiled, inputs)
+        if not self._is_checked:
+            return self._checked(self.compiled, inputs)
+        return self.compiled([*inputs])
 
     def _checked(self, compiled: Compiled, inputs: Collection[torch.Tensor]) -> Any:
         """See once that compiled code gives tensors as planned, in memory of their own.
