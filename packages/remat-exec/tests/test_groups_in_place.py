@@ -31,9 +31,7 @@ class Gated(nn.Module):
         self.downs = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
     def forward(self, x):
-        for norm, gate, up, down in zip(
-            self.norms, self.gates, self.ups, self.downs, strict=True
-        ):
+        for norm, gate, up, down in zip(self.norms, self.gates, self.ups, self.downs, strict=True):
             hidden = norm(x)
             hidden = nn.functional.silu(gate(hidden)) * torch.tanh(up(hidden))
             x = x + down(nn.functional.dropout(hidden, 0.1, self.training))

@@ -35,6 +35,7 @@ from remat_graph.torch import (
 
 __all__ = ["Writer", "zero_values"]
 
+
 class Writer:
     """Writes the statements of one function, knowing which variables exist at each point."""
 
