@@ -111,7 +111,8 @@ class Unit(nn.Module):
 
 def fsdp_regions(run: Run) -> Kept:
     """Rematerialize by blocks, then shard each block and the root."""
-    model = run.model(budget="4MiB", regions="layers.*")
+    budget = torch.get_default_dtype().itemsize * 2**20
+    model = run.model(budget=budget, regions="layers.*")
     for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
@@ -152,7 +153,7 @@ class Gathered(nn.Module):
 def collectives(run: Run) -> Kept:
     """Communicate within the forward; ranks that were given budgets of their own."""
     model = run.model(Gathered, budget=0.85 if distributed.get_rank() else 0.9)
-    return _train(run, model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    return _train(run, model, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 LOOPS = {
