@@ -26,7 +26,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, gelu, gumbel_softmax, scaled_dot_product_attention
+from torch.nn.functional import (
+    cross_entropy,
+    ctc_loss,
+    gelu,
+    grid_sample,
+    gumbel_softmax,
+    scaled_dot_product_attention,
+    smooth_l1_loss,
+)
 
 import remat
 from provenance import write_results
@@ -123,6 +131,103 @@ class Images(nn.Module):
         return loss
 
 
+class Molecules(nn.Module):
+    """Graphs in one batch as PyG lays them out: attention over edges, and a sum for each graph."""
+
+    def __init__(self, width: int = 128, rounds: int = 3) -> None:
+        super().__init__()
+        self.embed, self.edge = nn.Embedding(40, width), nn.Linear(8, width)
+        self.score = nn.ModuleList(nn.Linear(width, 4) for _ in range(rounds))
+        self.value = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.norm = nn.ModuleList(nn.LayerNorm(width) for _ in range(rounds))
+        self.head = nn.Linear(width, 1)
+
+    def forward(
+        self,
+        atoms: torch.Tensor,
+        edges: torch.Tensor,
+        features: torch.Tensor,
+        graph: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Give the squared error of one number for each graph."""
+        x, (source, target) = self.embed(atoms), edges
+        for score, value, norm in zip(self.score, self.value, self.norm, strict=True):
+            sent = gelu(x[source] + self.edge(features))
+            weight = score(sent).sigmoid()
+            total = x.new_full((len(x), 4), 1e-6).index_add(0, target, weight)
+            messages = value(sent).unflatten(-1, (4, -1)) * (weight / total[target])[..., None]
+            x = norm(x + torch.zeros_like(x).index_add(0, target, messages.flatten(1)))
+        pooled = x.new_zeros(len(targets), x.shape[-1]).index_add(0, graph, x)
+        return (self.head(pooled)[:, 0] - targets).square().mean()
+
+
+class Boxes(nn.Module):
+    """Boxes cut out of an image's features, classified and moved: a detector's second half."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        convolutions = [nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU()]
+        for _ in range(5):
+            convolutions += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+        self.body = nn.Sequential(*convolutions)
+        self.hidden, self.kind = nn.Linear(49 * width, 64), nn.Linear(64, 21)
+        self.move = nn.Linear(64, 4)
+
+    def forward(
+        self, image: torch.Tensor, boxes: torch.Tensor, kinds: torch.Tensor
+    ) -> torch.Tensor:
+        """Give the loss over boxes, as centre and half of the size from -1 to 1."""
+        features = self.body(image)
+        steps = torch.linspace(-1, 1, 7)
+        grid = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), -1)
+        places = boxes[:, None, None, :2] + grid * boxes[:, None, None, 2:]
+        cut = grid_sample(features, places.flatten(0, 1)[None], align_corners=False)
+        cut = cut.unflatten(2, (len(boxes), 7)).transpose(1, 2).flatten(2)[0]
+        hidden = self.hidden(cut).relu()
+        moved = smooth_l1_loss(self.move(hidden), boxes)
+        return cross_entropy(self.kind(hidden), kinds) + moved
+
+
+class Speech(nn.Module):
+    """Convolutions over sound, and CTC against a text: both of any length."""
+
+    def __init__(self, width: int = 192) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(80, width, 3, padding=1)
+        self.layers = nn.Sequential(*(Layer(width, causal=False) for _ in range(2)))
+        self.head = nn.Linear(width, 32)
+
+    def forward(
+        self, sound: torch.Tensor, text: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Give the loss; `lengths` are those of sounds and texts."""
+        x = self.layers(gelu(self.first(sound)).transpose(1, 2))
+        chances = self.head(x).log_softmax(-1).transpose(0, 1)
+        return ctc_loss(chances, text, lengths[0], lengths[1])
+
+
+class Decoder(nn.Module):
+    """A recurrent decoder that reads, at each position, the text or what it said itself."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.tokens, self.cell = nn.Embedding(500, width), nn.GRUCell(width, width)
+        self.head = nn.Linear(width, 500)
+
+    def forward(self, text: torch.Tensor, share: float) -> torch.Tensor:
+        """Give the loss over a text, of which about a `share` is read."""
+        state, token = self.tokens(text[:, 0]), text[:, 0]
+        loss = state.new_zeros(())
+        for position in range(1, text.shape[1]):
+            state = self.cell(self.tokens(token), state)
+            said = self.head(state)
+            loss = loss + cross_entropy(said, text[:, position])
+            reads = torch.rand(len(text)) * random.random() < share
+            token = torch.where(reads, text[:, position], said.argmax(-1))
+        return loss
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A model, and the inputs of one of its steps."""
@@ -151,6 +256,31 @@ def _image(draw: random.Random, step: int) -> tuple[Any, ...]:
     return (torch.randn(2, 3, draw.randint(40, 96), draw.randint(40, 96)),)
 
 
+def _molecules(draw: random.Random, step: int) -> tuple[Any, ...]:
+    sizes = [draw.randint(8, 40) for _ in range(draw.randint(24, 32))]
+    atoms, edges = sum(sizes), 2 * sum(size + draw.randint(0, 4) for size in sizes)
+    graph = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    joined = torch.randint(0, atoms, (2, edges))
+    numbers = torch.randint(0, 40, (atoms,))
+    return numbers, joined, torch.randn(edges, 8), graph, torch.randn(len(sizes))
+
+
+def _boxes(draw: random.Random, step: int) -> tuple[Any, ...]:
+    count = draw.randint(10, 200)
+    boxes = torch.rand(count, 4) * torch.tensor([1.0, 1.0, 0.4, 0.4])
+    return torch.randn(1, 3, 192, 256), boxes, torch.randint(0, 21, (count,))
+
+
+def _speech(draw: random.Random, step: int) -> tuple[Any, ...]:
+    length, text = draw.randint(120, 300), draw.randint(10, 40)
+    lengths = torch.tensor([[length] * 4, [text] * 4])
+    return torch.randn(4, 80, length), torch.randint(1, 32, (4, text)), lengths
+
+
+def _text(draw: random.Random, step: int) -> tuple[Any, ...]:
+    return torch.randint(0, 500, (32, 12)), 0.9 * math.exp(-step / 100)
+
+
 LOOPS = {
     "lengths": Loop(lambda: Language(masked=False), _tokens),
     "masked tokens": Loop(lambda: Language(masked=True), _masked),
@@ -159,6 +289,10 @@ LOOPS = {
     "temperature": Loop(
         Annealed, lambda _, step: (torch.randn(512, 256), 0.5 + math.exp(-step / 50))
     ),
+    "molecules": Loop(Molecules, _molecules),
+    "boxes": Loop(Boxes, _boxes),
+    "speech": Loop(Speech, _speech),
+    "teacher forcing": Loop(Decoder, _text),
 }
 
 
@@ -198,6 +332,7 @@ def _same_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
 def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> float:
     model.zero_grad()
     torch.manual_seed(step)
+    random.seed(step)
     start = time.perf_counter()
     model(*inputs).backward()
     return time.perf_counter() - start
