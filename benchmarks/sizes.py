@@ -159,7 +159,8 @@ class Molecules(nn.Module):
             messages = value(sent).unflatten(-1, (4, -1)) * (weight / total[target])[..., None]
             x = norm(x + torch.zeros_like(x).index_add(0, target, messages.flatten(1)))
         pooled = x.new_zeros(len(targets), x.shape[-1]).index_add(0, graph, x)
-        return (self.head(pooled)[:, 0] - targets).square().mean()
+        loss: torch.Tensor = (self.head(pooled)[:, 0] - targets).square().mean()
+        return loss
 
 
 class Boxes(nn.Module):
@@ -183,10 +184,11 @@ class Boxes(nn.Module):
         grid = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), -1)
         places = boxes[:, None, None, :2] + grid * boxes[:, None, None, 2:]
         cut = grid_sample(features, places.flatten(0, 1)[None], align_corners=False)
-        cut = cut.unflatten(2, (len(boxes), 7)).transpose(1, 2).flatten(2)[0]
+        cut = cut.view(1, -1, len(boxes), 49).transpose(1, 2).flatten(2)[0]
         hidden = self.hidden(cut).relu()
         moved = smooth_l1_loss(self.move(hidden), boxes)
-        return cross_entropy(self.kind(hidden), kinds) + moved
+        loss: torch.Tensor = cross_entropy(self.kind(hidden), kinds) + moved
+        return loss
 
 
 class Speech(nn.Module):
@@ -218,7 +220,7 @@ class Decoder(nn.Module):
     def forward(self, text: torch.Tensor, share: float) -> torch.Tensor:
         """Give the loss over a text, of which about a `share` is read."""
         state, token = self.tokens(text[:, 0]), text[:, 0]
-        loss = state.new_zeros(())
+        loss: torch.Tensor = state.new_zeros(())
         for position in range(1, text.shape[1]):
             state = self.cell(self.tokens(token), state)
             said = self.head(state)

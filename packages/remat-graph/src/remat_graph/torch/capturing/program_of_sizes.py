@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +74,9 @@ class ProgramOfSizes:
         for output, layout in zip(program.outputs, joint.layouts, strict=True):
             if layout_at(layout, numbers) != output.layout:
                 raise NotOfSizes("an output lies otherwise than traced")
+        dense = [(each.shape, each.stride, each.offset) for each in self._facts.values()]
+        self._of_facts = sorted({slot.index for slot in _slots_of(dense)})
+        self._last: tuple[tuple[Any, ...], dict[str, TensorFacts]] | None = None
         sized = self._arguments.keys() | self._facts.keys()
         self._sized_calls = [
             name
@@ -164,23 +167,7 @@ class ProgramOfSizes:
 
     def at(self, numbers: Numbers) -> Program:
         """Give the program for other numbers of the trace."""
-        program = self._program
-        facts = dict(program.facts)
-        for name, traced in self._facts.items():
-            shape, stride, offset, storage_bytes = self._dense(traced, numbers)
-            known = facts[name]
-            facts[name] = TensorFacts(
-                shape, stride, offset, known.dtype, known.device, storage_bytes
-            )
-        for name, call in self._of_terms.items():
-            of_terms = _bytes_of_terms(call, facts)
-            assert of_terms is not None
-            facts[name] = dataclasses.replace(facts[name], storage_bytes=of_terms)
-        for name in self._facts:  # of views, those of what they are views of
-            root = program.storage[name]
-            if root != name:
-                storage_bytes = facts[root].storage_bytes
-                facts[name] = dataclasses.replace(facts[name], storage_bytes=storage_bytes)
+        program, facts = self._program, self._facts_at(numbers)
         calls = self._with_numbers(program.calls, numbers)
         equivalence, alike = dict(program.equivalence), dict[str, str]()
         for name in self._sized_calls:
@@ -205,6 +192,31 @@ class ProgramOfSizes:
             object.__setattr__(other, "generic", for_all)
         return other
 
+    def _facts_at(self, numbers: Numbers) -> dict[str, TensorFacts]:
+        """Give what is known of variables; as for the last numbers, if their sizes are the same."""
+        sizes = tuple(numbers[at] for at in self._of_facts)
+        if self._last is not None and self._last[0] == sizes:
+            return self._last[1]
+        program = self._program
+        facts = dict(program.facts)
+        for name, traced in self._facts.items():
+            shape, stride, offset, storage_bytes = self._dense(traced, numbers)
+            known = facts[name]
+            facts[name] = TensorFacts(
+                shape, stride, offset, known.dtype, known.device, storage_bytes
+            )
+        for name, call in self._of_terms.items():
+            of_terms = _bytes_of_terms(call, facts)
+            assert of_terms is not None
+            facts[name] = dataclasses.replace(facts[name], storage_bytes=of_terms)
+        for name in self._facts:  # of views, those of what they are views of
+            root = program.storage[name]
+            if root != name:
+                storage_bytes = facts[root].storage_bytes
+                facts[name] = dataclasses.replace(facts[name], storage_bytes=storage_bytes)
+        self._last = sizes, facts
+        return facts
+
     def _with_numbers(self, calls: Mapping[str, Call], numbers: Numbers) -> dict[str, Call]:
         made = dict(calls)
         for name, call in calls.items():
@@ -213,6 +225,15 @@ class ProgramOfSizes:
                 args, kwargs = filled(planned, numbers)
                 made[name] = dataclasses.replace(call, args=args, kwargs=kwargs)
         return made
+
+
+def _slots_of(item: Any) -> Iterator[Slot]:
+    """Yield the slots in something."""
+    if isinstance(item, (tuple, list)):
+        for part in item:
+            yield from _slots_of(part)
+    elif isinstance(item, Slot):
+        yield item
 
 
 def _matched(traced: Any, planned: Any, numbers: Numbers) -> Any:

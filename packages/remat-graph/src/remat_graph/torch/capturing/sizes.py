@@ -263,14 +263,18 @@ class SizedCapture(Capture):
         ready = not self.missing or self._is_read_off(region)
         numbers = region.joint.numbers(symbols)
         program = of_sizes.at(numbers)
-        loss = _in_proportion(self.loss, _held_bytes(program), _held_bytes(self.program))
-        times, workspaces = _scaled_costs(self, program)
+        if program.facts == self.program.facts:  # other numbers, of the same sizes
+            graph, loss, released = self.graph, self.loss, self.released_outputs
+        else:
+            released = frozenset()
+            loss = _in_proportion(self.loss, _held_bytes(program), _held_bytes(self.program))
+            graph = program.graph(*_scaled_costs(self, program), loss)
         other = dataclasses.replace(
             self,
             program=program,
-            graph=program.graph(times, workspaces, loss),
+            graph=graph,
             loss=loss,
-            released_outputs=frozenset(),
+            released_outputs=released,
             symbols=symbols,
             variants_are_read_off=ready,
             _base=self._base or self,
@@ -279,6 +283,8 @@ class SizedCapture(Capture):
             _cuts={},
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
+        if released == self.released_outputs:
+            return other
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
 
     def _is_read_off(self, region: SizedRegion) -> bool:
