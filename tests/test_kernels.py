@@ -3,13 +3,14 @@
 import copy
 import logging
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import remat
-from remat.planning import region_slices
+from remat.planning import planner, region_slices
 from remat.session import kernels as region_kernels
 from remat.session import region_planner
 from remat_exec import measure_peak
@@ -135,6 +136,31 @@ def test_a_backward_in_part_is_right(planned):
         )
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("least", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_what_groups_take_lowers_no_target_of_eager_kernels(monkeypatch, least):
+    plain, x = Layers().double(), batch(rows=32)
+    options = {"costs": "estimate", "limit_seconds": 1.0, "numerics": "rounding"}
+    budget = remat.plan(plain, x, budget=1.0, **options).budget_bytes
+    if least:
+        with pytest.raises(remat.BudgetTooSmall) as refused:
+            remat.rematerialize(copy.deepcopy(plain), (x,), budget=1000, **options)
+        budget = refused.value.smallest_bytes
+    rehearse, taken = planner.rehearsed, []
+
+    def rehearsed(executable, *args):
+        peak = rehearse(executable, *args)
+        grouped = "run_fused" in executable.source or "run_over" in executable.source
+        taken.append(grouped)
+        return replace(peak, peak_bytes=peak.peak_bytes + budget) if grouped else peak
+
+    monkeypatch.setattr(planner, "rehearsed", rehearsed)
+    ours = compiled(copy.deepcopy(plain), x, budget=budget)
+    assert groups(ours) == 0
+    assert (taken[0], taken[-1]) == (True, False)
+    assert ours.plan.measured_peak_bytes <= budget
+    assert_same_steps(ours, plain, x)
 
 
 @pytest.mark.sweep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from traceback import clear_frames
@@ -22,7 +23,8 @@ from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_
 from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs, whole_programs
-from remat.planning.solving import adapted, solution_for, solved_in_best_program
+from remat.planning.solving import adapted, solution_for
+from remat.planning.targets import Targets, best_within
 from remat.planning.user_plan import PlanOrSchedule, over_budget
 from remat.plans.origin import Origin
 from remat.report.readable_plan import ReadablePlan
@@ -143,14 +145,14 @@ def make_plan(
         share=run and has_other_ranks(),
         is_run=run,
     )  # fmt: skip
-    target = budget - scalar_bytes
+    targets = Targets(budget - scalar_bytes, budget - scalar_bytes)
     if not run:
         try:
-            return task.planned(*task.solved(target, captured))
+            return task.planned(*task.solved(targets, captured))
         except BudgetTooSmall as error:
-            raise task.refusal(error, target) from None
+            raise task.refusal(error, targets) from None
     tensors = read_call(args, kwargs).tensors
-    return _rehearsed_until_within(task, target, module, tensors, loss)
+    return _rehearsed_until_within(task, targets, module, tensors, loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,8 @@ class _Task:
     share: bool
     is_run: bool
 
-    def solved(self, target: int, captured: Capture) -> tuple[Capture, Solution]:
-        """Find a schedule that takes no more than `target`, and the layouts that it is for.
+    def solved(self, targets: Targets, captured: Capture) -> tuple[Capture, Solution]:
+        """Find a schedule that takes no more than its target, and the layouts that it is for.
 
         `captured` is what is offered, in the layouts of the plan before.
 
@@ -188,14 +190,16 @@ class _Task:
         offered = self.offered
         if self.user_plan is not None and self.schedule is not None:
             return offered, self.user_plan.solution(
-                offered.graph, self.schedule, target, self.budget
+                offered.graph, self.schedule, targets.of(offered), self.budget
             )
-        solution = adapted(captured.graph, target, self.schedules)
+        solution = adapted(captured.graph, targets.of(captured), self.schedules)
         if solution is None:
-            captured, solution = solved_in_best_program(
-                offered, target, self._solve_for(target), self._solve_briefly_for(target)
+            captured, solution = best_within(
+                targets, offered, self._solve_for, self._solve_briefly_for
             )
-        schedule, asked = solution.schedule, str(self.settings.budget)
+        schedule, asked, target = (
+            solution.schedule, str(self.settings.budget), targets.of(captured),
+        )  # fmt: skip
         if self.share and schedule is not None:
             return with_schedule_of_first_rank(offered, captured, solution, schedule, asked, target)
         return captured, solution
@@ -219,9 +223,9 @@ class _Task:
         brief = _BRIEF_SECONDS if limit is None else limit * _BRIEF_SHARE
         return self._solve_for(target, brief)
 
-    def refusal(self, error: BudgetTooSmall, target: int) -> BudgetTooSmall:
+    def refusal(self, error: BudgetTooSmall, targets: Targets) -> BudgetTooSmall:
         """Say that no schedule takes so little, with a bound on every plan."""
-        offered = self.offered
+        offered, target = self.offered, targets.eager
         refused = with_certain_bound(
             error, *whole_programs(offered), *sliced_programs(offered, target),
             sure=self.is_sure, measured_loss=self.has_measured_loss,
@@ -267,12 +271,14 @@ class _Task:
 
 def _rehearsed_until_within(
     task: _Task,
-    target: int,
+    targets: Targets,
     module: torch.nn.Module,
     tensors: list[torch.Tensor],
     loss: Loss | None,
 ) -> RunnablePlan:
     """Run a plan once and measure it; plan again, for a smaller target, while it is over.
+
+    So often by eager kernels, and as often by compiled groups.
 
     Raises:
         BudgetTooSmall: if no schedule within the budget was found.
@@ -281,14 +287,17 @@ def _rehearsed_until_within(
     budget, user_plan, device = task.budget, task.user_plan, task.offered.program.device
     captured, within = task.offered, None
     bound: float | None = None
-    for attempt in range(_ATTEMPTS):
+    attempts = Counter[bool]()
+    while True:
         try:
-            captured, solution = task.solved(target, captured)
+            captured, solution = task.solved(targets, captured)
         except BudgetTooSmall as error:
             if within is None:
-                raise task.refusal(error, target) from None
+                raise task.refusal(error, targets) from None
             break
-        if attempt:  # what a tighter target proves, it does not prove about the budget
+        attempt = attempts[captured.unfused is None]
+        attempts[captured.unfused is None] += 1
+        if attempts.total() > 1:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
         planned = task.planned(captured, solution)
@@ -310,10 +319,13 @@ def _rehearsed_until_within(
             "measured peak %d, and what later steps may take, are %d bytes over the budget of %d "
             "(predicted %d); planning again", measured, over, budget, solution.peak_bytes,
         )  # fmt: skip
-        target -= over * (attempt + 1)
+        target = targets.of(captured) - over * (attempt + 1)
         if attempt >= _ATTEMPTS // 2:  # of blocks another plan may take more beyond: leave room
             target = min(target, budget - 2 * (measured - solution.peak_bytes))
-        if target <= 0:
+        if attempt + 1 == _ATTEMPTS:
+            target = 0
+        targets = targets.at_most(max(0, target), captured)
+        if targets.eager == 0:
             break
     if within is not None:
         if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
@@ -321,7 +333,7 @@ def _rehearsed_until_within(
         return within
     raise BudgetExceeded(
         f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
-        f"(predicted {solution.peak_bytes:,}) after {attempt + 1} plans; raise the budget"
+        f"(predicted {solution.peak_bytes:,}) after {attempts.total()} plans; raise the budget"
         f"{or_with_expandable_segments(device)}",
         budget,
         measured,

@@ -33,7 +33,7 @@ from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solv
 from remat_solvers.toolkit import Wiring, least_time
 from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim, unproved
 
-__all__ = ["adapted", "have_same_ops", "solution_for", "solved_in_best_program"]
+__all__ = ["adapted", "either", "have_same_ops", "solution_for", "solved_in_best_program"]
 
 
 _MOST_TRIES = 4  # at a schedule that fits once gradients leave where they can
@@ -112,7 +112,7 @@ def solved_in_best_program(
                 each.solve(solved)
     best = min(candidates, key=lambda candidate: candidate.time)
     if best.solution is None:
-        raise functools.reduce(_either, (each.refusal for each in candidates if each.refusal))
+        raise functools.reduce(either, (each.refusal for each in candidates if each.refusal))
     solution, bound = best.solution, min(group.bound for group in groups)
     if bound != solution.lower_bound:
         solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
@@ -190,7 +190,7 @@ class _Group:
         return self.bound_of_numbers
 
 
-def _either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
+def either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
     """Combine the refusals of two programs, either of which might run, into one."""
     smallest = min(one, other, key=lambda error: error.smallest_bytes)
     least = min(one, other, key=lambda error: error.least_bytes)
