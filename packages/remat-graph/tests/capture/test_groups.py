@@ -247,6 +247,39 @@ def test_operators_are_taken_apart_in_their_own_precision():
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half])
+def test_rounding_to_16_bits_is_computed(dtype):
+    class Rounded(nn.Module):
+        def forward(self, x):
+            lost = x - x.to(dtype).float()
+            return lost.exp() * x
+
+    program = program_of(Rounded(), torch.randn(64, 33, requires_grad=True))
+    (kernel, *_) = kernels_of(in_groups(program)).values()
+    compile_kernels([kernel])
+    inputs = [torch.randn(kernel.facts[name].shape) for name in kernel.body.inputs]
+    for one, two in zip(kernel.interpreted(inputs), run_fused(kernel, *inputs), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+    assert kernel.compiled is not None
+
+
+def test_calls_run_one_by_one_where_inputs_lie_otherwise():
+    program = program_of(Gelu(), torch.randn(8, 16))
+    kernel = max(kernels_of(in_groups(program)).values(), key=lambda each: len(each.body.calls))
+    compile_kernels([kernel])
+    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
+    expected = kernel.interpreted(inputs)
+    for one, two in zip(expected, run_fused(kernel, *inputs), strict=True):
+        torch.testing.assert_close(one, two)
+    transposed = [each.mT.contiguous().mT if each.ndim > 1 else each for each in inputs]
+    assert any(each.stride() != other.stride() for each, other in zip(transposed, inputs))
+    assert kernel.compiled is not None
+    for one, two in zip(expected, run_fused(kernel, *transposed), strict=True):
+        torch.testing.assert_close(one, two)
+    assert kernel.compiled is None
+    assert "stride" in kernel.failure
+
+
 def test_code_that_gives_other_tensors_than_planned_is_not_run_again():
     program = program_of(Gelu(), torch.randn(8, 16))
     group = groups_of(program)[0]

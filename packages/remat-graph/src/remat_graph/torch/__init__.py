@@ -107,7 +107,6 @@ __all__ = [
     "RealStrides",
     "SizedCapture",
     "SizedRegion",
-    "SizedRegion",
     "Sliced",
     "SlicedBody",
     "Stretch",

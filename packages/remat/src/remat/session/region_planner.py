@@ -75,7 +75,7 @@ class RegionPlanner:
         self.costs: dict[str, Cost] = {}
         self._measures = settings.costs == "measure"
         self._capture_region = get_capture(settings.capture)
-        self._real_strides = RealStrides() if self._measures else None
+        self._real_strides = RealStrides()  # what is estimated runs, too
         self._planned: list[RunnablePlan] = []
         self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
 

@@ -69,11 +69,13 @@ class Kernel:
 
     def run(self, inputs: Collection[torch.Tensor]) -> Any:
         """Give the outputs, in the order of those of the body; inputs may be overwritten."""
-        if self.compiled is None:
+        compiled = self.compiled
+        if compiled is None:
             return self.interpreted(inputs)
-        if not self._is_checked:
-            return self._checked(self.compiled, inputs)
-        return self.compiled([*inputs])
+        try:
+            return compiled([*inputs]) if self._is_checked else self._checked(compiled, inputs)
+        except AssertionError as error:  # by which compiled code refuses inputs, untouched
+            return self._refused(str(error).partition("\n")[0], inputs)
 
     def _checked(self, compiled: Compiled, inputs: Collection[torch.Tensor]) -> Any:
         """See once that compiled code gives tensors as planned, in memory of their own.
@@ -87,13 +89,16 @@ class Kernel:
         for tensor, name in zip(outputs, self.body.outputs, strict=True):
             facts, storage = self.facts[name], tensor.untyped_storage().data_ptr()
             if TensorFacts.of(tensor) != facts or storage in storages:
-                self.failure = f"its {name} is {TensorFacts.of(tensor)}, or an input, not {facts}"
-                self.compiled = None
-                logger.warning("%s runs op by op: %s", self, self.failure)
-                return self.interpreted(inputs)
+                other = f"its {name} is {TensorFacts.of(tensor)}, or an input, not {facts}"
+                return self._refused(other, inputs)
             storages.add(storage)
         self._is_checked = True
         return outputs
+
+    def _refused(self, failure: str, inputs: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        self.failure, self.compiled = failure, None
+        logger.warning("%s runs op by op: %s", self, failure)
+        return self.interpreted(inputs)
 
     def interpreted(self, inputs: Collection[torch.Tensor]) -> list[torch.Tensor]:
         """Give the outputs by running one call after the other."""
