@@ -272,7 +272,9 @@ def test_calls_run_one_by_one_where_inputs_lie_otherwise():
     for one, two in zip(expected, run_fused(kernel, *inputs), strict=True):
         torch.testing.assert_close(one, two)
     transposed = [each.mT.contiguous().mT if each.ndim > 1 else each for each in inputs]
-    assert any(each.stride() != other.stride() for each, other in zip(transposed, inputs))
+    assert any(
+        each.stride() != other.stride() for each, other in zip(transposed, inputs, strict=True)
+    )
     assert kernel.compiled is not None
     for one, two in zip(expected, run_fused(kernel, *transposed), strict=True):
         torch.testing.assert_close(one, two)
