@@ -110,6 +110,7 @@ def test_a_step_of_groups_is_right(planned):
     assert groups(ours) > 4
     assert "run_fused" in ours.plan.source
     assert "compiled groups of operations" in str(ours.plan)
+    assert "in no group" not in str(ours.plan)
     assert_same_steps(ours, plain, batch())
 
 
@@ -299,6 +300,9 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch):
     plain = Layers().double()
     x = batch(rows=5)
     ours = compiled(copy.deepcopy(plain), x)
+    assert len(ours.plan.left_out) > 4
+    assert f"{len(ours.plan.left_out)} operations, slower compiled or not" in str(ours.plan)
+    assert ours.plan.left_out[0] in str(ours.plan)
     assert_same_steps(ours, plain, x)
 
 

@@ -93,7 +93,10 @@ def test_a_graph_of_groups_is_legal_and_smaller():
     captured = capture(Gelu(), (torch.randn(8, 16),), costs="estimate")
     grouped = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_groups()
     assert len(grouped.graph.ops) < len(captured.graph.ops)
-    assert grouped.unfused == ()
+    assert (grouped.unfused, grouped.left_out) == ((), ())
+    place = next(at for at, op in enumerate(captured.program.calls) if "layer_norm" in op)
+    others = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_groups([place])
+    assert others.left_out == (list(captured.program.calls)[place],)
     assert grouped.without_groups().unfused is None
     assert grouped.variant(frozenset()).unfused == ()
 

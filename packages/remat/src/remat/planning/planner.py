@@ -264,6 +264,7 @@ class _Task:
             capture_seconds=self.capture_seconds,
             whole_time=self.whole_time if captured.sliced else None,
             source=executable.source,
+            left_out=captured.left_out,
             origin=Origin.here(captured.program.device),
         )
         return RunnablePlan(plan, captured, executable)

@@ -70,8 +70,9 @@ class Plan:
     autograd takes for a step of those seen before. It is `None` if the budget is no fraction, or
     plain autograd did not fit; `plain_basis` says how it is known. Of a plan by estimated costs
     that is not to be run, it is the estimated one. `source` is the generated code of a step of one
-    region; a plan that was read from a file has none. `whole_time` is that of computing everything
-    once, and nothing in slices; `None` where nothing is, for then the graphs say it.
+    region, `left_out` are its ops that run one by one, for compiled in groups they are slower, or
+    do not compile; a plan that was read from a file has neither. `whole_time` is that of computing
+    everything once, and nothing in slices; `None` where nothing is, for then the graphs say it.
     """
 
     calls: tuple[tuple[str, int], ...]
@@ -94,6 +95,7 @@ class Plan:
     capture_seconds: float = 0.0
     whole_time: float | None = None
     source: str = ""
+    left_out: tuple[str, ...] = field(default=(), compare=False)
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod

@@ -21,6 +21,9 @@ _BASES: dict[Basis, str] = {
 }
 
 
+_MOST_NAMES = 8
+
+
 def title_of(plan: Plan) -> str:
     """Give the heading of a plan."""
     count = len(plan.calls)
@@ -45,11 +48,21 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         ("overhead, at least", "unknown" if bound is None else _percent(bound)),
         *(("not certified", doubt) for doubt in [plan.doubt] if doubt),
         *(("made another way", text) for run in plan.runs for text in _other_ways(*run)),
+        *(("in no group", text) for text in _left_out(plan)),
         *(("made when read", text) for text in _deferred(plan)),
         *(("gradients leave", text) for text in _leaving(plan)),
         *([("compared", many)] if count else ()),
         *(_solver(plan) if plan.is_one_region else _regions(plan)),
     ]
+
+
+def _left_out(plan: Plan) -> Iterator[str]:
+    """Name what is not compiled, though it was asked for."""
+    names = [printable(name) for name in plan.left_out]
+    if names:
+        more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
+        listed = ", ".join((*names[:_MOST_NAMES], *more))
+        yield f"{len(names)} operations, slower compiled or not compilable: {listed}"
 
 
 def _deferred(plan: Plan) -> Iterator[str]:

@@ -11,7 +11,7 @@ from remat_graph.torch.cost.costs import Cost, Costs, measure_costs
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.choosing import ops_left_out
 from remat_graph.torch.fusing.compiling import compile_kernels
-from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.kernel import Kernel, run_fused
 from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.tracing.fakes import own_modes
@@ -85,6 +85,18 @@ class Ways:
         if self._choice is None or self._choice.unfused is None:
             return None
         return self._places(self._choice.unfused)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Name the ops that are in no compiled group for they are slower so, or do not compile."""
+        if self._choice is None or self._choice.unfused is None:
+            return ()
+        failed = (
+            op
+            for op, call in self.program.calls.items()
+            if call.target is run_fused and call.args[0].failure is not None
+        )
+        return (*(op for op in self.program.calls if op in self._choice.unfused), *failed)
 
     def _places(self, ops: Collection[str]) -> tuple[int, ...]:
         calls = enumerate((self._plain or self).program.calls)
