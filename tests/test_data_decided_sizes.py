@@ -102,6 +102,9 @@ def refused(original, budget):
     return error.value.smallest_bytes, error.value.least_bytes
 
 
+@pytest.mark.filterwarnings(
+    "ignore:step [0-9]+ took:remat.BudgetWarning"
+)  # of sizes not planned for
 def test_a_budget_that_cannot_be_had_is_told_once_and_refused_at_the_third_step():
     original, _, most = pair()
     smallest, least = refused(original, most // 8)
