@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
-from remat_graph.torch.calls import Body, Call, Variable
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of
 
-if TYPE_CHECKING:
-    from remat_graph.torch.program import Program
-
-__all__ = ["from_outside", "overwrites_of"]
+__all__ = ["overwrites_of"]
 
 
-def overwrites_of(program: Program) -> dict[str, tuple[tuple[str, str], ...]]:
+def overwrites_of(
+    calls: Mapping[str, Call],
+    storage: Mapping[str, str],
+    facts: Mapping[str, TensorFacts],
+    *,
+    views: Collection[str],
+    outside: Collection[str],
+) -> dict[str, tuple[tuple[str, str], ...]]:
     """Find the ops that can, each with the variables that it reads and makes in their buffers.
 
-    A gradient that came from outside is not written to: others may hold it.
+    `storage` is the value that holds a variable; `outside` are the values that no op makes. A
+    gradient that came from outside is not written to: others may hold it.
     """
     overwrites = dict[str, tuple[tuple[str, str], ...]]()
-    outside = from_outside(program)
-    for op, call in program.calls.items():
+    for op, call in calls.items():
         if call.body is not None and call.body.overwrites:
             overwrites[op] = _of_body(call, call.body)
         if not operator_of(call.target).may_overwrite or not isinstance(call.args[0], Variable):
             continue
         (result,) = call.results
         target = call.args[0].name
-        value = program.storage[target]
+        value = storage[target]
         others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
         if (
             result is not None
             and value not in outside
-            and value not in {program.storage[name] for name in others}
-            and target not in program.views
-            and program.facts[target] == program.facts[result]
+            and value not in {storage[name] for name in others}
+            and target not in views
+            and facts[target] == facts[result]
         ):
             overwrites[op] = ((target, result),)
     return overwrites
-
-
-def from_outside(program: Program) -> frozenset[str]:
-    """Name the values that no op makes."""
-    return program.resident | {program.storage[name] for name in program.tangents}
 
 
 def _of_body(call: Call, body: Body) -> tuple[tuple[str, str], ...]:

@@ -199,6 +199,11 @@ class Program:
         return sum(self.facts[v].storage_bytes for v in values if v not in kept)
 
     @property
+    def from_outside(self) -> frozenset[str]:
+        """The values that no op makes."""
+        return self.resident | {self.storage[name] for name in self.tangents}
+
+    @property
     def device(self) -> torch.device:
         """The device whose memory a budget bounds: the one that is not the CPU, if there is one."""
         devices = sorted({facts.device for facts in self.facts.values()}, key=str)
@@ -227,15 +232,18 @@ class Program:
             for position, name in enumerate(self.returned)
         )
         object.__setattr__(self, "handed", handed)
-        object.__setattr__(self, "overwrites", overwrites_of(self))
+        overwrites = overwrites_of(
+            self.calls, self.storage, self.facts, views=self.views, outside=self.from_outside
+        )
+        object.__setattr__(self, "overwrites", overwrites)
 
     def _whole(self, name: str, taken: set[str]) -> str:
         root = name
         while root in self.views:
             root = self.views[root].reads[0]
         sizes = [math.prod(self.facts[variable].shape) for variable in (name, root)]
-        from_outside = {i.variable for i in self.inputs} | set(self.constants)
-        if root in from_outside or root in taken or sizes[0] != sizes[1]:
+        inputs = {i.variable for i in self.inputs} | set(self.constants)
+        if root in inputs or root in taken or sizes[0] != sizes[1]:
             return name
         taken.add(root)
         return root

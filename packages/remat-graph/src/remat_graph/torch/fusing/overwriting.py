@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from remat_graph.torch.calls import Body, Call, TensorFacts, is_view
 from remat_graph.torch.fusing.kernel import kernel_of, run_fused
-from remat_graph.torch.in_place import from_outside
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.program import Program
 
@@ -30,7 +29,7 @@ def writing_over(program: Program) -> Program:
     }
     held = {*program.held, *program.gradients.values()}
     held.update(write.variable for write in program.writes.values())
-    kept = from_outside(program) | {program.storage[name] for name in held}
+    kept = program.from_outside | {program.storage[name] for name in held}
     calls = dict(program.calls)
     for op, call in program.calls.items():
         if call.target is run_fused:
