@@ -316,12 +316,21 @@ def test_kernels_are_compiled_in_other_processes():
     program = program_of(Gelu(24), torch.randn(5, 24))
     kernels = list(kernels_of(in_groups(program)).values())
     compilation = Compilation(kernels[:2])
+    (worker,) = compilation._workers
     compilation.wait()
     assert compilation.is_done
-    assert all(process.returncode == 0 for process in compilation._processes)
+    assert worker.process.poll() is None
     compile_kernels(kernels[:2])
     assert all(kernel.compiled for kernel in kernels[:2])
     assert Compilation(kernels[:2]).count == 0
+    again = Compilation(kernels[2:4])
+    assert again._workers == [worker]  # nothing starts for the next
+    again.wait()
+    os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    after = Compilation(kernels[2:4])
+    assert after._workers != [worker]
+    del after
 
 
 def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
@@ -341,7 +350,7 @@ def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
 def test_other_processes_end_with_what_they_started_when_nobody_waits():
     program = program_of(Gelu(28), torch.randn(5, 28))
     compilation = Compilation(kernels_of(in_groups(program)).values())
-    processes = compilation._processes
+    processes = [worker.process for worker in compilation._workers]
     del compilation
     assert all(process.wait() == -signal.SIGTERM for process in processes)
     with pytest.raises(ProcessLookupError):

@@ -7,12 +7,15 @@ import contextlib
 import logging
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,24 +28,28 @@ logger = logging.getLogger(__name__)
 
 _MOST_PROCESSES = 4
 _KERNELS_EACH = 4  # at least: a process takes seconds to start
+_IDLE_SECONDS = 30.0  # after which a process ends itself
+_SURELY_THERE = 0.5  # of these seconds
+_ENDING_SECONDS = 5.0
 
 
 class Compilation:
     """Compiles kernels in other processes, into the caches on disk from which this one loads them.
 
-    It ends with this process, or when nobody holds it any more.
+    It ends with this process, or when nobody holds it any more. Processes that are done wait a
+    while for the next one.
     """
 
     def __init__(self, kernels: Iterable[Kernel]) -> None:
         waiting = [kernel for kernel in kernels if not kernel.is_settled]
         count = min(_MOST_PROCESSES, os.cpu_count() or 1, -(-len(waiting) // _KERNELS_EACH))
         self.count = len(waiting)
-        self._processes = list[subprocess.Popen[bytes]]()
-        weakref.finalize(self, _stop, self._processes)
+        self._workers = list[_Worker]()
+        weakref.finalize(self, _give_back, self._workers)
         try:
             for at in range(count):
-                self._processes.append(_started(waiting[at::count]))
-                _running.add(self._processes[-1])
+                self._workers.append(_free_worker())
+                self._workers[-1].send(waiting[at::count])
         except OSError as error:  # no memory, no place for files, no Python to be found
             logger.info("kernels are compiled by this process, for no other starts: %s", error)
             return
@@ -52,46 +59,120 @@ class Compilation:
     @property
     def is_done(self) -> bool:
         """Whether all that could be compiled has been."""
-        return all(process.poll() is not None for process in self._processes)
+        is_done = not any(worker.is_busy() for worker in self._workers)
+        if is_done:
+            _give_back(self._workers)
+        return is_done
 
     def wait(self) -> None:
         """Wait until it is done; Ctrl-C ends it."""
         try:
-            for process in self._processes:
-                process.wait()
-        except BaseException:
-            _stop(self._processes)
-            raise
+            for worker in self._workers:
+                while worker.is_busy():
+                    worker.wait()
+        finally:
+            _give_back(self._workers)
 
 
-_running: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+class _Worker:
+    """A process that compiles one job after another; of each, it says when it is done."""
 
-
-def _started(kernels: Sequence[Kernel]) -> subprocess.Popen[bytes]:
-    """Start a process, which reads its job from a file: a pipe would wait until it has loaded."""
-    items = [(kernel.key, kernel.body, dict(kernel.facts)) for kernel in kernels]
-    with tempfile.TemporaryFile() as job:
-        _Pickler(job).dump((os.getpid(), torch.get_num_threads(), items))
-        job.seek(0)
-        return subprocess.Popen(
-            [sys.executable, "-m", "remat_graph.torch.fusing.worker"],
-            stdin=job,
-            stdout=subprocess.DEVNULL,
+    def __init__(self) -> None:
+        self.environment = _environment()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "remat_graph.torch.fusing.worker", str(_IDLE_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=self.environment,
             start_new_session=True,  # Ctrl-C is for this process, which ends those
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._jobs, self._said = self.process.stdin, self.process.stdout
+        self._path: Path | None = None
+        self._free_since = time.monotonic()
+        _running.add(self)
 
+    def send(self, kernels: Sequence[Kernel]) -> None:
+        """Hand over a job, in a file: a pipe would wait until the process has loaded.
 
-def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End processes and those that they started, such as a compiler."""
-    for process in processes:
-        if process.poll() is None:
+        Raises:
+            OSError: if there is no place for the file.
+        """
+        items = [(kernel.key, kernel.body, dict(kernel.facts)) for kernel in kernels]
+        descriptor, path = tempfile.mkstemp(prefix="remat-kernels-")
+        self._path = Path(path)
+        with os.fdopen(descriptor, "wb") as job:
+            _Pickler(job).dump((torch.get_num_threads(), items))
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen
+            self._jobs.write(f"{self._path}\n".encode())
+            self._jobs.flush()
+
+    def is_busy(self) -> bool:
+        """Whether it has a job that is not done; it has none if it has ended."""
+        if self._path is not None and select.select([self._said], [], [], 0)[0]:
+            os.read(self._said.fileno(), 1)  # nothing, at the end of the process
+            self._path.unlink(missing_ok=True)
+            self._path, self._free_since = None, time.monotonic()
+        return self._path is not None
+
+    def wait(self) -> None:
+        """Wait until it says something, or ends."""
+        select.select([self._said], [], [])
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can have a job: it is there, and was started as one would be now."""
+        is_there = time.monotonic() - self._free_since < _SURELY_THERE * _IDLE_SECONDS
+        return is_there and self.process.poll() is None and self.environment == _environment()
+
+    def stop(self) -> None:
+        """End it, and what it started, such as a compiler."""
+        if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(self.process.pid, signal.SIGTERM)  # a compiler deletes what is half done
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_ENDING_SECONDS)
+        for stream in (self._jobs, self._said):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
-atexit.register(lambda: _stop(list(_running)))
+_running: weakref.WeakSet[_Worker] = weakref.WeakSet()
+_free: list[_Worker] = []
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _free_worker() -> _Worker:
+    with contextlib.suppress(IndexError):  # another thread may take the last
+        while True:
+            worker = _free.pop()
+            if worker.is_free:
+                return worker
+            worker.stop()
+    return _Worker()
+
+
+def _give_back(workers: list[_Worker]) -> None:
+    """Keep those that are done for others, and end those that are not."""
+    while workers:
+        worker = workers.pop()
+        if worker.is_busy():
+            worker.stop()
+        else:
+            _free.append(worker)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for worker in list(_running):
+        worker.stop()
 
 
 class _Pickler(pickle.Pickler):

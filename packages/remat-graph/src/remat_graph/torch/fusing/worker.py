@@ -1,18 +1,21 @@
 """Compiles kernels in a process of its own, for the caches on disk from which others load them.
 
-Run as `python -m remat_graph.torch.fusing.worker`: reads kernels from standard input. Its results
-are the files that Inductor caches.
+Run as `python -m remat_graph.torch.fusing.worker SECONDS`: reads from standard input the names of
+files with kernels, one to a line, and writes a byte when those of one have been compiled. It ends
+after so many seconds without one. Its results are the files that Inductor caches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
 import time
-from typing import BinaryIO
+from pathlib import Path
 
 import torch
 
@@ -22,10 +25,23 @@ from remat_graph.torch.fusing.kernel import Kernel
 __all__ = ["main"]
 
 
-def main(source: BinaryIO) -> None:
-    """Compile what comes in on a stream."""
-    parent, threads, kernels = pickle.load(source)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def main(idle_seconds: float) -> None:
+    """Compile what is named on standard input."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    done = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a compiler may print
+    jobs = os.fdopen(0, "rb", buffering=0)
+    while select.select([jobs], [], [], idle_seconds)[0]:
+        path = jobs.readline().decode().rstrip("\n")
+        if not path:
+            return
+        with contextlib.suppress(FileNotFoundError):  # nobody waits for it any more
+            _compile(Path(path))
+        os.write(done, b".")
+
+
+def _compile(path: Path) -> None:
+    threads, kernels = pickle.loads(path.read_bytes())
     torch.set_num_threads(threads)
     for key, body, facts in kernels:
         compile_kernels([Kernel(key, body, facts)])
@@ -39,4 +55,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer)
+    main(float(sys.argv[1]))
