@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import remat
-from remat.planning import planner, region_slices
+from remat.planning import planner
 from remat.session import kernels as region_kernels
-from remat.session import region_planner
+from remat.session import region_planner, step_kernels, step_planner
 from remat_exec import measure_peak
 from remat_graph.torch import run_fused, run_over
 from remat_graph.torch.fusing import compiling
@@ -59,7 +59,7 @@ class Here:
 @pytest.fixture(autouse=True, scope="module")
 def _here():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (region_kernels, region_planner, region_slices):
+        for module in (region_kernels, region_planner, step_kernels):
             patch.setattr(module, "Compilation", Here)
         yield
 
@@ -230,6 +230,9 @@ class Later:
     def is_done(self):
         return Later.done
 
+    def wait(self):
+        assert Later.done
+
 
 def test_until_kernels_are_there_eager_ones_run(planned, monkeypatch):
     plain = copy.deepcopy(planned[1])
@@ -244,6 +247,72 @@ def test_until_kernels_are_there_eager_ones_run(planned, monkeypatch):
     monkeypatch.setattr(Later, "done", True)
     assert_same_steps(ours, plain, batch())
     assert groups(ours) > 4
+
+
+class Two(nn.Module):
+    """Two regions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layers(), Layers()
+
+    def forward(self, x):
+        x = self.first(x)["last"]
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+LATER = {"budget": "1MiB", "kernels": "inductor", "costs": "estimate", "limit_seconds": 1.0}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # TorchDynamo's
+@pytest.mark.parametrize("way", ["rematerialize", "compile"])
+def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
+    monkeypatch.setattr(step_kernels, "Compilation", Later)
+    monkeypatch.setattr(Later, "done", False)
+    plain, loaded = Two().double(), []
+    ours = copy.deepcopy(plain)
+    if way == "compile":
+        ours.compile(backend="remat", options=LATER)
+    else:
+        ours = remat.rematerialize(ours, **LATER)
+    load = compiling.compile_kernels
+    monkeypatch.setattr(
+        "remat_graph.torch.capturing.ways.compile_kernels",
+        lambda kernels: loaded.append(len(kernels)) or load(kernels),
+    )
+    for _ in range(3):
+        assert_same_steps(ours, plain, batch())
+    assert not loaded
+    monkeypatch.setattr(Later, "done", True)
+    for _ in range(3):
+        assert_same_steps(ours, plain, batch())
+    assert sum(loaded) > 4
+    if way == "rematerialize":
+        assert groups(ours) > 4
+        assert ours.plan.measured_peak_bytes <= ours.plan.budget_bytes
+
+
+def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog):
+    monkeypatch.setattr(step_kernels, "Compilation", Later)
+    monkeypatch.setattr(Later, "done", False)
+    plain = Two().double()
+    ours = remat.rematerialize(copy.deepcopy(plain), **LATER)
+    for _ in range(3):
+        assert_same_steps(ours, plain, batch())
+    monkeypatch.setattr(Later, "done", True)
+    choose = step_planner.choose_options
+
+    def refuse(kinds, record, room):
+        if any(kind.unfused is not None for kind in kinds):
+            raise remat.BudgetTooSmall(1, 2, 0, None)
+        return choose(kinds, record, room)
+
+    monkeypatch.setattr(step_planner, "choose_options", refuse)
+    for _ in range(4):
+        assert_same_steps(ours, plain, batch())
+    assert "go on by eager kernels" in caplog.text
+    assert groups(ours) == 0
 
 
 def test_kernels_of_one_size_are_compiled_at_a_time(planned, monkeypatch):

@@ -14,10 +14,16 @@ from dataclasses import replace
 from remat.planning.certain_bound import forward_bound
 from remat.planning.slices import sliced_programs, with_finest_slices
 from remat_graph import Numerics
-from remat_graph.torch import Capture, Compilation
+from remat_graph.torch import Capture, Kernel
 from remat_solvers.toolkit import Wiring, least_time, peak_bound
 
-__all__ = ["in_finest_slices_alone", "in_groups_alone", "in_ways_alone", "region_in_slices"]
+__all__ = [
+    "in_finest_slices_alone",
+    "in_groups_alone",
+    "in_ways_alone",
+    "kernels_alone",
+    "region_in_slices",
+]
 
 
 def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
@@ -40,12 +46,25 @@ def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
 
 
 def in_groups_alone(captured: Capture) -> Capture:
-    """Give a program of a region with compiled groups, which are waited for."""
-    able = captured
-    if captured.numerics is None:
-        able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
-    Compilation(able.group_kernels).wait()
-    return _alone(able.in_groups())
+    """Give a program of a region with compiled groups.
+
+    Raises:
+        CaptureError: if an operator cannot be measured.
+    """
+    grouped = _able(captured).in_groups()
+    grouped.compile_groups()
+    return _alone(grouped)
+
+
+def kernels_alone(captured: Capture) -> tuple[Kernel, ...]:
+    """List what the groups of such a program run."""
+    return _able(captured).group_kernels
+
+
+def _able(captured: Capture) -> Capture:
+    if captured.numerics is not None:
+        return captured
+    return captured.with_alternatives(Numerics.ROUNDING, laid_out=())
 
 
 def in_ways_alone(

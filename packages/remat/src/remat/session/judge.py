@@ -109,9 +109,7 @@ class Judge:
         budget, device = planned.plan.budget_bytes, planned.capture.program.device
         most = max(mark.peak_bytes for mark in marks)
         if call.was_read and planned.capture.program.deferred:
-            if (
-                most > budget and not call.warned
-            ):  # nothing is planned for what a loop takes that reads now and then
+            if most > budget and not call.warned:  # what reads now and then is not planned for
                 self._tell_of_reading(most, budget)
             return
         seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
@@ -168,6 +166,11 @@ class Judge:
     def is_refused(self) -> bool:
         """Whether something ended the planning."""
         return self._error is not None
+
+    def forget_refusal(self) -> Exception | None:
+        """Let planning go on, and give what ended it."""
+        error, self._error = self._error, None
+        return error
 
     @property
     def awaits_plain(self) -> bool:
@@ -349,13 +352,7 @@ class Judge:
         ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
         return has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
 
-    def _tell_over(
-        self,
-        peak: int,
-        budget: int,
-        reason: str,
-        then: str = _NEXT,
-    ) -> None:
+    def _tell_over(self, peak: int, budget: int, reason: str, then: str = _NEXT) -> None:
         """Warn of a step over the budget, but not of one before it was known.
 
         Raises:

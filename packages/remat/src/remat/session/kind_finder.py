@@ -11,13 +11,13 @@ from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
 from remat.planning.region_slices import (
     in_finest_slices_alone,
-    in_groups_alone,
     in_ways_alone,
     region_in_slices,
 )
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
+from remat.session.step_kernels import StepKernels
 from remat_graph import Graph, Numerics, simulate
 from remat_graph.torch import Capture, Cost, SizedCapture
 from remat_solvers import store_all
@@ -31,11 +31,15 @@ _SIZES = 3  # of the same ops, whose options are solved for; others take their s
 
 @dataclass(eq=False)
 class KindFinder:
-    """Adds to the `kinds` of regions that were met; `user_plan` is an earlier process's."""
+    """Adds to the `kinds` of regions that were met; `user_plan` is an earlier process's.
+
+    `kernels` says which of them run compiled groups.
+    """
 
     settings: Settings
     kinds: list[RegionKind]
     user_plan: UserPlan | None
+    kernels: StepKernels
     _sizes: list[SizedCapture] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,8 +82,7 @@ class KindFinder:
         if of_plan is not None:
             return of_plan
         program, least = self._program(capture, budget)
-        if self.settings.runs_groups_on(capture.program.device):
-            program = in_groups_alone(program)
+        program = self.kernels.of(program)
         kind = self._solved(name, program)
         if program is not capture:
             kind = replace(

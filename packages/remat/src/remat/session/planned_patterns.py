@@ -164,6 +164,12 @@ class PlannedPatterns:
         alike = [each for each in self.planned if each.fits and each.families == families]
         return len(alike) >= _SIZES and not record.provisional and record.peak_bytes <= budget
 
+    def exchange(self, planned: list[PlannedPattern]) -> list[PlannedPattern]:
+        """Have other patterns than these, and give these."""
+        before, self.planned = self.planned, planned
+        self._followed, self._wanted = None, not planned
+        return before
+
     def recorded(self) -> None:
         """Note that a step was recorded: plans that are not measured were waited for."""
         self.record_next = False

@@ -31,6 +31,7 @@ from remat.session.leaving import hooked, may_leave
 from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
+from remat.session.step_kernels import StepKernels
 from remat_exec import BudgetExceeded, Executor, autocast_type, get_executor
 from remat_graph.torch import (
     Capture,
@@ -64,11 +65,10 @@ class RegionPlanner:
     def __init__(
         self, settings: Settings, auto: AutoBudget, kinds: list[RegionKind], breaks: list[str]
     ) -> None:
-        self.settings = settings
-        self.auto = auto
-        self._kinds = kinds
-        self._breaks = breaks
-        self._finder = KindFinder(settings, kinds, settings.step_plan)
+        self.settings, self.auto = settings, auto
+        self._kinds, self._breaks = kinds, breaks
+        self.kernels = StepKernels(settings)
+        self._finder = KindFinder(settings, kinds, settings.step_plan, self.kernels)
         self._changes: dict[str, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
         self._warned_of_outputs = False

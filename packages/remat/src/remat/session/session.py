@@ -76,10 +76,8 @@ class Session:
         self._one_region = one_region and settings.step_plan is None
         self._counts = CallCounts()
         self._has_several = self._was_several = self._had_backward = False
-        self._settings = settings
-        self._on_plan = on_plan
-        self._parameters = parameters
-        self._join = join
+        self._settings, self._on_plan = settings, on_plan
+        self._parameters, self._join = parameters, join
         self._answer: Any = None
         self._preparing = False
         self._before_code: Callable[[], None] = lambda: None
@@ -90,6 +88,7 @@ class Session:
         planner = StepPlanner(settings, auto, self._tell, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
         self.step = StepState(settings, self._tell, planner)
+        self.step.between = lambda: self._planner.kernels.see_step(self.step, self._regions)
         self._runner = CallRunner(self.step)
 
     def add(self, dynamo_graph: DynamoGraph, counters: Counters) -> Region:
@@ -152,6 +151,7 @@ class Session:
             self._counts.end_step(several=self._was_several or len(step.calls) > 1)
         self._was_several = self._had_backward = False
         step.end(device)
+        step.between()
         self._has_several = (
             self._counts.expects_several
             and self._settings.region_plan is None
@@ -332,6 +332,7 @@ class Session:
         else:
             if not (self._one_region or self.step.within_forward):
                 self.step.begin(plan.capture.program.device)
+                plan = self._plan_of(region, numbers, inputs)  # kernels may have come
             outputs = self._runner.run_shared(region, plan, inputs, tensors, self._backward_begins)
             if self._one_region and self.step.patterns.plan is not None:
                 self._use(self.step.patterns.plan)

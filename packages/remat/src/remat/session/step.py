@@ -81,6 +81,7 @@ class StepState:
     itself. A step that `runs_plain` is recorded for what plain autograd takes. `done` counts the
     steps of several regions that are over, on the `device` of the region that was found last.
     `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
+    `between` is called between two steps, when the one before has been judged.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class StepState:
         self.recording = StepRecording(self._optimizer_steps)
         self._judge = Judge(settings, on_plan, planner, self.patterns, settings.step_plan)
         self.bound = StepBound(self._judge, self.recording, lambda: self.pattern)
+        self.between: Callable[[], None] = lambda: None
         self.phase = Phase.OPEN
         self.device: torch.device | None = None
         self.lone_budget: int | None = None
@@ -237,6 +239,7 @@ class StepState:
         if self._is_open(seen_forward=device is None):
             return
         self.end(device)
+        self.between()
         self.refuse()
         self.start(device)
 
@@ -304,6 +307,10 @@ class StepState:
     def refuse(self) -> None:
         """Raise what no plan was found for, if there is such."""
         self._judge.refuse()
+
+    def forget_refusal(self) -> Exception | None:
+        """Let steps of several calls go on, and give what they were refused for."""
+        return self._judge.forget_refusal()
 
     def _plain_peak(self) -> tuple[int, int] | None:
         """Give what the step that ran plain took, and what its regions keep if all is stored."""

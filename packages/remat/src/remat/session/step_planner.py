@@ -68,6 +68,14 @@ class StepPlanner:
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
     _in_slices: dict[tuple[int, ...], int] = field(default_factory=dict)
 
+    def exchange_kinds(self, kinds: Sequence[RegionKind]) -> list[RegionKind]:
+        """Have other kinds than these, and give these."""
+        before = list(self.kinds)
+        self.kinds[:] = kinds
+        self._needed.clear()
+        self._in_slices.clear()
+        return before
+
     @property
     def is_unknown(self) -> bool:
         """Whether the budget is a fraction of a peak that no step has shown yet."""

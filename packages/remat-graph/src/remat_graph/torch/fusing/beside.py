@@ -139,6 +139,7 @@ class _Worker:
                 stream.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            self._path = None
 
 
 _running: weakref.WeakSet[_Worker] = weakref.WeakSet()
