@@ -286,7 +286,7 @@ def test_it_is_for_a_forward_of_one_region(plain, caplog):
 
 def test_an_executor_that_makes_all_is_given_no_names(plain, monkeypatch):
     model, ids, *_ = plain
-    monkeypatch.setattr(Executable, "defers_outputs", False)
+    monkeypatch.setattr(Executable, "abilities", frozenset())
     with pytest.raises(remat.RematError, match="makes every output"):
         remat.rematerialize(copy.deepcopy(model), ids, budget="1GiB", outputs="loss")
 

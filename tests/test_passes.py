@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import remat
-from remat_graph.torch import passes_of
+from remat_graph.torch import CaptureError, capture, passes_of
 
 
 class Model(nn.Module):
@@ -49,4 +49,14 @@ def test_a_plan_without_a_pass_is_right(name, monkeypatch):
 def test_a_pass_that_is_unknown_is_an_error(monkeypatch):
     monkeypatch.setenv("REMAT_PASSES", "-merge")
     with pytest.raises(remat.RematError, match="merge-equal"):
-        remat.rematerialize(Model(), (torch.rand(4, 6, 8),), budget="80%")
+        remat.rematerialize(Model(), budget="80%")
+
+
+def test_it_is_refused_before_anything_is_traced(monkeypatch):
+    class Untraceable(Model):
+        def forward(self, x):
+            raise AssertionError
+
+    monkeypatch.setenv("REMAT_PASSES", "-merge-tied")
+    with pytest.raises(CaptureError, match="a tied parameter would get a part"):
+        capture(Untraceable(), (torch.rand(4, 6, 8),))

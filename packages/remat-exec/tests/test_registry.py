@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from remat_exec import (
+    Ability,
     BrokenExecutor,
     DuplicateExecutor,
     Executable,
     ExecutionError,
     Runnable,
     UnknownExecutor,
+    abilities_of,
     get_executor,
     list_executors,
 )
@@ -78,11 +80,13 @@ def test_one_of_a_third_party_runs_a_schedule(install, target):
     assert torch.equal(output, layer(x))
     offered = {name for name in vars(Runnable) if not name.startswith("_")}
     assert offered == {
-        "capture", "low_memory_plan", "peak_bytes", "source", "differentiable", "takes_all",
-        "rehearse",
+        "capture", "low_memory_plan", "peak_bytes", "staying_peak_bytes", "source",
+        "differentiable", "takes_all", "rehearse",
     }  # fmt: skip
     assert all(hasattr(made, name) for name in offered)
     assert made.peak_bytes == made.code.peak_bytes > 0
+    able = abilities_of(get_executor("mine"))
+    assert able == (set(Ability) if target == "Good" else set())
 
 
 def test_unknown_lists_close_matches_and_installed():

@@ -23,6 +23,7 @@ from remat_solvers.step import (
     ANY_BYTES,
     RegionBound,
     TimeStep,
+    front_from_schedules,
     measure_option,
     refined_options,
     region_front,
@@ -103,8 +104,12 @@ def test_wrong_arguments_are_refused(wrong):
 
 
 def test_a_solver_that_is_not_there_is_named():
+    graph = closed(gpt2(layers=1))
     with pytest.raises(UnknownSolver):
-        region_front(closed(gpt2(layers=1)), solver="nobody", limit_seconds=NO_LIMIT)
+        region_front(graph, solver="nobody", limit_seconds=0)
+    front = front_from_schedules(graph, [store_all(graph)])
+    with pytest.raises(UnknownSolver):
+        refined_options(front, kept_bytes=10**9, peak_bytes=10**9, solver="nobody")
 
 
 @thorough

@@ -172,6 +172,17 @@ def test_from_then_on_nothing_is_certified_by_it(solver):
     assert (certain.status, certain.doubt) == (Status.OPTIMAL, None)
 
 
+def test_what_is_kept_after_an_interrupt_is_not_certified_by_it():
+    def interrupt(progress):
+        if progress.incumbent is not None:
+            trust.distrust("HIGHS", "it lied")
+            raise KeyboardInterrupt
+
+    found = solve(GRAPH, 3, solver="refine", progress=interrupt, keep_best=True)
+    assert (found.status, found.lower_bound) == (Status.FEASIBLE, None)
+    assert found.doubt == "HIGHS was wrong in this process: it lied"
+
+
 def test_that_nothing_fits_is_refuted_by_the_minimal_peak(monkeypatch):
     lie(monkeypatch, infeasible)
     with pytest.raises(BudgetTooSmall, match="though a schedule of 2 B exists") as caught:

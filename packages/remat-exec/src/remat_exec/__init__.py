@@ -16,7 +16,7 @@ from remat_exec.errors import (
     UnknownExecutor,
 )
 from remat_exec.executable import Executable
-from remat_exec.interface import Executor, Runnable
+from remat_exec.interface import Ability, Executor, Runnable, abilities_of
 from remat_exec.loss import (
     Loss,
     as_handed,
@@ -34,6 +34,7 @@ from remat_exec.measure import (
 from remat_exec.registry import get_executor, list_executors
 
 __all__ = [
+    "Ability",
     "BackwardError",
     "BrokenExecutor",
     "BudgetExceeded",
@@ -51,6 +52,7 @@ __all__ = [
     "StepProfile",
     "UnknownExecutor",
     "__version__",
+    "abilities_of",
     "as_handed",
     "autocast_type",
     "checksum",

@@ -13,6 +13,7 @@ from remat_exec.chain import Exceeded, Read, Started, run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
+from remat_exec.interface import Ability
 from remat_exec.loss import Loss
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.on_demand import Recipe
@@ -50,7 +51,7 @@ class Executable:
         InvalidSchedule: if the simulator rejects the schedule.
     """
 
-    defers_outputs: ClassVar[bool] = True
+    abilities: ClassVar[frozenset[Ability]] = frozenset(Ability)
 
     capture: Capture
     schedule: Schedule

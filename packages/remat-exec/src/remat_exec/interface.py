@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,14 @@ from remat_exec.measure import Peak
 from remat_graph import Schedule
 from remat_graph.torch import Capture
 
-__all__ = ["Executor", "Runnable"]
+__all__ = ["Ability", "Executor", "Runnable", "abilities_of"]
+
+
+class Ability(enum.Enum):
+    """What an executor may be able to do beyond running a plan."""
+
+    DEFERS_OUTPUTS = "it takes `read` and `watched`, and makes outputs when they are read"
+    RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 
 
 class Runnable(Protocol):
@@ -32,6 +40,11 @@ class Runnable(Protocol):
     @property
     def peak_bytes(self) -> int:
         """The predicted peak of a step in bytes, with what a loss may keep."""
+        ...
+
+    @property
+    def staying_peak_bytes(self) -> int:
+        """That peak where gradients stay that were to leave at once; the same if none were."""
         ...
 
     @property
@@ -86,7 +99,9 @@ class Runnable(Protocol):
 class Executor(Protocol):
     """Makes a `Runnable` from a capture and a legal schedule of its graph.
 
-    `low_memory_plan` is a plan of the same capture by the same executor; see `Executable`.
+    `low_memory_plan` is a plan of the same capture by the same executor; see `Executable`. What an
+    executor can do beyond running plans it lists as `abilities`, a set of `Ability`; a function, or
+    a class that has no such list, is asked for nothing more.
     """
 
     def __call__(
@@ -104,6 +119,11 @@ class Executor(Protocol):
             InvalidSchedule: if the simulator rejects the schedule.
         """
         ...
+
+
+def abilities_of(executor: Executor) -> frozenset[Ability]:
+    """Read what an executor says that it can do beyond running plans."""
+    return frozenset(getattr(executor, "abilities", ()))
 
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from remat_solvers.registry import Chosen, resolve_solver
 from remat_solvers.verdicts import (
     Verdicts,
     claim_of,
+    doubt_about,
     doubt_or_raise,
     minimal_peak_claim,
     uncertified,
@@ -287,7 +288,9 @@ def _best_so_far(
         solver=last.solver,
         solve_seconds=limit.elapsed,
     )
-    return _judged(relay.running, problem, _checked(relay.running, problem, answer), verdicts)
+    best = _judged(relay.running, problem, _checked(relay.running, problem, answer), verdicts)
+    doubt = doubt_about(relay.running)
+    return best if doubt is None else uncertified(best, doubt)
 
 
 def _fitting(

@@ -22,7 +22,7 @@ from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.alternatives import is_in_order, least_time, store_all_sequence
 from remat_solvers.core.incumbent import TOLERANCE
 from remat_solvers.core.milp import HIGHS
-from remat_solvers.core.trust import distrust
+from remat_solvers.core.trust import distrust, doubt_of
 from remat_solvers.core.wiring import Wiring, expand, sequence_of
 from remat_solvers.errors import BrokenSolver, BudgetTooSmall
 from remat_solvers.registry import Chosen
@@ -31,6 +31,7 @@ __all__ = [
     "Claim",
     "Verdicts",
     "claim_of",
+    "doubt_about",
     "doubt_or_raise",
     "minimal_peak_claim",
     "uncertified",
@@ -143,10 +144,23 @@ def doubt_or_raise(claim: Claim, cause: str) -> str:
     by = claim.by
     if by is None:
         return distrust(HIGHS, f"remat-solvers, by its word, {cause}")
+    back_end = _back_end_of(by)
+    if back_end is None:
+        raise BrokenSolver(by.name, by.origin, f"it {cause}")
+    return distrust(back_end, f"{by.name}, by its word, {cause}")
+
+
+def doubt_about(by: Chosen) -> str | None:
+    """Say why the back end behind a solver is not believed; `None` if it is, or there is none."""
+    back_end = _back_end_of(by)
+    return None if back_end is None else doubt_of(back_end)
+
+
+def _back_end_of(by: Chosen) -> str | None:
+    """Name the MILP back end by whose word a solver of this package claims things."""
     back_end = getattr(by.solver, "back_end", None)
-    if isinstance(back_end, str) and type(by.solver).__module__.startswith("remat_solvers."):
-        return distrust(back_end, f"{by.name}, by its word, {cause}")
-    raise BrokenSolver(by.name, by.origin, f"it {cause}")
+    ours = type(by.solver).__module__.startswith("remat_solvers.")
+    return back_end if ours and isinstance(back_end, str) else None
 
 
 def uncertified(answer: Solution, doubt: str) -> Solution:

@@ -59,7 +59,7 @@ from remat_graph.torch.program import (
     Write,
 )
 from remat_graph.torch.recomputing import allow_recompute
-from remat_graph.torch.rewrites.passes import PassRun
+from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
@@ -122,6 +122,7 @@ __all__ = [
     "blocks_in_use",
     "capture",
     "capture_region",
+    "check_passes",
     "collector_at_rest",
     "copied",
     "flatten",

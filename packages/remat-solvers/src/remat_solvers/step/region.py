@@ -83,6 +83,7 @@ def region_front(
     """
     boundary_op(graph)
     check_whole("points", points, least=2)
+    _check_solver(solver)
     if most_bytes is not None:
         check_whole("most_bytes", most_bytes)
     Problem(graph, 1, hierarchy)
@@ -127,6 +128,7 @@ def refined_options(
     """
     check_whole("kept_bytes", kept_bytes, least=0)
     check_whole("peak_bytes", peak_bytes)
+    _check_solver(solver)
     Problem(front.graph, 1, hierarchy)
     limit = Limit.starting_now(limit_seconds)
     if _is_closed(front, kept_bytes, peak_bytes):
@@ -137,6 +139,12 @@ def refined_options(
     if _is_closed(front, kept_bytes, peak_bytes):
         return front
     return region_search.solve(front, kept_bytes, peak_bytes, limit.left(math.inf))
+
+
+def _check_solver(solver: str | Solver) -> None:
+    """Refuse a solver that is not there, whether or not there will be time to ask it."""
+    if solver != AUTO:
+        resolve_solver(solver)
 
 
 @dataclass(frozen=True, slots=True)

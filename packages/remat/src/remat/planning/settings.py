@@ -17,9 +17,16 @@ from remat.planning.kernels import Kernels, read_kernels
 from remat.planning.numerics import read_numerics
 from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
-from remat_exec import Loss, get_executor
+from remat_exec import Ability, Loss, abilities_of, get_executor
 from remat_graph import Numerics
-from remat_graph.torch import CaptureError, Costs, DeviceSpec, get_capture, missing_compiler
+from remat_graph.torch import (
+    CaptureError,
+    Costs,
+    DeviceSpec,
+    check_passes,
+    get_capture,
+    missing_compiler,
+)
 from remat_partition import Partitioner
 from remat_solvers import Progress, Solver
 
@@ -122,8 +129,9 @@ class Settings:
         if read.is_auto and user_plan is not None and user_plan.budget_bytes is not None:
             read = parse_budget(user_plan.budget_bytes)
         check_method(solver, partitioner)
+        check_passes()
         get_capture(capture)
-        makes_all = not getattr(get_executor(executor), "defers_outputs", False)
+        makes_all = Ability.DEFERS_OUTPUTS not in abilities_of(get_executor(executor))
         if makes_all and (outputs is not None or _defers_outputs(user_plan)):
             raise RematError(
                 f"the executor {executor!r} makes every output; leave out outputs=, or the plan of "

@@ -14,7 +14,7 @@ from remat.planning.outputs import are_learned, not_named_of_region, with_named_
 from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
 from remat.session.region import Region
-from remat_exec import BudgetExceeded, get_executor
+from remat_exec import Ability, BudgetExceeded, abilities_of, get_executor
 from remat_graph.torch import Capture
 from remat_solvers import BudgetTooSmall
 
@@ -81,5 +81,5 @@ def with_outputs(
 
 def _are_learned(settings: Settings) -> bool:
     """Whether steps say which outputs are made."""
-    able: bool = getattr(get_executor(settings.executor), "defers_outputs", False)
-    return able and are_learned(settings.outputs, settings.numerics)
+    able = abilities_of(get_executor(settings.executor))
+    return Ability.DEFERS_OUTPUTS in able and are_learned(settings.outputs, settings.numerics)

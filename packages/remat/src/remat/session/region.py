@@ -178,8 +178,7 @@ class Region:
         before, leave = self.leaving, planned.capture.leaving_gradients
         self.leaving = gone if before is None else before - stayed
         late, budget = leave & stayed, planned.plan.budget_bytes
-        most = getattr(planned.executable, "staying_peak_bytes", 0)
-        if late and most > budget:
+        if late and planned.executable.staying_peak_bytes > budget:
             warnings.warn(
                 f"{len(late)} gradients stayed that were to leave at once: a hook of their "
                 f"parameters did not drop them, and this step may have taken more than the budget "

@@ -32,7 +32,7 @@ from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
 from remat.session.step_kernels import StepKernels
-from remat_exec import BudgetExceeded, Executor, autocast_type, get_executor
+from remat_exec import Ability, BudgetExceeded, Executor, abilities_of, autocast_type, get_executor
 from remat_graph.torch import (
     Capture,
     CaptureError,
@@ -256,10 +256,10 @@ class RegionPlanner:
         self, region: Region, inputs: Sequence[Any], plan: Callable[..., RunnablePlan]
     ) -> RunnablePlan:
         """Plan with the first gradients leaving with which a plan fits."""
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        able = frozenset(hooked(self._for_expected(region, inputs), region.graph, tensors))
-        if not hasattr(self._executor, "staying_peak_bytes"):
-            able = frozenset()  # it knows of no gradients that leave
+        able = frozenset[int]()
+        if Ability.RELEASES_GRADIENTS in abilities_of(self._executor):
+            tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+            able = frozenset(hooked(self._for_expected(region, inputs), region.graph, tensors))
 
         def leave(leaving: frozenset[int]) -> RunnablePlan:
             return plan_outputs(

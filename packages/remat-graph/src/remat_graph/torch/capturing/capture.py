@@ -34,7 +34,7 @@ from remat_graph.torch.errors import CaptureError, NoBackward
 from remat_graph.torch.process import collector_at_rest
 from remat_graph.torch.repeats.blocks import Repeat
 from remat_graph.torch.repeats.periods import Irregular
-from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, run_passes
+from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, check_passes, run_passes
 from remat_graph.torch.tracing.failures import not_traced
 from remat_graph.torch.tracing.fakes import StandIns, has_no_data, own_modes, without_modes
 from remat_graph.torch.tracing.joint import Joint, Key, returned_nodes
@@ -145,6 +145,7 @@ class _ModuleCall:
         """
         if costs not in ("measure", "estimate") and not isinstance(costs, DeviceSpec):
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
+        check_passes()
         call = read_call(args, dict(kwargs or {}))
         check_differentiable(module, call)
         check_devices(module, call)
@@ -201,6 +202,7 @@ def capture_region(
         CaptureError: if it is no static graph, nothing it returns depends on a tensor that
             requires a gradient, or an operator cannot be measured.
     """
+    check_passes()
     tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
     leaves, dry = leaves_of(tensors), any(map(has_no_data, tensors))
 

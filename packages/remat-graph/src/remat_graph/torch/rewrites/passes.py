@@ -38,7 +38,7 @@ from remat_graph.torch.rewrites.simplify import (
 )
 from remat_graph.torch.tracing.joint import Joint, Key
 
-__all__ = ["EACH", "ONCE", "Pass", "PassRun", "Setting", "run_passes"]
+__all__ = ["EACH", "ONCE", "Pass", "PassRun", "Setting", "check_passes", "run_passes"]
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +216,16 @@ def run_passes(
         if watch is not None:
             watch(PassRun(each.name, each.does, seconds, before, listing(joint)))
     return joint
+
+
+def check_passes() -> None:
+    """See before anything is traced that `REMAT_PASSES` can be followed.
+
+    Raises:
+        CaptureError: if it names a pass that is not there, or is required.
+    """
+    for _ in _left_out():
+        pass
 
 
 def _left_out() -> Iterator[str]:
