@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -124,9 +124,3 @@ class Executor(Protocol):
 def abilities_of(executor: Executor) -> frozenset[Ability]:
     """Read what an executor says that it can do beyond running plans."""
     return frozenset(getattr(executor, "abilities", ()))
-
-
-if TYPE_CHECKING:
-    from remat_exec.executable import Executable
-
-    _built_in: Executor = Executable

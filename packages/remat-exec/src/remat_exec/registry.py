@@ -6,7 +6,7 @@ for, and kept. A name that two distributions offer is an error that names both.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from remat_exec.errors import BrokenExecutor, DuplicateExecutor, UnknownExecutor
 from remat_exec.interface import Executor
@@ -37,3 +37,9 @@ def get_executor(name: str) -> Executor:
         BrokenExecutor: if it cannot be imported, or does not take the arguments of an `Executor`.
     """
     return cast(Executor, _REGISTRY.load(name, None, None, budget_bytes=None, low_memory_plan=None))
+
+
+if TYPE_CHECKING:
+    from remat_exec.executable import Executable
+
+    _built_in: Executor = Executable
