@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_RANKS = ["ddp", "fsdp2"]  # which run in `stacks/test_ranks.py`
@@ -18,6 +19,7 @@ MOST_LINES = 60
 def test_an_example_does_what_it_asserts(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()  # what other tests compiled counts against the recompile limit
+    AcceleratorState._reset_state(reset_partial_state=True)  # a precision of another test, say
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
