@@ -29,7 +29,8 @@ less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
         [--timeout S] [--threads N]
 
 With `--kernels inductor` all operators are in compiled groups that can be, and rounding may differ
-from storing everything. `--draw` takes so many of the cases, by chance, always the same.
+from storing everything; what differs from eager by more is trained again in double precision, where
+it may not. `--draw` takes so many of the cases, by chance, always the same.
 """
 
 from __future__ import annotations

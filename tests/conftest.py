@@ -2,6 +2,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 # Steps and their comparison are those of the tests of remat-exec.
@@ -11,3 +12,19 @@ torch.set_num_threads(1)
 
 os.environ["REMAT_CACHE"] = "0"  # neither read nor write what is of the user
 os.environ.pop("REMAT_PLANS", None)
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Count what is traced, as it comes or with symbols."""
+    from remat_graph.torch.capturing import capture, sizes
+
+    traced = []
+    for module, kind in ((capture, "as it comes"), (sizes, "with symbols")):
+
+        def counted(*args, original=module.trace_region, kind=kind):
+            traced.append(kind)
+            return original(*args)
+
+        monkeypatch.setattr(module, "trace_region", counted)
+    return traced

@@ -14,6 +14,7 @@ from remat.planning import planner
 from remat.session import kernels as region_kernels
 from remat.session import region_planner, step_kernels, step_planner
 from remat_exec import measure_peak
+from remat_graph import Status
 from remat_graph.torch import run_fused, run_over
 from remat_graph.torch.fusing import compiling
 from remat_graph.torch.fusing.compiling import compile_kernels
@@ -293,11 +294,13 @@ def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
         assert ours.plan.measured_peak_bytes <= ours.plan.budget_bytes
 
 
-def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog):
+@pytest.mark.filterwarnings("ignore:a step of:remat.BudgetWarning")
+@pytest.mark.parametrize("on_infeasible", ["raise", "plain"])
+def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog, on_infeasible):
     monkeypatch.setattr(step_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", False)
     plain = Two().double()
-    ours = remat.rematerialize(copy.deepcopy(plain), **LATER)
+    ours = remat.rematerialize(copy.deepcopy(plain), **LATER, on_infeasible=on_infeasible)
     for _ in range(3):
         assert_same_steps(ours, plain, batch())
     monkeypatch.setattr(Later, "done", True)
@@ -305,13 +308,27 @@ def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog):
 
     def refuse(kinds, record, room):
         if any(kind.unfused is not None for kind in kinds):
-            raise remat.BudgetTooSmall(1, 2, 0, None)
+            raise remat.BudgetTooSmall(1, 2, 0, None, Status.LIMIT)
         return choose(kinds, record, room)
 
     monkeypatch.setattr(step_planner, "choose_options", refuse)
     for _ in range(4):
         assert_same_steps(ours, plain, batch())
     assert "go on by eager kernels" in caplog.text
+    assert groups(ours) == 0
+    assert_same_steps(ours, plain, batch(5))  # regions of another size, found after that
+
+
+def test_steps_of_ever_new_regions_run_eager_kernels(monkeypatch, caplog):
+    monkeypatch.setattr(step_kernels, "_MOST", 3)
+    monkeypatch.setattr(step_kernels, "Compilation", Later)
+    monkeypatch.setattr(Later, "done", True)
+    plain = Two().double()
+    ours = remat.rematerialize(copy.deepcopy(plain), **LATER)
+    with caplog.at_level(logging.INFO, "remat"):
+        for rows in (3, 4, 5, 5, 5, 5):
+            assert_same_steps(ours, plain, batch(rows))
+    assert "ever new regions" in caplog.text
     assert groups(ours) == 0
 
 

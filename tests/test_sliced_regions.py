@@ -5,46 +5,12 @@ import re
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
+from integration_cases.language import WORDS, Headed
 
 import remat
 from remat.report.words import mib
 from remat_exec import measure_peak
 from remat_graph import Numerics
-
-WORDS, WIDTH = 2000, 16
-
-
-class Head(nn.Module):
-    """The last layer with its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, x, ids):
-        return functional.cross_entropy(self.out(x).flatten(0, 1), ids.flatten())
-
-
-class Language(nn.Module):
-    """A language model whose forward TorchDynamo finds in two parts, unless it is `whole`."""
-
-    def __init__(self, whole=False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.whole = whole
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.head = Head()
-
-    def forward(self, ids):
-        x = self.words(ids)
-        x = x + self.down(functional.gelu(self.up(x)))
-        if not self.whole:
-            torch._dynamo.graph_break()
-        return self.head(x, ids)
-
 
 IDS = torch.randint(WORDS, (2, 64), generator=torch.Generator().manual_seed(0))
 
@@ -78,7 +44,7 @@ def budget_of(plain):
     ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
 )
 def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
-    plain = Language(whole)
+    plain = Headed(whole)
     budget = budget_of(plain)
     options = {"budget": budget, "limit_seconds": 1.0, "regions": regions}
     refused = remat.rematerialize(copy.deepcopy(plain), **options)
@@ -116,7 +82,7 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
 )
 def test_a_refusal_says_what_slices_reach(whole, regions):
-    plain = Language(whole)
+    plain = Headed(whole)
     options = {"limit_seconds": 1.0, "regions": regions}
     small = remat.rematerialize(copy.deepcopy(plain), budget=budget_of(plain) // 3, **options)
     with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
@@ -133,7 +99,7 @@ def test_a_refusal_says_what_slices_reach(whole, regions):
 
 
 def test_a_region_is_left_whole_where_it_fits():
-    plain = Language()
+    plain = Headed()
     model = remat.rematerialize(plain, budget="64MiB", limit_seconds=0.5, numerics="rounding")
     for _ in range(3):
         step(model)

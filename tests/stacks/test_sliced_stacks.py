@@ -8,7 +8,8 @@ import copy
 
 import pytest
 import torch
-from stack_cases.sliced import BUDGET, IN_SLICES, Language, beside_plain, step, words
+from integration_cases.language import Headed
+from stack_cases.sliced import BUDGET, IN_SLICES, beside_plain, step, words
 from torch import nn
 
 import remat
@@ -43,7 +44,7 @@ def test_ranks_train_in_slices(ranks, kind):
 
 def test_without_slices_the_budget_is_too_small():
     with pytest.raises(remat.BudgetTooSmall, match=r"rounding.* are enough"):
-        remat.rematerialize(Language(), (words(0),), **IN_SLICES | {"numerics": None})
+        remat.rematerialize(Headed(whole=True), (words(0),), **IN_SLICES | {"numerics": None})
 
 
 @pytest.mark.parametrize("wraps", ["remat", "peft"])
@@ -51,11 +52,11 @@ def test_adapters_train_in_slices(wraps):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["up", "down", "out"], init_lora_weights=False)
     if wraps == "remat":
-        plain = peft.get_peft_model(Language(), config)
+        plain = peft.get_peft_model(Headed(whole=True), config)
         model = sliced = remat.rematerialize(copy.deepcopy(plain), **IN_SLICES)
     else:
-        plain = peft.get_peft_model(Language(), config)
-        sliced = remat.rematerialize(Language(), **IN_SLICES)
+        plain = peft.get_peft_model(Headed(whole=True), config)
+        sliced = remat.rematerialize(Headed(whole=True), **IN_SLICES)
         model = peft.get_peft_model(sliced, config)
         for one, other in zip(model.parameters(), plain.parameters(), strict=True):
             one.data.copy_(other.data)
@@ -69,7 +70,7 @@ def test_adapters_train_in_slices(wraps):
 
 
 def test_calls_of_other_sizes_run_in_slices():
-    plain = Language()
+    plain = Headed(whole=True)
     model = remat.rematerialize(copy.deepcopy(plain), (words(0),), **IN_SLICES)
     for shape in ((2, 64), (3, 64), (2, 80), (1, 40), (4, 128), (2, 64)):
         ids = words(1, shape)

@@ -4,44 +4,17 @@ import copy
 from unittest import mock
 
 import torch
-from torch import distributed, nn
+from integration_cases.language import WORDS, Headed
+from torch import distributed
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat_exec import measure_peak
 
-WORDS, WIDTH = 2000, 16
 SHAPE = (2, 64)
 BUDGET = 3 * (2 * 64 * WORDS * 4) // 2  # one and a half times the logits, of which two are needed
 IN_SLICES = {"budget": BUDGET, "numerics": "rounding", "limit_seconds": 1.0}
-
-
-class Head(nn.Module):
-    """The last layer with its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, x, ids):
-        return functional.cross_entropy(self.out(x).flatten(0, 1), ids.flatten())
-
-
-class Language(nn.Module):
-    """Words, a layer and the head."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.head = Head()
-
-    def forward(self, ids):
-        x = self.words(ids)
-        return self.head(x + self.down(functional.gelu(self.up(x))), ids)
 
 
 def words(seed, shape=SHAPE):
@@ -65,7 +38,7 @@ def beside_plain(rank, kind):
 
     Returns for each step what both gave, the peak in slices, and how often each gathered weights.
     """
-    plain, options = Language(), {"regions": "head"} if kind == "FSDP2" else {}
+    plain, options = Headed(whole=True), {"regions": "head"} if kind == "FSDP2" else {}
     sliced = remat.rematerialize(copy.deepcopy(plain), **IN_SLICES, **options)
     models = [_over_ranks(each, kind) for each in (sliced, plain)]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]

@@ -197,10 +197,9 @@ class _Task:
             captured, solution = best_within(
                 targets, offered, self._solve_for, self._solve_briefly_for
             )
-        schedule, asked, target = (
-            solution.schedule, str(self.settings.budget), targets.of(captured),
-        )  # fmt: skip
+        schedule, asked = solution.schedule, str(self.settings.budget)
         if self.share and schedule is not None:
+            target = targets.of(captured)
             return with_schedule_of_first_rank(offered, captured, solution, schedule, asked, target)
         return captured, solution
 

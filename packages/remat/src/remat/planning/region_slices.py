@@ -14,14 +14,14 @@ from dataclasses import replace
 from remat.planning.certain_bound import forward_bound
 from remat.planning.slices import sliced_programs, with_finest_slices
 from remat_graph import Numerics
-from remat_graph.torch import Capture, Kernel
+from remat_graph.torch import Capture
 from remat_solvers.toolkit import Wiring, least_time, peak_bound
 
 __all__ = [
     "in_finest_slices_alone",
     "in_groups_alone",
     "in_ways_alone",
-    "kernels_alone",
+    "may_have_groups",
     "region_in_slices",
 ]
 
@@ -45,23 +45,19 @@ def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
     return chosen, min(forward_bound(program).peak_bytes for program in programs)
 
 
-def in_groups_alone(captured: Capture) -> Capture:
-    """Give a program of a region with compiled groups.
+def in_groups_alone(able: Capture) -> Capture:
+    """Give a program of a region, which may have groups, with compiled ones.
 
     Raises:
         CaptureError: if an operator cannot be measured.
     """
-    grouped = _able(captured).in_groups()
+    grouped = able.in_groups()
     grouped.compile_groups()
     return _alone(grouped)
 
 
-def kernels_alone(captured: Capture) -> tuple[Kernel, ...]:
-    """List what the groups of such a program run."""
-    return _able(captured).group_kernels
-
-
-def _able(captured: Capture) -> Capture:
+def may_have_groups(captured: Capture) -> Capture:
+    """Give a program of a region that may round otherwise, as compiled groups do."""
     if captured.numerics is not None:
         return captured
     return captured.with_alternatives(Numerics.ROUNDING, laid_out=())

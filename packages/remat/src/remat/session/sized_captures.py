@@ -64,7 +64,8 @@ class SizedCaptures:
         """
         options: dict[str, Any] = {"costs": costs, "loss_alone": loss_alone, "real": real}
         for trace in self._traces:
-            near, call = self._captures.get((trace, loss_alone)), trace.sizes_of(inputs)
+            near = self._captures.get((trace, loss_alone))
+            call = None if near is None else trace.sizes_of(inputs)
             read_off = None if near is None or call is None else near.at(call)
             if read_off is not None:
                 return read_off

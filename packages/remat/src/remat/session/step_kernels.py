@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remat.planning.ranks import has_other_ranks
-from remat.planning.region_slices import in_groups_alone, kernels_alone
+from remat.planning.region_slices import in_groups_alone, may_have_groups
 from remat.planning.settings import Settings
 from remat_graph.torch import Capture, CaptureError, Compilation
 
@@ -26,6 +26,8 @@ __all__ = ["StepKernels"]
 
 logger = logging.getLogger(__name__)
 
+_MOST = 256  # kinds of regions: more are those of sizes without end
+
 
 @dataclass(frozen=True, slots=True)
 class _Before:
@@ -33,6 +35,7 @@ class _Before:
 
     kinds: list[RegionKind]
     patterns: list[PlannedPattern]
+    set_aside: int
     plans: dict[Region, dict[Any, Any]]
 
 
@@ -49,20 +52,25 @@ class StepKernels:
     _compilation: Compilation | None = None
     _compiled: set[str] = field(default_factory=set, repr=False)
     _have_come: bool = False
-    _are_refused: bool = False
+    _given_up: bool = False
     _before: _Before | None = field(default=None, repr=False)
 
     def of(self, program: Capture) -> Capture:
         """Give a region's program in groups, if their kernels are there or are waited for."""
-        if self._are_refused or not self.settings.runs_groups_on(program.program.device):
+        if self._given_up or not self.settings.runs_groups_on(program.program.device):
             return program
         waits = self.settings.wait or self.settings.step_plan is not None or has_other_ranks()
         if not (waits or self._have_come):
             self._programs.append(program)
+            if len(self._programs) > _MOST:
+                logger.info("steps go on by eager kernels: they have ever new regions")
+                self._programs.clear()
+                self._compilation, self._given_up = None, True
             return program
-        self._compile(program).wait()
+        able = may_have_groups(program)
+        self._compile([able]).wait()
         try:
-            return in_groups_alone(program)
+            return in_groups_alone(able)
         except CaptureError as error:
             logger.warning("a region goes on by eager kernels: %s", error)
             return program
@@ -70,42 +78,50 @@ class StepKernels:
     def see_step(self, step: StepState, regions: Iterable[Region]) -> None:
         """Between two steps: compile once no more regions are found, and plan anew by kernels."""
         if self._before is not None:
-            self._judge(step)
+            self._judge(step, self._before, regions)
         elif self._have_come or not (self._programs and step.patterns.planned):
             return
         elif self._compilation is None:
             before, self._met = self._met, len(self._programs)
             if before == self._met:
-                self._compilation = self._compile(*self._programs)
+                self._compilation = self._compile(map(may_have_groups, self._programs))
         elif self._compilation.is_done:
             logger.info("the kernels of %d regions are compiled: planning by them", self._met)
             self._have_come, self._compilation = True, None
             self._programs.clear()
             plans = {region: dict(region.shared) for region in regions}
             self._before = _Before(
-                step.planner.exchange_kinds([]), step.patterns.exchange([]), plans
+                step.planner.exchange_kinds([]),
+                step.patterns.exchange([]),
+                step.planner.set_aside,
+                plans,
             )
             for region in plans:
                 region.shared.clear()
 
-    def _compile(self, *programs: Capture) -> Compilation:
+    def _compile(self, programs: Iterable[Capture]) -> Compilation:
         """Compile those kernels of programs that were not compiled before."""
-        kernels = {kernel.key: kernel for each in programs for kernel in kernels_alone(each)}
+        kernels = {kernel.key: kernel for each in programs for kernel in each.group_kernels}
         waiting = [kernel for key, kernel in kernels.items() if key not in self._compiled]
         self._compiled.update(kernels)
         return Compilation(waiting)
 
-    def _judge(self, step: StepState) -> None:
-        """Go back to what steps were planned by, if nothing was found by kernels."""
-        before = self._before
-        assert before is not None
-        if step.is_refused:
-            logger.warning("steps go on by eager kernels: %s", step.forget_refusal())
-            self._are_refused = True
+    def _judge(self, step: StepState, before: _Before, regions: Iterable[Region]) -> None:
+        """Go back to what steps were planned by if no plan by kernels is within the budget."""
+        patterns = step.patterns.planned
+        if step.is_refused or not all(each.fits for each in patterns):
+            reason = step.forget_refusal() or "no plan of compiled groups fits"
+            logger.warning("steps go on by eager kernels: %s", reason)
+            self._given_up = True
             step.planner.exchange_kinds(before.kinds)
             step.patterns.exchange(before.patterns)
-            for region, plans in before.plans.items():
+            step.planner.set_aside = before.set_aside
+            for region in regions:
                 region.shared.clear()
-                region.shared.update(plans)
-        if step.is_refused or step.patterns.planned:
+                region.shared.update(before.plans.get(region, {}))
+            plans = [each.plan for each in before.patterns if each.fits]
+            if plans:
+                step.planner.on_plan(plans[-1])
+            self._before = None
+        elif patterns and all(each.plan.measured_peak_bytes is not None for each in patterns):
             self._before = None

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class _Worker:
 
     def is_busy(self) -> bool:
         """Whether it has a job that is not done; it has none if it has ended."""
-        if self._path is not None and select.select([self._said], [], [], 0)[0]:
+        if self._path is not None and wait([self._said.fileno()], 0):
             os.read(self._said.fileno(), 1)  # nothing, at the end of the process
             self._path.unlink(missing_ok=True)
             self._path, self._free_since = None, time.monotonic()
@@ -119,7 +119,7 @@ class _Worker:
 
     def wait(self) -> None:
         """Wait until it says something, or ends."""
-        select.select([self._said], [], [])
+        wait([self._said.fileno()])
 
     @property
     def is_free(self) -> bool:
