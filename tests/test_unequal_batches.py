@@ -7,12 +7,12 @@ import random
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import nn
 from torch.nn.functional import cross_entropy, gelu
 
 import remat
+from loop_cases.ranks import run_ranks
 from remat_exec import measure_peak
 
 
@@ -59,38 +59,23 @@ def test_gradients_add_up_over_unequal_micro_batches() -> None:
     assert not over
 
 
-def _train(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
+def _are_eagers(rank: int, steps: int) -> bool:
+    """Train beside plain DDP; say whether all gradients have the same bits."""
     torch.manual_seed(0)
     eager = Words()
     model = copy.deepcopy(eager)
     parallel = nn.parallel.DistributedDataParallel(remat.rematerialize(model, budget=2**20))
     plain, draw = nn.parallel.DistributedDataParallel(eager), random.Random(rank)
     same = True
-    for _ in range(6):
+    for _ in range(steps):
         ids = batch(draw)
         for each in (plain, parallel):
             each.zero_grad()
             each(ids).backward()
         pairs = zip(model.parameters(), eager.parameters(), strict=True)
         same = same and all(torch.equal(one.grad, other.grad) for one, other in pairs)
-    Path(folder, f"rank {rank}").write_text(str(same))
-    distributed.destroy_process_group()
+    return same
 
 
-def test_ranks_have_batches_of_other_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_train, args=(rank, str(tmp_path))) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(240)
-        process.kill()
-    assert [process.exitcode for process in ranks] == [0, 0]
-    assert [(tmp_path / f"rank {rank}").read_text() for rank in range(2)] == ["True", "True"]
+def test_ranks_have_batches_of_other_lengths(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, _are_eagers, {"lengths": 6}) == {"lengths": [True, True]}
