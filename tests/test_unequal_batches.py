@@ -8,34 +8,11 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy, gelu
+from integration_cases.unequal import Words, are_eagers, batch
 
 import remat
 from loop_cases.ranks import run_ranks
 from remat_exec import measure_peak
-
-
-class Words(nn.Module):
-    """A small language model: the sum of losses over all but the first token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(40, 32)
-        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
-        self.head = nn.Linear(32, 40)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids)
-        for layer in self.layers:
-            x = x + gelu(layer(x))
-        return cross_entropy(self.head(x)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-def batch(draw: random.Random) -> torch.Tensor:
-    rows, length = draw.randint(2, 6), draw.randint(8, 40)
-    generator = torch.Generator().manual_seed(draw.randint(0, 1000))
-    return torch.randint(0, 40, (rows, length), generator=generator)
 
 
 def test_gradients_add_up_over_unequal_micro_batches() -> None:
@@ -59,23 +36,5 @@ def test_gradients_add_up_over_unequal_micro_batches() -> None:
     assert not over
 
 
-def _are_eagers(rank: int, steps: int) -> bool:
-    """Train beside plain DDP; say whether all gradients have the same bits."""
-    torch.manual_seed(0)
-    eager = Words()
-    model = copy.deepcopy(eager)
-    parallel = nn.parallel.DistributedDataParallel(remat.rematerialize(model, budget=2**20))
-    plain, draw = nn.parallel.DistributedDataParallel(eager), random.Random(rank)
-    same = True
-    for _ in range(steps):
-        ids = batch(draw)
-        for each in (plain, parallel):
-            each.zero_grad()
-            each(ids).backward()
-        pairs = zip(model.parameters(), eager.parameters(), strict=True)
-        same = same and all(torch.equal(one.grad, other.grad) for one, other in pairs)
-    return same
-
-
 def test_ranks_have_batches_of_other_lengths(tmp_path: Path) -> None:
-    assert run_ranks(tmp_path, _are_eagers, {"lengths": 6}) == {"lengths": [True, True]}
+    assert run_ranks(tmp_path, are_eagers, {"lengths": 6}) == {"lengths": [True, True]}
