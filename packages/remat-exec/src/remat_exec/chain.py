@@ -13,6 +13,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from remat_exec.deferred import DeferredTensor, watched
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
 from remat_exec.gradient_groups import Group
 from remat_exec.on_demand import OnDemand, Recipe
+from remat_exec.output_hooks import OutputHooks
 from remat_exec.outputs import tangents_of
 from remat_exec.takers import any_stays, unwanted_inputs
 from remat_exec.variant import StepCode, Variant
 
-__all__ = ["Exceeded", "Read", "Started", "run_step"]
+__all__ = ["Exceeded", "Observers", "Read", "Started", "run_step"]
 
 Started = Callable[[frozenset[int], frozenset[int]], None]
 """Gets the positions of missing gradients, and of outputs that nobody holds any more."""
@@ -40,21 +42,26 @@ Exceeded = Callable[[BudgetExceeded], None]
 """Gets the error that says why a backward goes over its budget, and what it takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Who is told what happens in a step, and what is watched; see `Executable`."""
+
+    started: Started | None = None
+    finished: Callable[[], None] | None = None
+    exceeded: Exceeded | None = None
+    read: Read | None = None
+    watched: frozenset[int] = frozenset()
+    hooks: OutputHooks | None = None
+
+
 def run_step(
-    executable: StepCode,
-    bound: list[Any],
-    inputs: dict[str, torch.Tensor],
-    started: Started | None = None,
-    finished: Callable[[], None] | None = None,
-    exceeded: Exceeded | None = None,
-    read: Read | None = None,
-    watched: frozenset[int] = frozenset(),
+    executable: StepCode, bound: list[Any], inputs: dict[str, torch.Tensor], observers: Observers
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[], None]]:
     """Run the forward; give what autograd is handed, connected to the inputs by variable.
 
     The second is called to give memory back, if there is a leaner plan.
     """
-    step = _Step(executable, bound, started, finished, exceeded, read, watched)
+    step = _Step(executable, bound, observers)
     device = executable.device
     token: torch.Tensor | None = None
     for index, group in reversed(list(enumerate(executable.groups))):
@@ -85,20 +92,9 @@ _address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ign
 class _Step:
     """What one forward hands to its backward."""
 
-    def __init__(
-        self,
-        executable: StepCode,
-        bound: list[Any],
-        started: Started | None,
-        finished: Callable[[], None] | None,
-        exceeded: Exceeded | None,
-        read: Read | None,
-        watched: frozenset[int],
-    ) -> None:
-        self.executable = executable
-        self.on_read, self._watched = read, watched
+    def __init__(self, executable: StepCode, bound: list[Any], observers: Observers) -> None:
+        self.executable, self.observers = executable, observers
         self._made_later: dict[int, StorageWeakRef] = {}
-        self.on_start, self.on_end, self.on_excess = started, finished, exceeded
         self.states: dict[str, Any] = {}
         self.started = False
         self._bound = bound
@@ -114,7 +110,7 @@ class _Step:
 
     def watch(self, handed: tuple[torch.Tensor, ...]) -> None:
         """Note what the user is handed, to see what is let go of before the backward."""
-        if self.on_start is not None:
+        if self.observers.started is not None:
             self._handed.update(
                 (position, _weak(tensor.untyped_storage()))
                 for position, tensor in enumerate(handed)
@@ -128,7 +124,7 @@ class _Step:
         is what is watched in the place of an output.
         """
         own: Counter[int] = Counter()
-        watched = {self._handed[position].cdata for position in self._watched}
+        watched = {self._handed[position].cdata for position in self.observers.watched}
         for tensor in saved:
             address = _address(tensor)
             own[address] += 1 if tensor.grad_fn is None and address not in watched else 2
@@ -156,7 +152,7 @@ class _Step:
         if not recipes:
             return None
         program = self.executable.capture.whole_program
-        read = functools.partial(_is_read, weakref.ref(self), self.on_read)
+        read = functools.partial(_is_read, weakref.ref(self), self.observers.read)
         return OnDemand(program, recipes, self._bound, self.states, self._made_later, read)
 
     def _defer(self, returned: list[Any], later: OnDemand | None) -> None:
@@ -164,10 +160,10 @@ class _Step:
         if later is not None:
             for recipe in self.executable.recipes:
                 returned[recipe.position] = later.output(recipe)
-        for position in self._watched:
+        for position in self.observers.watched:
             tensor = returned[position]
             self._handed[position] = _weak(tensor.untyped_storage())
-            seen = functools.partial(_see_read, self.on_read, position)
+            seen = functools.partial(_see_read, self.observers.read, position)
             returned[position] = watched(tensor.detach(), seen)  # held apart from what is saved
 
     def check_reading(self, recipe: Recipe) -> None:
@@ -181,9 +177,9 @@ class _Step:
         try:
             self.executable.check_reading(recipe)
         except BudgetExceeded as error:
-            if self.on_excess is None:
+            if self.observers.exceeded is None:
                 raise
-            self.on_excess(error)
+            self.observers.exceeded(error)
 
     def _with_droppable(self, saved: list[Any]) -> list[Any]:
         """Keep apart what a leaner backward can do without; give what autograd is to save."""
@@ -219,13 +215,15 @@ class _Step:
         `node` is that of the forward in autograd's graph.
         """
         self.started = True
+        if self.observers.hooks is not None:
+            self.observers.hooks.begin()
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
         released_outputs = executable.capture.released_outputs
-        if self.on_start is not None:
+        if self.observers.started is not None:
             released_outputs = self._released_outputs(saved)
             self._handed = {}
-            self.on_start(missing, released_outputs)
+            self.observers.started(missing, released_outputs)
         if self._is_lean and executable.low_memory_plan is not None:
             executable = executable.low_memory_plan
         unwanted = unwanted_inputs(node, self.executable.groups)
@@ -234,9 +232,9 @@ class _Step:
             staying = any_stays(node, self.executable.groups, variant.program.leaving)
             executable.check_room(variant, released_outputs, staying=staying)
         except BudgetExceeded as error:
-            if self.on_excess is None:
+            if self.observers.exceeded is None:
                 raise
-            self.on_excess(error)
+            self.observers.exceeded(error)
         if variant.code is not self.executable.code or self._droppable:
             saved = self._saved_for(variant, saved)
         with self._own_casts():
@@ -287,8 +285,8 @@ class _Step:
             gradients.clear()
         if not self._upcoming and self._backward is not None:
             self._backward = None
-            if self.on_end is not None:
-                self.on_end()
+            if self.observers.finished is not None:
+                self.observers.finished()
         return tuple(self._final.pop(name, None) for name in wanted)
 
     def _check_unchanged(self, names: Sequence[str]) -> None:

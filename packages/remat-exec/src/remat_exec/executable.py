@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from remat_exec.autocast import lowered_bytes
-from remat_exec.chain import Exceeded, Read, Started, run_step
+from remat_exec.chain import Exceeded, Observers, Read, Started, run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
@@ -17,6 +17,7 @@ from remat_exec.interface import Ability
 from remat_exec.loss import Loss
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.on_demand import Recipe
+from remat_exec.output_hooks import OutputHooks, read_within
 from remat_exec.outputs import make_outputs
 from remat_exec.overlaps import check_apart
 from remat_exec.rehearsal import run_without_autograd
@@ -83,6 +84,7 @@ class Executable:
         inputs = enumerate(self.capture.program.inputs)
         self._written = [position for position, item in inputs if item.variable in targets]
         returned = self.capture.program.returned
+        self._read_within = read_within(whole)
         self.differentiable = frozenset({*self.capture.program.tangents.values(), *missing})
         self.not_differentiable = tuple(set(range(len(returned))) - self.differentiable)
         planned = {name for group in self.code.groups for name in group.inputs}
@@ -156,10 +158,16 @@ class Executable:
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        handed, drop = run_step(self, bound, by_name, started, finished, exceeded, read, watched)
+        hooks = OutputHooks() if self._read_within else None
+        observers = Observers(started, finished, exceeded, read, watched, hooks)
+        handed, drop = run_step(self, bound, by_name, observers)
         if droppable is not None:
             droppable(drop)
-        return make_outputs(self.whole_program, handed, by_name)
+        outputs = make_outputs(self.whole_program, handed, by_name)
+        if hooks is not None:
+            for position in self._read_within:
+                hooks.watch(position, outputs[position])
+        return outputs
 
     @property
     def whole_program(self) -> Program:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx import symbolic_trace
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from remat_graph.torch import capture, capture_region, left_as_it_was
 
@@ -201,3 +203,10 @@ def test_a_capture_of_a_region_lets_go_of_its_inputs():
     gc.collect()
     assert captures[0]._trace_whole is not None  # one of several blocks was traced
     assert held() is None
+
+
+def test_a_lazy_graph_keeps_the_code_that_it_writes_of_itself():
+    graph = _LazyGraphModule.from_graphmodule(symbolic_trace(nn.ReLU()))
+    with left_as_it_was(graph):
+        graph(torch.ones(1))
+    assert "relu" in graph.code.lower()

@@ -36,7 +36,13 @@ _MOST_ENTRIES = 10_000
 
 @contextmanager
 def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what is stored on a module, and the random generators, on every path."""
+    """Put back what is stored on a module, and the random generators, on every path.
+
+    The code that a graph of `torch.fx` writes of itself at its first call stays.
+    """
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            _ = part.code
     objects = _reachable(module)
     before = [(holder, _contents(holder)) for holder in objects if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in objects if type(drawn) is random.Random]
