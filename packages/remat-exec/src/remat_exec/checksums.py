@@ -68,10 +68,11 @@ def changed(before: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> l
 
 def checksum(tensor: torch.Tensor) -> int | torch.Tensor:
     """Sum up the bits of a tensor: a number on the CPU, elsewhere a tensor on the device."""
+    on_cpu = tensor.device.type == "cpu"
+    if on_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return _sum_of_memory(tensor.data_ptr(), tensor.numel() * tensor.itemsize)
     plain = _dense(tensor.detach())
-    if plain.device.type == "cpu":
-        return _sum_on_cpu(_array(plain))
-    return _sum_on_device(plain.reshape(-1))
+    return _sum_on_cpu(_array(plain)) if on_cpu else _sum_on_device(plain.reshape(-1))
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -127,20 +128,29 @@ def _factors() -> _Words:
     return drawn.view(np.int64) | 1
 
 
-def _sum_on_cpu(array: npt.NDArray[Any]) -> int:
-    if array.flags.c_contiguous and array.ctypes.data % 8 == 0:
-        return _sum_of_bytes(array.reshape(-1).view(np.uint8))
-    total = 0
-    flat = array.reshape(-1) if array.flags.c_contiguous else array
-    for part in np.array_split(flat, max(1, min(len(flat), flat.nbytes // _BLOCK))):
-        total = total * int(_factors()[0]) + _sum_of_bytes(part.copy().reshape(-1).view(np.uint8))
+def _sum_of_memory(address: int, size: int) -> int:
+    """Sum up so many bytes, as they lie there."""
+    if not address or not size:
+        return 0
+    if address % 8:
+        memory = memoryview((ctypes.c_uint8 * size).from_address(address))
+        return _sum_on_cpu(np.frombuffer(memory, np.uint8))
+    words, rest = divmod(size, 8)
+    data = memoryview((ctypes.c_int64 * words).from_address(address))
+    total = _sum_of_words(np.frombuffer(data, np.int64)) if words else 0
+    if rest:
+        last = ctypes.string_at(address + 8 * words, rest)
+        total += int(_factors()[-1]) * int.from_bytes(last, "little")
     return total % 2**64
 
 
-def _sum_of_bytes(data: npt.NDArray[np.uint8]) -> int:
-    whole = len(data) // 8 * 8
-    rest = int.from_bytes(data[whole:].tobytes(), "little") if whole < len(data) else 0
-    return (_sum_of_words(data[:whole].view(np.int64)) + int(_factors()[-1]) * rest) % 2**64
+def _sum_on_cpu(array: npt.NDArray[Any]) -> int:
+    total = 0
+    flat = array.reshape(-1) if array.flags.c_contiguous else array
+    for part in np.array_split(flat, max(1, min(len(flat), flat.nbytes // _BLOCK))):
+        block = part.copy()
+        total = total * int(_factors()[0]) + _sum_of_memory(block.ctypes.data, block.nbytes)
+    return total % 2**64
 
 
 def _sum_of_words(words: _Words) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = ["OutputHooks", "read_within"]
 
 aten = torch.ops.aten
 
+_OURS = -1  # no number of a handle; to take one would tell of a new hook to all who count them
 _INSTEAD = (
     "return a copy of it from the model (output.clone()) if what comes from outside is meant, or "
     "run the original module"
@@ -94,11 +96,14 @@ class OutputHooks:
     def watch(self, position: int, tensor: torch.Tensor) -> None:
         """See who will ask for the gradient of an output."""
         with torch._C.DisableTorchFunctionSubclass():
-            if tensor.requires_grad:
+            if tensor.grad_fn is not None:
                 see = functools.partial(_see, self._backward, position)
                 see.__torch_unserializable__ = True  # type: ignore[attr-defined]
-                tensor.register_hook(see)  # type: ignore[no-untyped-call]
-                hooks: Any = tensor._backward_hooks
+                hooks: dict[int, Any] = OrderedDict(
+                    {_OURS: see}
+                )  # where those that are set later go, too
+                tensor._backward_hooks = hooks
+                tensor.grad_fn._register_hook_dict(tensor)
                 self._watched.append((position, hooks, weakref.ref(tensor)))
 
     def begin(self) -> None:

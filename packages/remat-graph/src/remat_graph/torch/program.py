@@ -157,6 +157,7 @@ class Program:
     leaving: frozenset[str] = frozenset()
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False)
     handed: tuple[str, ...] = field(init=False)
+    device: torch.device = field(init=False)
     overwrites: Mapping[str, tuple[tuple[str, str], ...]] = field(init=False, repr=False)
     generic: Generic | None = field(init=False, default=None, repr=False, compare=False)
 
@@ -203,12 +204,6 @@ class Program:
         """The values that no op makes."""
         return self.resident | {self.storage[name] for name in self.tangents}
 
-    @property
-    def device(self) -> torch.device:
-        """The device whose memory a budget bounds: the one that is not the CPU, if there is one."""
-        devices = sorted({facts.device for facts in self.facts.values()}, key=str)
-        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         """Return the program itself: it is immutable and belongs to no module."""
         return self
@@ -232,6 +227,9 @@ class Program:
             for position, name in enumerate(self.returned)
         )
         object.__setattr__(self, "handed", handed)
+        devices = sorted({facts.device for facts in self.facts.values()}, key=str)
+        device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        object.__setattr__(self, "device", device)
         overwrites = overwrites_of(
             self.calls, self.storage, self.facts, views=self.views, outside=self.from_outside
         )
