@@ -45,8 +45,8 @@ def program_of(model, *args):
     return capture(model, args, costs="estimate").program
 
 
-def in_groups(program, unfused=()):
-    return fused(program, find_groups(program, unfused))
+def in_groups(program, unfused=(), *, give_again=False):
+    return fused(program, find_groups(program, unfused, give_again=give_again))
 
 
 def groups_of(program):
@@ -74,6 +74,29 @@ def test_what_only_backward_groups_read_is_made_again_there():
     # the activation of each layer is given out, and what it is made of, but nothing between
     large = [name for name in forward if name and new.facts[name].storage_bytes == 8 * 16 * 4]
     assert len(large) <= 4 * 2 + 3
+
+
+def test_what_products_read_behind_is_given_out_again():
+    captured = capture(Gelu(), (torch.randn(8, 16),), costs="estimate")
+    grouped = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_groups()
+    again = grouped.giving_again()
+    assert again.gives_again
+    assert again.giving_again() is again
+    assert again.variant(frozenset()).gives_again
+    assert not again.without_groups().gives_again
+    new = [name for name in again.program.storage if name not in grouped.program.storage]
+    assert len(new) == 2 * 2  # the norm and the activation of each layer
+    behind = again.program.backward_ops
+    readers = again.program.readers()
+    assert all(readers[name] <= behind for name in new)
+    assert len(again.graph.ops) == len(grouped.graph.ops)
+
+
+def test_groups_that_give_nothing_again_are_as_they_were():
+    captured = capture(nn.Linear(4, 4), (torch.randn(8, 4),), costs="estimate")
+    grouped = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_groups()
+    assert grouped.giving_again() is grouped
+    assert captured.giving_again() is captured
 
 
 def test_equal_layers_have_equal_kernels():
@@ -148,9 +171,9 @@ def test_groups_of_random_programs_compute_the_same(steps):
     torch.manual_seed(0)
     model, x = Random(steps).double(), torch.randn(6, 6, dtype=torch.double, requires_grad=True)
     program = program_of(model, x)
-    new = in_groups(program)
     tensors = {"x": x, "weight": model.weight}
-    assert_equal_steps(program, new, model, tensors)
+    for again in (False, True):
+        assert_equal_steps(program, in_groups(program, give_again=again), model, tensors)
 
 
 def assert_equal_steps(program, new, model, tensors):

@@ -255,6 +255,7 @@ class _Task:
             laid_out=captured.laid_out,
             sliced=captured.sliced,
             unfused=captured.unfused,
+            gives_again=captured.gives_again,
             deferred=tuple(
                 (position, captured.deferred_bytes(frozenset({position})))
                 for position in sorted(captured.program.deferred)

@@ -49,7 +49,12 @@ def whole_programs(captured: Capture) -> list[Capture]:
 
     Layouts and compiled groups were chosen for a fastest step without a look at the budget.
     """
-    programs = [captured, captured.in_traced_layouts(), captured.without_groups()]
+    programs = [
+        captured,
+        captured.giving_again(),
+        captured.in_traced_layouts(),
+        captured.without_groups(),
+    ]
     return [each for at, each in enumerate(programs) if not at or each is not captured]
 
 
@@ -70,15 +75,21 @@ def programs_by_cuts(captured: Capture, target: int) -> list[SlicedPrograms]:
         if sliced:
             by_kinds.setdefault(tuple(kind for kind, _ in sliced), {})[sliced] = None
     groups = []
-    for kinds, chosen in by_kinds.items():
+    for each, (kinds, chosen) in itertools.product(_by_groups(captured), by_kinds.items()):
         levels = [
             tuple(zip(kinds, level, strict=True))
             for level in zip(*(numbers[kind] for kind in kinds), strict=True)
         ]
-        programs = {level: captured.in_slices(level) for level in dict.fromkeys(levels)}
+        programs = {level: each.in_slices(level) for level in dict.fromkeys(levels)}
         relaxed = _least_of([program.graph for program in programs.values()])
         groups.append(SlicedPrograms(tuple(programs[sliced] for sliced in chosen), relaxed))
     return groups
+
+
+def _by_groups(captured: Capture) -> list[Capture]:
+    """List a capture as it is and, if it has groups, with such as give values out again."""
+    again = captured.giving_again()
+    return [captured] if again is captured else [captured, again]
 
 
 def _lists_of_kinds(captured: Capture) -> list[tuple[int, ...]]:

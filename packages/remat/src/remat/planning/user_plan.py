@@ -288,7 +288,7 @@ def _with_ways_of(captured: Capture, region: PlannedRegion) -> Capture:
         return captured
     able = captured.with_alternatives(numerics, laid_out=region.laid_out)
     if region.unfused is not None:
-        able = able.in_groups(region.unfused)
+        able = able.in_groups(region.unfused, give_again=region.gives_again)
     if not region.sliced or any(kind >= len(able.cuts) for kind, _ in region.sliced):
         return able  # of another graph, which its outline says
     return able.in_slices(region.sliced)

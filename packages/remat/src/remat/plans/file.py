@@ -72,6 +72,7 @@ class _Region(msgspec.Struct, forbid_unknown_fields=True):
     sliced: tuple[tuple[_Size, _Slices], ...] = ()
     deferred: tuple[tuple[_Size, _Size], ...] = ()
     unfused: tuple[_Size, ...] | None = None
+    gives_again: bool = False
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -192,6 +193,7 @@ def write_region(region: PlannedRegion) -> _Region:
         region.sliced,
         region.deferred,
         region.unfused,
+        region.gives_again,
     )
 
 
@@ -224,7 +226,7 @@ def read_region(region: _Region, source: str, *, alone: bool) -> PlannedRegion:
     )  # fmt: skip
     return PlannedRegion(
         front, region.missing, region.released_outputs, region.laid_out, region.sliced,
-        region.deferred, region.unfused,
+        region.deferred, region.unfused, region.gives_again,
     )  # fmt: skip
 
 

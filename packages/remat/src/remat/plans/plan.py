@@ -126,13 +126,25 @@ class Plan:
         sliced: tuple[tuple[int, int], ...] = (),
         deferred: tuple[tuple[int, int], ...] = (),
         unfused: tuple[int, ...] | None = None,
+        gives_again: bool = False,
         **facts: Any,
     ) -> Self:
         """Make a plan of the schedule of a region that is all of the step, as it was solved for."""
         front = lone_front(graph, schedule)
         return cls(
             (("the step", 0),),
-            (PlannedRegion(front, missing, released_outputs, laid_out, sliced, deferred, unfused),),
+            (
+                PlannedRegion(
+                    front,
+                    missing,
+                    released_outputs,
+                    laid_out,
+                    sliced,
+                    deferred,
+                    unfused,
+                    gives_again,
+                ),
+            ),
             (0,),
             budget,
             solution.lower_bound,

@@ -21,7 +21,7 @@ class PlannedRegion:
     in channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
     slices, as `Capture.sliced` has them. `deferred` are positions of outputs that no step makes,
     and their bytes. `unfused` are the ops that are in no compiled group, as `Capture.unfused`
-    numbers them; `None` if there are no groups.
+    numbers them; `None` if there are no groups. `gives_again` is `Capture.gives_again`.
     """
 
     front: RegionFront
@@ -31,6 +31,7 @@ class PlannedRegion:
     sliced: tuple[tuple[int, int], ...] = ()
     deferred: tuple[tuple[int, int], ...] = ()
     unfused: tuple[int, ...] | None = None
+    gives_again: bool = False
 
 
 def lone_front(graph: Graph, schedule: Schedule) -> RegionFront:

@@ -35,8 +35,14 @@ def with_kin(
     """
     programs = [captured]
     if grouped:
-        groups = dict.fromkeys(other.capture.unfused for other in planned)
-        programs = [captured.in_groups(unfused) for unfused in groups if unfused is not None]
+        groups = dict.fromkeys(
+            (other.capture.unfused, other.capture.gives_again) for other in planned
+        )
+        programs = [
+            captured.in_groups(unfused, give_again=again)
+            for unfused, again in groups
+            if unfused is not None
+        ]
     for program in programs:
         for each in (program, program.in_traced_layouts()):
             kin = kin_of(each, planned)

@@ -102,7 +102,21 @@ class Ways:
         calls = enumerate((self._plain or self).program.calls)
         return tuple(at for at, op in calls if op in ops)
 
-    def in_groups(self, unfused: Collection[int] | None = None) -> Self:
+    @property
+    def gives_again(self) -> bool:
+        """Whether its groups of the backward half give out what others read of the forward."""
+        return self._choice is not None and self._choice.gives_again
+
+    def giving_again(self) -> Self:
+        """Give the same graph with such groups; itself if it has none, or they give nothing."""
+        if self._choice is None or self._choice.unfused is None or self._choice.gives_again:
+            return self
+        other = self.without_alternatives()._chosen(replace(self._choice, gives_again=True))
+        return self if other.program.storage.keys() == self.program.storage.keys() else other
+
+    def in_groups(
+        self, unfused: Collection[int] | None = None, *, give_again: bool = False
+    ) -> Self:
         """Give the same graph with compiled groups of ops.
 
         They are of all ops but those `unfused`, as another capture has them, or as is fastest.
@@ -118,14 +132,17 @@ class Ways:
             alone = choice.before_groups(plain.program, plain.cuts if choice.sliced else ())
             with own_modes():
                 left_out = ops_left_out(alone, _times(self._measured))
-        return plain._chosen(replace(choice, unfused=left_out))
+        return plain._chosen(replace(choice, unfused=left_out, gives_again=give_again))
 
     @property
     def group_kernels(self) -> tuple[Kernel, ...]:
         """What its groups would run, if all ops were in groups that can be."""
         choice = self._rounding("compiled groups round otherwise")
-        grouped = self.without_alternatives()._program_of(replace(choice, unfused=frozenset()))
-        return tuple(kernels_of(grouped).values())
+        plain, kernels = self.without_alternatives(), dict[str, Kernel]()
+        for again in (False, True):
+            grouped = replace(choice, unfused=frozenset(), gives_again=again)
+            kernels |= kernels_of(plain._program_of(grouped))
+        return tuple(kernels.values())
 
     def compile_groups(self) -> None:
         """Compile the groups that have not been; one that cannot be runs op by op."""
@@ -137,7 +154,9 @@ class Ways:
         """Give the same graph with every op by itself."""
         if self._choice is None or self._choice.unfused is None:
             return self
-        return self.without_alternatives()._chosen(replace(self._choice, unfused=None))
+        return self.without_alternatives()._chosen(
+            replace(self._choice, unfused=None, gives_again=False)
+        )
 
     @property
     def cuts(self) -> tuple[tuple[Cut, ...], ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from remat_graph.torch.calls import Body, Call
+from remat_graph.torch.fusing.again import values_given_again
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import LOSS, Program
 from remat_graph.torch.recomputing import may_run_again
@@ -35,21 +36,26 @@ class Group:
 
     `ops` are those in whose place it stands, `runs` those that it runs: without what nobody reads,
     and with what a group of the backward half makes again, of the forward half, whose variables
-    are `again`. Variables of the body are called as in the program.
+    are `again`. Variables of the body are called as in the program. Of its outputs, those that it
+    gives out once more, of the forward half, are `given_again`.
     """
 
     ops: tuple[str, ...]
     runs: tuple[str, ...]
     body: Body
     again: frozenset[str]
+    given_again: tuple[str, ...] = ()
 
 
-def find_groups(program: Program, unfused: Collection[str] = ()) -> tuple[Group, ...]:
+def find_groups(
+    program: Program, unfused: Collection[str] = (), *, give_again: bool = False
+) -> tuple[Group, ...]:
     """Find the groups of a program without alternatives, of all ops but those `unfused`.
 
-    A group without outputs is of ops whose results every reader makes again.
+    A group without outputs is of ops whose results every reader makes again. With `give_again`,
+    groups of the backward half give out what others read of the forward half, where they can.
     """
-    return tuple(_Finder(program, unfused).groups())
+    return tuple(_Finder(program, unfused).groups(give_again=give_again))
 
 
 class _Finder:
@@ -73,15 +79,18 @@ class _Finder:
         }
         self.inside: set[str] = set()
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self, *, give_again: bool) -> Iterator[Group]:
         """Yield the groups, those of the forward half first."""
         backward = self.program.backward_ops
         parts = self._parts()
         for part in parts:
             if part[0] not in backward:
                 self.inside |= self._made_again(part)
-        for part in parts:
-            group = self._group(part)
+        given: dict[int, list[str]] = {}
+        if give_again:
+            given = values_given_again(self.program, parts, self.inside, self.outside)
+        for at, part in enumerate(parts):
+            group = self._group(part, tuple(given.get(at, ())))
             if group is not None:
                 yield group
 
@@ -233,7 +242,7 @@ class _Finder:
             return True
         return not self.program.backward_ops.isdisjoint(self.readers.get(value, ()))
 
-    def _group(self, part: tuple[str, ...]) -> Group | None:
+    def _group(self, part: tuple[str, ...], given_again: tuple[str, ...]) -> Group | None:
         """Make the group of a part; `None` if compiling it would join nothing."""
         own, storage = set(part), self.program.storage
         outputs = [
@@ -242,12 +251,14 @@ class _Finder:
             for name in self.program.calls[op].results
             if name is not None and self._is_given(storage[name], own)
         ]
+        outputs += given_again
         needed = self._needed(outputs, own)
         again = {n for op in needed - own for n in self.program.calls[op].results if n is not None}
         if outputs and len(needed) < 2:
             return None
         order = [op for op in self.program.calls if op in needed]
-        return Group(part, tuple(order), self._body(order, outputs), frozenset(again))
+        body = self._body(order, outputs)
+        return Group(part, tuple(order), body, frozenset(again), given_again)
 
     def _is_given(self, value: str, own: Collection[str]) -> bool:
         if value in self.outside:

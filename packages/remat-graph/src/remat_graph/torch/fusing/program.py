@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from remat_graph.torch.calls import Call, Variable
+from remat_graph.torch.fusing.again import named_again, reading_again
 from remat_graph.torch.fusing.groups import Group
 from remat_graph.torch.fusing.kernel import Kernel, kernel_of, run_fused
 from remat_graph.torch.fusing.overwriting import writing_over
@@ -16,12 +17,17 @@ __all__ = ["fused", "kernels_of", "name_of"]
 
 def fused(program: Program, found: Iterable[Group]) -> Program:
     """Write a program without alternatives anew, with a call for each of these groups of it."""
-    calls, groups, backward = dict(program.calls), dict[str, str](), dict[str, str | None]()
+    found, calls = tuple(found), dict(program.calls)
+    groups, backward = dict[str, str](), dict[str, str | None]()
     for group in found:
-        name = name_of(group)
-        groups.update(dict.fromkeys(group.ops, name))
+        groups.update(dict.fromkeys(group.ops, name_of(group)))
         for op in group.ops:
             del calls[op]
+    given_again = {name for group in found for name in group.given_again}
+    if given_again:
+        program, calls = reading_again(program, calls, given_again)
+    for group in found:
+        name = name_of(group)
         if not group.body.outputs:
             continue
         calls[name] = _call(group, program)
@@ -44,11 +50,12 @@ def kernels_of(program: Program) -> dict[str, Kernel]:
 
 def _call(group: Group, program: Program) -> Call:
     kernel = kernel_of(group.body, program.facts, group.again)
+    again = {name: named_again(name) for name in group.given_again}
     return Call(
         run_fused,
         (kernel, *map(Variable, group.body.inputs)),
         {},
-        group.body.outputs,
+        tuple(again.get(name, name) for name in group.body.outputs),
         sequence=True,
         body=kernel.body,
     )

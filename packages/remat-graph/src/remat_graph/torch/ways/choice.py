@@ -23,19 +23,22 @@ class Choice:
 
     `numerics` says how exact the alternatives of ops are. `laid` are ops that run in channels_last,
     `sliced` kinds of cuts with numbers of slices. `unfused` are the ops that are in no compiled
-    group; with `None` there are no groups.
+    group; with `None` there are no groups. Where it `gives_again`, groups of the backward half give
+    out what they make again and others read, so that it is not stored.
     """
 
     numerics: Numerics
     laid: frozenset[str] = frozenset()
     sliced: tuple[tuple[int, int], ...] = ()
     unfused: frozenset[str] | None = None
+    gives_again: bool = False
 
     def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
         """Write a program without alternatives as chosen; `cuts` are those of it."""
         program = self.before_groups(program, cuts)
         if self.unfused is not None:
-            program = fused(program, find_groups(program, self.unfused))
+            groups = find_groups(program, self.unfused, give_again=self.gives_again)
+            program = fused(program, groups)
         return add_alternatives(program, self.numerics)
 
     def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:

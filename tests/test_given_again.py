@@ -1,0 +1,80 @@
+"""Plans of groups that give out again, in the backward, what products read of the forward."""
+
+import copy
+
+import torch
+from torch import nn
+
+import remat
+from remat_exec import measure_peak
+
+WIDTH = 32
+
+
+class Perceptrons(nn.Module):
+    """Residual layers with a gate whose activation is written out."""
+
+    def __init__(self, depth=4):
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(depth))
+        self.gate = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(4 * WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, x):
+        for up, gate, down in zip(self.up, self.gate, self.down, strict=True):
+            a = gate(x)
+            x = x + down(0.5 * a * (1 + torch.tanh(0.8 * (a + 0.04 * a**3))) * up(x))
+        return x.square().mean()
+
+
+def planned(model, x, budget, **options):
+    return remat.rematerialize(
+        model, x, budget=budget, kernels="inductor", wait=True, costs="estimate", **options
+    )
+
+
+def assert_eagers(ours, plain, x):
+    for model in (ours, plain):
+        model.zero_grad()
+        model(x).backward()
+    for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_less_is_stored_at_hardly_any_cost(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    plain, x = Perceptrons().double(), torch.randn(64, WIDTH, dtype=torch.double)
+    everything = planned(copy.deepcopy(plain), x, "1GiB").plan
+    assert not everything.kinds[0].gives_again
+    budget = int(0.8 * everything.measured_peak_bytes)
+    ours = planned(copy.deepcopy(plain), x, budget)
+    assert ours.plan.kinds[0].gives_again
+    for _ in range(3):
+        assert_eagers(ours, plain, x)
+    with measure_peak() as peak:
+        ours(x).backward()
+    assert peak.peak_bytes <= budget
+
+    path = tmp_path / "plan.json"
+    ours.plan.save(path)
+    assert remat.Plan.load(path).kinds[0].gives_again
+    again = planned(copy.deepcopy(plain), x, budget, plan=path)
+    assert again.plan.schedule == ours.plan.schedule
+    assert_eagers(again, plain, x)
+
+    monkeypatch.setattr("remat.planning.slices.Capture.giving_again", lambda self: self)
+    before = planned(copy.deepcopy(plain), x, budget).plan
+    assert ours.plan.predicted_overhead < before.predicted_overhead
+
+
+def test_other_sizes_take_the_groups_of_known_plans():
+    torch.manual_seed(0)
+    plain = Perceptrons().double()
+    budget = int(0.8 * planned(copy.deepcopy(plain), sized(64), "1GiB").plan.measured_peak_bytes)
+    ours = planned(copy.deepcopy(plain), sized(64), budget)
+    for rows in (60, 40, 64):
+        assert_eagers(ours, plain, sized(rows))
+
+
+def sized(rows):
+    return torch.randn(rows, WIDTH, dtype=torch.double)
