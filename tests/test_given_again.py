@@ -1,12 +1,14 @@
 """Plans of groups that give out again, in the backward, what products read of the forward."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
 
 import remat
 from remat_exec import measure_peak
+from remat_graph.torch.capturing.ways import Ways
 
 WIDTH = 32
 
@@ -78,3 +80,37 @@ def test_other_sizes_take_the_groups_of_known_plans():
 
 def sized(rows):
     return torch.randn(rows, WIDTH, dtype=torch.double)
+
+
+class Apart(nn.Module):
+    """The gradient of what a product reads comes from another output than that of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        a = self.up(x)
+        hidden = 0.5 * a * (1 + torch.tanh(0.8 * (a + 0.04 * a**3)))
+        return self.down(hidden.detach()), hidden * 2
+
+
+def test_what_is_given_again_is_there_though_no_gradient_comes_to_its_group(monkeypatch):
+    monkeypatch.setattr(
+        "remat.planning.slices.Capture.in_groups",
+        functools.partialmethod(Ways.in_groups, give_again=True),
+    )
+    torch.manual_seed(0)
+    plain, x = Apart().double(), torch.randn(64, WIDTH, dtype=torch.double)
+    ours = planned(copy.deepcopy(plain), x, "1GiB")
+    assert ours.plan.kinds[0].gives_again
+    assert any(value.name.endswith("__again") for value in ours.plan.graph.values)
+    for pick in ((0, 1), (0,), (1,), (0,)):
+        for model in (ours, plain):
+            model.zero_grad()
+            outputs = model(x)
+            sum(outputs[at].square().sum() for at in pick).backward()
+        for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert (one.grad is None) == (two.grad is None)
+            if two.grad is not None:
+                torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-14)

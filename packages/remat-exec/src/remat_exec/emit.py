@@ -29,6 +29,7 @@ from remat_graph.torch import (
     TensorFacts,
     Variable,
     operator_of,
+    results_of,
     run_fused,
     run_over,
 )
@@ -345,7 +346,8 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
     """Find the values that are zero if no gradient comes at the positions `missing`.
 
     A backward is linear in the gradients that come: what depends on missing ones alone is zero, and
-    a plain backward would not compute it at all.
+    a plain backward would not compute it at all. What depends on none is not, as what a group gives
+    out again of the forward.
     """
     storage = program.storage
     tangents = {storage[name]: position for name, position in program.tangents.items()}
@@ -355,11 +357,11 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
         call = program.calls.get(op)
         if call is None or op not in program.backward_ops:
             continue
-        reads = depending.intersection(storage[name] for name in call.reads if name in storage)
-        outputs = {storage[name] for name in call.results if name is not None}
+        reads = {name for name in call.reads if storage.get(name) in depending}
         if reads:
+            outputs = {storage[name] for name in results_of(call, reads.__contains__)}
             depending |= outputs
-            if reads <= zero:
+            if {storage[name] for name in reads} <= zero:
                 zero |= outputs
     return frozenset(zero)
 

@@ -37,7 +37,7 @@ from remat_graph.torch.errors import (
 )
 from remat_graph.torch.fusing.beside import Compilation
 from remat_graph.torch.fusing.compiling import missing_compiler
-from remat_graph.torch.fusing.kernel import Kernel, run_fused, run_over
+from remat_graph.torch.fusing.kernel import Kernel, results_of, run_fused, run_over
 from remat_graph.torch.operators import Operator, operator_of, placements
 from remat_graph.torch.process import (
     beside_profilers,
@@ -144,6 +144,7 @@ __all__ = [
     "quietly",
     "read_as_traced",
     "read_call",
+    "results_of",
     "run_fused",
     "run_over",
     "source_of",

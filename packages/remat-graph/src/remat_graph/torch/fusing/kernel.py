@@ -16,7 +16,7 @@ import torch
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["Kernel", "kernel_of", "run_fused", "run_over"]
+__all__ = ["Kernel", "kernel_of", "results_of", "run_fused", "run_over"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,24 @@ def run_over(kernel: Kernel, *inputs: torch.Tensor) -> Any:
 
 def _copied(ends: bool, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if ends else tensor
+
+
+def results_of(call: Call, is_meant: Callable[[str], bool]) -> list[str]:
+    """List the results of a call that depend on those of its variables that are meant.
+
+    A group is looked into; any other call makes all that it makes of all that it reads.
+    """
+    results = call.results
+    if call.target is run_fused:
+        body = call.args[0].body
+        pairs = zip(body.inputs, call.args[1:], strict=True)
+        depending = {name for name, variable in pairs if is_meant(variable.name)}
+        for inner in body.calls:
+            if not depending.isdisjoint(inner.reads):
+                depending.update(name for name in inner.results if name is not None)
+        outputs = zip(results, body.outputs, strict=True)
+        results = tuple(name for name, output in outputs if output in depending)
+    return [name for name in results if name is not None]
 
 
 @dataclass(eq=False)
