@@ -13,7 +13,17 @@ from solver_cases.random_graphs import graphs
 from solver_cases.regions import closed, fastest_within, least_kept, regions
 from solver_cases.synthetic import gpt2
 
-from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
+from remat_graph import (
+    Compute,
+    Free,
+    Graph,
+    Op,
+    Schedule,
+    Stage,
+    Value,
+    reads_after_leaving,
+    simulate,
+)
 from remat_graph.testing import unit_chain
 from remat_solvers import InvalidProblem, UnknownSolver, solve, store_all
 from remat_solvers.bounds.kept_bytes import KeptBytesProgram
@@ -289,3 +299,24 @@ region_front(dataclasses.replace(chain, ops=tuple(ops)), limit_seconds=1.0)
 assert loaded and all(loaded), loaded
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_option_lets_gradients_leave_behind_all_that_reads_their_parameter():
+    ops = (
+        Op("f", ("x", "w"), ("y",), 1.0),
+        Op("loss", ("y",), ("t",), 0.0, stage=Stage.BACKWARD, replayable=False),
+        Op("g", ("x", "t"), ("d",), 1.0, stage=Stage.BACKWARD),
+        Op("leave@w", ("d", "w"), (), 0.0, stage=Stage.BACKWARD, replayable=False),
+        Op("h", ("x", "y", "t"), ("z",), 1.0, stage=Stage.BACKWARD),
+    )
+    values = (*(Value(name, 10) for name in ("x", "w", "y", "t", "d")), Value("z", 1))
+    graph = Graph(values, ops, frozenset({"x", "w"}), frozenset({"z"}), "loss")
+    first = [Compute("f"), Compute("loss"), Free("y"), Compute("g"), Compute("leave@w"), Free("d")]
+    again = [Compute("f"), Compute("h"), Free("y"), Free("t")]
+    early = Schedule((*first, *again))
+    option = measure_option(graph, early)
+    assert reads_after_leaving(graph, early)
+    assert reads_after_leaving(graph, option.schedule) is None
+    assert option.backward_bytes == 30  # t, d and y, which f makes again
+    kept = Schedule((*first[:2], *first[3:], Compute("h"), Free("y"), Free("t")))
+    assert measure_option(graph, kept).schedule is kept

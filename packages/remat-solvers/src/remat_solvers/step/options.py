@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remat_graph import Compute, Graph, Op, Schedule, simulate
+from remat_graph import Compute, Graph, Op, Schedule, leave_late, simulate
 from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
@@ -174,12 +174,17 @@ def measure_option(
 ) -> RegionOption:
     """Measure what a schedule of a region costs the step, by `remat_graph.simulate`.
 
+    Where gradients leave at once, the option is that schedule with each behind all that reads its
+    parameter.
+
     Raises:
         InvalidProblem: if the graph has no op at a boundary that runs once.
         InvalidSchedule: if the schedule is not legal.
     """
     op = boundary_op(graph)
     timeline = simulate(graph, schedule)
+    if (late := leave_late(graph, schedule)) is not schedule:
+        schedule, timeline = late, simulate(graph, late)
     at = schedule.steps.index(Compute(op.name))
     during = timeline.during_bytes
     return RegionOption(

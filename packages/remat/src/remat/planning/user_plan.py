@@ -27,6 +27,7 @@ from remat_graph import (
     Solution,
     canonical_hash,
     decode,
+    leaves,
     simulate,
 )
 from remat_graph.torch import Capture
@@ -99,6 +100,8 @@ class UserPlan:
         """Give the options of a kind of regions for a capture; `None` if it is of another kind."""
         region = self.plan.kinds[kind]
         there = Outline.of(region.front.graph)
+        if not any(leaves(op.name) for op in region.front.graph.ops):
+            captured = captured.with_leaving_gradients(frozenset())
         for variant in _variants(captured, region, alone=self.is_one_region):
             program = variant
             if not self.is_one_region:  # options of regions have no alternatives

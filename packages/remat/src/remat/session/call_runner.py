@@ -33,6 +33,7 @@ class CallRunner:
     def __init__(self, step: StepState) -> None:
         self._step = step
         self._autocast: torch.dtype | None = None
+        self._told_of_staying: int | None = None
 
     def run_one(
         self,
@@ -107,6 +108,8 @@ class CallRunner:
             watched=watched,
             gradients=NewGradients(tensors),
         )
+        call.hooked = hooked(plan.capture, region.graph, tensors)
+        step.hooked.update(id(leaf()) for leaf in call.hooked.values())
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
@@ -229,7 +232,7 @@ class CallRunner:
             call.region.learn(call.executable, missing, released_outputs)
             if call.planned is not None:
                 call.region.see_unread(call.planned.watched & missing)
-                watch_leaving(call.hooked, functools.partial(call.region.see_leaving, call.planned))
+                watch_leaving(call.hooked, _see_leaving(call, call.planned))
             return
         call.end_watch()
         if call in step.live:  # else it is left over from an earlier step
@@ -240,6 +243,24 @@ class CallRunner:
             step.backward_begins(call)
         call.on_backward()
         call.region.learn(call.executable, missing, None)
+        leave = call.executable.capture.leaving_gradients
+        see = functools.partial(
+            call.region.see_leaving, leave, self._exceeded_if_staying, shared=True
+        )
+        watch_leaving(call.hooked, see, step.hooked)
+
+    def _exceeded_if_staying(self) -> int | None:
+        """Give the budget, once, if the step may have taken more where gradients stayed."""
+        step = self._step
+        if self._told_of_staying == step.done:
+            return None
+        self._told_of_staying = step.done
+        plan = None if step.patterns.off_plan else step.patterns.plan
+        if plan is None:
+            return None if step.recording.is_running else step.known_budget
+        peak = max(plan.predicted_peak_bytes, plan.measured_peak_bytes or 0)
+        peak += sum(region.leaving_bytes for region, _ in step.calls)
+        return plan.budget_bytes if peak > plan.budget_bytes else None
 
     def _see_autocast(self, autocast: torch.dtype | None) -> None:
         """Record the next step if a backward's autocast is another than in those before it.
@@ -256,6 +277,19 @@ class CallRunner:
             self._step.recording.mark(f"given {call.position}")
             self._step.live.discard(call)
             self._step.bound.give(call.gradients)
+
+
+def _see_leaving(
+    call: Call, planned: RunnablePlan
+) -> Callable[[frozenset[int], frozenset[int]], None]:
+    """Give what sees which gradients stayed of a call that has the budget for itself."""
+    budget = planned.plan.budget_bytes
+
+    def exceeded() -> int | None:
+        return budget if planned.executable.staying_peak_bytes > budget else None
+
+    leave = planned.capture.leaving_gradients
+    return functools.partial(call.region.see_leaving, leave, exceeded)
 
 
 def _is_read(call: weakref.ref[Call], region: Region, position: int) -> None:

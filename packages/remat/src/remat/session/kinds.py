@@ -24,7 +24,8 @@ __all__ = ["CapturedRegion", "RegionKind"]
 class CapturedRegion:
     """A captured region: the number of its kind, and the code of the options that were used.
 
-    `changed` is what was seen of `Changes`, for the regions of one place in the code.
+    `changed` is what was seen of `Changes`, for the regions of one place in the code. It
+    `is_superseded` once its calls are to be planned anew, by what a backward showed.
     """
 
     def __init__(
@@ -41,6 +42,14 @@ class CapturedRegion:
         self._of = of
         self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
         self.changes = Changes(capture, changed)
+        self.is_superseded = False
+
+    @functools.cached_property
+    def leaving_bytes(self) -> int:
+        """Sum the gradients that are planned to leave at once."""
+        program = self.capture.program
+        left = {program.storage[program.gradients[name]] for name in program.leaving}
+        return sum(program.facts[value].storage_bytes for value in left)
 
     @property
     def lean(self) -> RegionOption:

@@ -7,6 +7,7 @@ gone.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,13 +23,17 @@ Hooked = dict[int, "weakref.ref[torch.Tensor]"]
 
 
 def hooked(capture: Capture, module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Hooked:
-    """Find the inputs that get a gradient, and have a hook for when it is there."""
-    program = capture.program
+    """Find the inputs that get a gradient, and have a hook for when it is there.
+
+    Those whose gradients are planned to leave are among them, whether they have one or not.
+    """
+    program, leaving = capture.program, capture.leaving_gradients
     found: Hooked = {}
     for position, item in enumerate(program.inputs):
         if item.variable in program.gradients:
             tensor = tensor_at(module, list(tensors), item.kind, item.key)
-            if tensor.is_leaf and getattr(tensor, "_post_accumulate_grad_hooks", None):
+            has_hook = tensor.is_leaf and getattr(tensor, "_post_accumulate_grad_hooks", None)
+            if has_hook or position in leaving:
                 found[position] = weakref.ref(tensor)
     return found
 
@@ -43,36 +48,49 @@ def may_leave(
     """
     if seen is not None or not able:
         return [able & (seen or frozenset())]
-    if isinstance(plan, UserPlan) and any(leaves(op.name) for op in plan.plan.graph.ops):
+    kinds = plan.plan.kinds if isinstance(plan, UserPlan) else ()
+    if any(leaves(op.name) for kind in kinds for op in kind.front.graph.ops):
         return [able]
     return [frozenset(), able]
 
 
 def watch_leaving(
-    leaves_with_hooks: Hooked, see: Callable[[frozenset[int], frozenset[int]], None]
+    leaves_with_hooks: Hooked,
+    see: Callable[[frozenset[int], frozenset[int]], None],
+    calls: Counter[int] | None = None,
 ) -> None:
     """Tell, where the backward under way ends, whose gradients stayed and whose are gone.
 
-    Of leaves whose gradients it does not accumulate, nothing is told.
+    Of leaves whose gradients it does not accumulate, nothing is told. With `calls`, how many of a
+    step have each leaf, by its `id`: one of several calls gets its gradient after the last of their
+    backwards, so that it stayed; and so did one that `autograd.grad` gives back.
     """
-    watched = {at: ref for at, ref in leaves_with_hooks.items() if _accumulates(ref())}
+    takers = {at: _accumulates(ref()) for at, ref in leaves_with_hooks.items()}
+    watched = {at for at, accumulates in takers.items() if accumulates}
+    if calls is not None:
+        watched |= {at for at, accumulates in takers.items() if accumulates is None}
+
+    def is_gone(at: int) -> bool:
+        leaf = leaves_with_hooks[at]()
+        if leaf is None or not leaf.is_leaf or not takers[at]:
+            return False
+        return leaf.grad is None and (calls is None or calls[id(leaf)] <= 1)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def ended() -> None:
-        tensors = {at: ref() for at, ref in watched.items()}
-        gone = {at for at, leaf in tensors.items() if leaf is not None and leaf.grad is None}
-        see(frozenset(watched) - gone, frozenset(gone))
+        gone = frozenset(filter(is_gone, watched))
+        see(frozenset(watched) - gone, gone)
 
     if watched:
         torch.autograd.Variable._execution_engine.queue_callback(ended)
 
 
-def _accumulates(leaf: torch.Tensor | None) -> bool:
-    """Whether the backward under way adds to the `.grad` of a leaf."""
+def _accumulates(leaf: torch.Tensor | None) -> bool | None:
+    """Whether the backward under way adds to the `.grad` of a leaf; `None` if it gives it back."""
     if leaf is None:
         return False
     node = torch.autograd.graph.get_gradient_edge(leaf).node
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # `autograd.grad` gives the gradient back
-        return False
+    except RuntimeError:  # as `autograd.grad` does
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,8 @@ from remat.session.counters import Counters
 from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
 from remat.session.sized_captures import SizedCaptures
-from remat_exec import BudgetExceeded, Runnable
+from remat_exec import Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
-from remat_solvers import BudgetTooSmall
 
 __all__ = [
     "Prepared",
@@ -104,7 +103,7 @@ class Region:
         self.released_outputs: frozenset[int] | None = None
         self.unread: frozenset[int] | None = None
         self.was_read: frozenset[int] = frozenset()
-        self.leaving: frozenset[int] | None = None
+        self.leaving: dict[bool, frozenset[int]] = {}
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
@@ -165,30 +164,52 @@ class Region:
             self.expected = expected
         if changed:
             logger.info("the backward differs from what was planned for: planning anew")
-            self._before, self.plans, self.shared = self.plans, {}, {}
+            self._before, self.plans = self.plans, {}
+            self._share_anew()
+
+    def _share_anew(self) -> None:
+        """Plan anew for calls that share the budget; those of a step under way are superseded."""
+        for plan in self.shared.values():
+            if isinstance(plan, CapturedRegion):
+                plan.is_superseded = True
+        self.shared = {}
 
     def see_leaving(
-        self, planned: RunnablePlan, stayed: frozenset[int], gone: frozenset[int]
+        self,
+        leave: frozenset[int],
+        exceeded: Callable[[], int | None],
+        stayed: frozenset[int],
+        gone: frozenset[int],
+        *,
+        shared: bool = False,
     ) -> None:
         """Plan from now on for gradients that hooks let go of at once; never for more than before.
+
+        Those of `leave` were to. Calls that are `shared` see it apart: a parameter of two of them
+        has its gradient after both. `exceeded` gives the budget that the step may have taken more
+        than if some stayed, or `None`.
 
         Warns:
             BudgetWarning: if some stayed that were to leave, and the plan has no room for them.
         """
-        before, leave = self.leaving, planned.capture.leaving_gradients
-        self.leaving = gone if before is None else before - stayed
-        late, budget = leave & stayed, planned.plan.budget_bytes
-        if late and planned.executable.staying_peak_bytes > budget:
+        before = self.leaving.get(shared)
+        self.leaving[shared] = gone if before is None else before - stayed
+        late = leave & stayed
+        if late and (budget := exceeded()) is not None:
             warnings.warn(
-                f"{len(late)} gradients stayed that were to leave at once: a hook of their "
+                f"{len(late)} gradients stayed that were to leave at once: hooks of their "
                 f"parameters did not drop them, and this step may have taken more than the budget "
                 f"of {budget:,} bytes. Gradients are right, and from the next step on they are "
                 f"planned for",
                 BudgetWarning,
                 stacklevel=2,
             )
-        if late or (before is None and gone != leave):
-            logger.info("%d gradients leave %s at once: planning anew", len(gone), self.name)
+        if not late and (before is not None or gone == leave):
+            return
+        logger.info("%d gradients leave %s at once: planning anew", len(gone), self.name)
+        if shared:
+            self._share_anew()
+        else:
             self._before, self.plans = {}, {}
 
     def see_unread(self, watched: frozenset[int]) -> None:
@@ -221,7 +242,7 @@ class Region:
         if exceeded is not None:
             self.exceeded, self.plans = exceeded, {}
 
-    def leave_loss(self, inputs: Sequence[Any], error: BudgetTooSmall | BudgetExceeded) -> None:
+    def leave_loss(self, inputs: Sequence[Any], error: str) -> None:
         """Run calls over the budget for which no plan has room for what was seen."""
         self.left.add(self.numbers(inputs))
         warnings.warn(

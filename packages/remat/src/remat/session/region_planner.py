@@ -23,7 +23,7 @@ from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import RunnablePlan, for_missing, make_plan
 from remat.planning.settings import Settings
-from remat.session.deferring import plan_outputs, with_outputs
+from remat.session.deferring import note_deferred, with_outputs
 from remat.session.earlier_plans import has_room, have_same_costs, is_equal, with_kin
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
@@ -164,9 +164,10 @@ class RegionPlanner:
                 "them makes all its outputs"
             )
         try:
-            capture = self.captured(region, inputs, loss_alone=False)
-            if region.expected is not None:
-                capture = for_missing(capture, region.expected)
+            capture = self._for_expected(region, inputs, loss_alone=False)
+            able = self._able_to_leave(region, inputs, capture)
+            leaving = may_leave(able, region.leaving.get(True), self.settings.step_plan)[0]
+            capture = capture.with_leaving_gradients(leaving)
             capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
             step.device = capture.program.device
             step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
@@ -212,10 +213,7 @@ class RegionPlanner:
             return nearby
         try:
             with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
-                plan = functools.partial(
-                    self._plan_with_loss_seen, region, numbers, inputs, loss, rebuilt
-                )
-                planned = self._plan_leaving(region, inputs, plan)
+                planned = self._first_that_fits(region, numbers, inputs, loss, rebuilt)
         except NoBackward:
             return None
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
@@ -224,57 +222,55 @@ class RegionPlanner:
             return warn_infeasible(f"a call of {region.name}", error)
         return region.settle(numbers, planned)
 
-    def _plan_with_loss_seen(
+    def _first_that_fits(
         self,
         region: Region,
         numbers: tuple[Any, ...],
         inputs: Sequence[Any],
         loss: Loss | None,
         rebuilt: Callable[[Any], Any],
-        *,
-        all_deferred: bool,
-        leaving: frozenset[int],
     ) -> RunnablePlan:
-        """Plan with room for what a loss was seen to take, or without if no plan has."""
-        start = time.perf_counter()
-        seen = region.seen_loss
-        captured = with_outputs(
-            self.settings, region, self._for_expected(region, inputs), rebuilt,
-            all_deferred=all_deferred,
-        )  # fmt: skip
-        captured = captured.with_leaving_gradients(leaving)
-        if seen is None or numbers in region.left:
-            return self._plan(region, inputs, captured, loss, None, start)
-        try:
-            return self._plan(region, inputs, captured, loss, seen, start)
-        except (BudgetTooSmall, BudgetExceeded) as error:
-            planned = self._plan(region, inputs, captured, loss, None, start)
-            region.leave_loss(inputs, error)
-            return planned
+        """Plan in the first of several ways that has a plan within the budget."""
+        whole = self._for_expected(region, inputs)
+        seen_loss = None if numbers in region.left else region.seen_loss
+        ways = (
+            (captured.with_leaving_gradients(leaving), seen)
+            for leaving in may_leave(
+                self._able_to_leave(region, inputs, whole),
+                region.leaving.get(False),
+                self.settings.region_plan,
+            )
+            for captured in with_outputs(self.settings, region, whole, rebuilt)
+            for seen in dict.fromkeys((seen_loss, None))
+        )
+        captured, seen = next(ways)
+        while True:
+            start = time.perf_counter()
+            try:
+                planned = self._plan(region, inputs, captured, loss, seen, start)
+                break
+            except (BudgetTooSmall, BudgetExceeded) as error:
+                following = next(ways, None)
+                if following is None:
+                    raise
+                (captured, seen), reason = following, str(error)
+        if seen is None and seen_loss is not None:
+            region.leave_loss(inputs, reason)
+        return note_deferred(self.settings, region, whole, planned)
 
-    def _plan_leaving(
-        self, region: Region, inputs: Sequence[Any], plan: Callable[..., RunnablePlan]
-    ) -> RunnablePlan:
-        """Plan with the first gradients leaving with which a plan fits."""
-        able = frozenset[int]()
-        if Ability.RELEASES_GRADIENTS in abilities_of(self._executor):
-            tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-            able = frozenset(hooked(self._for_expected(region, inputs), region.graph, tensors))
+    def _able_to_leave(
+        self, region: Region, inputs: Sequence[Any], captured: Capture
+    ) -> frozenset[int]:
+        """Find the gradients that hooks may let go of at once."""
+        if Ability.RELEASES_GRADIENTS not in abilities_of(self._executor):
+            return frozenset()
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        return frozenset(hooked(captured, region.graph, tensors))
 
-        def leave(leaving: frozenset[int]) -> RunnablePlan:
-            return plan_outputs(
-                self.settings, region, lambda: self._for_expected(region, inputs),
-                functools.partial(plan, leaving=leaving),
-            )  # fmt: skip
-
-        *first, last = may_leave(able, region.leaving, self.settings.region_plan)
-        for leaving in first:
-            with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
-                return leave(leaving)
-        return leave(last)
-
-    def _for_expected(self, region: Region, inputs: Sequence[Any]) -> Capture:
-        captured = self.captured(region, inputs)
+    def _for_expected(
+        self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
+    ) -> Capture:
+        captured = self.captured(region, inputs, loss_alone=loss_alone)
         return captured if region.expected is None else for_missing(captured, region.expected)
 
     def _plan(

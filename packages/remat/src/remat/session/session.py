@@ -113,7 +113,7 @@ class Session:
             if other.name == region.name:
                 region.came, region.expected = other.came, other.expected
                 region.released_outputs, region.seen_loss = other.released_outputs, other.seen_loss
-                region.leaving = other.leaving
+                region.leaving = dict(other.leaving)
                 region.unread, region.was_read = other.unread, other.was_read
         self._regions.add(region)
         return region

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -78,7 +79,8 @@ class StepState:
     `live` are its calls between their halves, those of earlier steps that have the budget each for
     itself among them. The record is of the whole step; or it `begun_late`, with a region that
     earlier steps did not call; or it is that of one call of a region that has the budget for
-    itself. A step that `runs_plain` is recorded for what plain autograd takes. `done` counts the
+    itself. A step that `runs_plain` is recorded for what plain autograd takes. `hooked` counts the
+    calls of the step that have a leaf with a hook, by its `id`. `done` counts the
     steps of several regions that are over, on the `device` of the region that was found last.
     `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
     `between` is called between two steps, when the one before has been judged.
@@ -99,6 +101,7 @@ class StepState:
         self.done = self._blocked = 0
         self.calls: list[tuple[CapturedRegion, RegionOption]] = []
         self.noted: list[RecordedCall] = []
+        self.hooked = Counter[int]()
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
         self.is_provisional = self._next_is_provisional = False
         self.is_new = self._next_is_new = False
@@ -136,9 +139,15 @@ class StepState:
         """The kinds of the calls so far."""
         return tuple(plan.kind for plan, _ in self.calls)
 
+    @property
+    def known_budget(self) -> int | None:
+        """The budget of a step of the calls so far, if it is known, and there is a plan to keep."""
+        return self._judge.known_budget(self.pattern)
+
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
         self.calls, self.noted, self._awaited = [], [], []
+        self.hooked = Counter()
         self.is_new = False
 
     def add_region(self, *, runs_first: bool) -> None:
@@ -205,9 +214,15 @@ class StepState:
         if not self.records_call:
             self.stop_recording()
 
+    @property
+    def _is_superseded(self) -> bool:
+        """Whether some of its calls are planned anew from now on."""
+        return any(plan.is_superseded for plan, _ in self.calls)
+
     def _record(self) -> Recorded | None:
         marks = self.recording.read() if self.noted else ()
-        return Recorded.of(self.noted, marks, provisional=self.is_provisional) if marks else None
+        provisional = self.is_provisional or self._is_superseded
+        return Recorded.of(self.noted, marks, provisional=provisional) if marks else None
 
     def is_under_way(self, *, seen_forward: bool) -> bool:
         """Whether a call that comes now is of this step, since others wait for their backward.
@@ -268,6 +283,7 @@ class StepState:
             before = self.patterns.end_step(pattern)
             self.done += 1
         self.move("begin")
+        record_next = self._is_superseded
         self.forget_calls()
         if lone_budget is not None:
             seen = record.peak_bytes if record else max(at_least, plain[0] if plain else 0)
@@ -281,6 +297,7 @@ class StepState:
                 self._judge.see_refused(record)  # which only the next such step raises
         elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
             self.bound.tell(pattern)
+        self.patterns.record_next |= record_next
         self.bound.begin_step(self.done)
         self.runs_plain = False
 
