@@ -385,6 +385,16 @@ def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch)
         assert (code, "'losses'" in said) == (1, True)
 
 
+def test_a_curve_and_a_batch_by_compiled_groups(file):
+    words = "tradeoff", f"{file}:net", "--points", "2", "--device", "a100"
+    eager, grouped = (run_json(*words, *more)["body"] for more in ((), ("--kernels", "inductor")))
+    assert grouped["smallest_bytes"] <= eager["smallest_bytes"]
+    runs = [json.dumps(each["points"][-1]["solution"]) for each in (eager, grouped)]
+    assert ["fused" in run for run in runs] == [False, True]
+    words = "largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1"
+    assert run_json(*words, "--kernels", "inductor")["batch_size"] >= run_json(*words)["batch_size"]
+
+
 def test_a_curve_of_a_model_as_json(file):
     told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
     assert len(told["body"]["points"]) == 2

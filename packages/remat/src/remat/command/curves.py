@@ -26,6 +26,7 @@ from remat.command.targets import Target
 from remat.command.terminal import (
     BudgetOption,
     JsonOption,
+    KernelsOption,
     LeavingOption,
     NumericsOption,
     OutputsOption,
@@ -61,6 +62,7 @@ def tradeoff(
     numerics: NumericsOption = None,
     outputs: OutputsOption = None,
     optimizer_in_backward: LeavingOption = False,
+    kernels: KernelsOption = "eager",
     limit_seconds: Annotated[
         float | None,
         typer.Option(min=0, help="Stop after this long, all budgets together; else 15 s each."),
@@ -101,6 +103,7 @@ def tradeoff(
             numerics=numerics,
             outputs=names_of_outputs(outputs),
             optimizer_in_backward=optimizer_in_backward,
+            kernels=kernels,
             limit_seconds=limit_seconds,
             progress=report,
             keep_best=True,

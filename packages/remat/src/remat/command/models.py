@@ -23,6 +23,7 @@ from remat.command.options import (
 )
 from remat.command.terminal import (
     JsonOption,
+    KernelsOption,
     LeavingOption,
     NumericsOption,
     OutputsOption,
@@ -82,6 +83,7 @@ def largest_batch(
     numerics: NumericsOption = None,
     outputs: OutputsOption = None,
     optimizer_in_backward: LeavingOption = False,
+    kernels: KernelsOption = "eager",
     limit_seconds: Annotated[float, typer.Option(min=0, help="For each batch size.")] = 10.0,
     save: Annotated[Path | None, typer.Option(help="Write its plan here, as JSON.")] = None,
     json: JsonOption = False,
@@ -107,7 +109,7 @@ def largest_batch(
                     result: Plan | None = dry_plan(
                         example, costs, wanted, solver, limit_seconds, report,
                         numerics=numerics, outputs=names_of_outputs(outputs),
-                        optimizer_in_backward=optimizer_in_backward,
+                        optimizer_in_backward=optimizer_in_backward, kernels=kernels,
                     )  # fmt: skip
                 except BudgetTooSmall as error:
                     result, refused[size] = None, error

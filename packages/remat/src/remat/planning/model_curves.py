@@ -10,6 +10,7 @@ import torch
 from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_plain
 from remat.errors import RematError
+from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs
 from remat.planning.planner import SCALAR_BYTES
 from remat.planning.settings import Settings, as_args
@@ -17,7 +18,7 @@ from remat.planning.slices import sliced_programs, whole_programs
 from remat.planning.whole_module import plan_module
 from remat_exec import Loss, with_call
 from remat_graph import Graph, Numerics
-from remat_graph.torch import Capture, Costs
+from remat_graph.torch import Capture, Costs, missing_compiler
 
 __all__ = ["graphs_and_budgets"]
 
@@ -34,10 +35,12 @@ def graphs_and_budgets(
     numerics: Numerics | None = None,
     outputs: Outputs | None = None,
     optimizer_in_backward: bool = False,
+    kernels: Kernels = "eager",
 ) -> tuple[list[Graph], list[int | float] | None, int]:
     """Capture a model; give its graphs, their budgets in bytes, and what of each is set aside.
 
-    The first graph is the program as it is; the others are what `numerics` allows beside it.
+    The first graph is the program as it is; the others are what `numerics` and `kernels` allow
+    beside it.
 
     Raises:
         RematError: if the model is no module; as `remat.plan`.
@@ -51,12 +54,15 @@ def graphs_and_budgets(
         _UNBOUNDED, "store-all", costs, None, None, loss,
         outputs=outputs, optimizer_in_backward=optimizer_in_backward,
     )  # fmt: skip
+    in_groups = kernels == "inductor"
     planned = plan_module(model, *call, settings)
     captured, plan = planned.capture, planned.plan
     device = captured.program.device
+    if in_groups and costs == "measure":  # nothing is compiled else
+        in_groups = not missing_compiler(device)
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     if wanted is None:
-        return _graphs(captured, numerics, 1), None, aside
+        return _graphs(captured, numerics, 1, in_groups=in_groups), None, aside
     plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside
     if costs == "measure" and any(budget.fraction is not None for budget in wanted):
         bound_loss = None if loss is None else with_call(loss, *call)
@@ -64,13 +70,18 @@ def graphs_and_budgets(
         plain = plain if peak is None else peak.peak_bytes
     stored = plain + aside
     sizes: list[int | float] = [max(1, b.resolve(lambda: stored) - aside) for b in wanted]
-    return _graphs(captured, numerics, int(min(sizes))), sizes, aside
+    graphs = _graphs(captured, numerics, int(min(sizes)), in_groups=in_groups)
+    return graphs, sizes, aside
 
 
-def _graphs(captured: Capture, numerics: Numerics | None, target: int) -> list[Graph]:
+def _graphs(
+    captured: Capture, numerics: Numerics | None, target: int, *, in_groups: bool
+) -> list[Graph]:
     """List the programs that a step may be run as, the finest slices for so many bytes."""
     if numerics is None:
         return [captured.graph]
     offered = captured.with_alternatives(numerics)
+    if in_groups:
+        offered = offered.in_groups()
     programs = (*whole_programs(offered), *sliced_programs(offered, target))
     return [each.graph for each in programs]

@@ -21,6 +21,7 @@ import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
+from remat.planning.kernels import Kernels, read_kernels
 from remat.planning.numerics import read_numerics
 from remat_graph import (
     Graph,
@@ -79,6 +80,7 @@ def tradeoff(
     partitioner: str | Partitioner | None = None,
     outputs: Outputs | None = None,
     optimizer_in_backward: bool = False,
+    kernels: Kernels = "eager",
     keep_best: bool = False,
 ) -> Tradeoff:
     """Find the fastest schedules within several budgets, and what no schedule can beat at each.
@@ -87,13 +89,14 @@ def tradeoff(
     spread from the smallest that is found to work to what storing everything takes; `budgets`, as
     those of `plan`, are taken in their place. Fractions are of plain autograd's peak, by estimated
     costs of the estimated one (for a graph, of the peak of storing everything). `costs`, `loss`,
-    `numerics`, `partitioner`, `outputs` and `optimizer_in_backward` are those of `plan`; the rest
-    is that of `remat_solvers.tradeoff`, also that Ctrl-C keeps what was found with `keep_best`.
+    `numerics`, `partitioner`, `outputs`, `optimizer_in_backward` and `kernels` are those of `plan`;
+    the rest is that of `remat_solvers.tradeoff`, also that Ctrl-C keeps what was found with
+    `keep_best`.
     Arguments are checked before the model is looked at. Nothing of it is changed.
 
-    With `numerics` there may be several programs, such as those with slices. Each has a curve, and
-    an equal share of the limit. A point then has the fastest schedule of any program, and the least
-    of their bounds.
+    With `numerics` or `kernels` there may be several programs, such as those with slices. Each has
+    a curve, and an equal share of the limit. A point then has the fastest schedule of any program,
+    and the least of their bounds.
 
     Raises:
         BudgetError: if a budget cannot be read, or is `"auto"`.
@@ -108,7 +111,7 @@ def tradeoff(
     """
     check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     check_method(solver, partitioner)
-    allowed = read_numerics(numerics)
+    allowed = read_kernels(kernels, read_numerics(numerics), wait=False)
     wanted = read_budgets(budgets)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise RematError(f"kwargs={kwargs!r}; give a dict of the keyword arguments of the model")
@@ -132,15 +135,16 @@ def tradeoff(
         of_a_model = of_a_model or outputs is not None or optimizer_in_backward
         if of_a_model or loss is not None or allowed is not None:
             raise RematError(
-                "a graph has its costs; args, kwargs, costs, loss, numerics, outputs and "
+                "a graph has its costs; args, kwargs, costs, loss, numerics, kernels, outputs and "
                 "optimizer_in_backward are for a model"
             )
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
     from remat.planning.model_curves import graphs_and_budgets  # noqa: PLC0415 - torch
 
     graphs, sizes, aside = graphs_and_budgets(
-        model, args, kwargs or {}, wanted, costs, loss, allowed, outputs, optimizer_in_backward
-    )
+        model, args, kwargs or {}, wanted, costs, loss, allowed, outputs, optimizer_in_backward,
+        kernels,
+    )  # fmt: skip
     if len(graphs) == 1:
         return _with_aside(curve(graphs[0], sizes), aside)
     if sizes is None:
