@@ -245,9 +245,11 @@ def test_until_kernels_are_there_eager_ones_run(planned, monkeypatch):
     for _ in range(3):
         assert_same_steps(ours, plain, batch())
         assert groups(ours) == 0
+        assert "all operations: compiled groups are made beside the steps" in str(ours.plan)
     monkeypatch.setattr(Later, "done", True)
     assert_same_steps(ours, plain, batch())
     assert groups(ours) > 4
+    assert ours.plan.no_groups is None
 
 
 class Two(nn.Module):
@@ -405,6 +407,7 @@ def test_without_a_compiler_eager_kernels_run(monkeypatch, caplog):
     assert_same_steps(ours, plain, batch())
     assert groups(ours) == 0
     assert caplog.text.count("there is no C++ compiler") == 1
+    assert "all operations: there is no compiler" in str(ours.plan)
 
 
 @pytest.mark.parametrize(

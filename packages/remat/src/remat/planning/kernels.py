@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from remat.errors import RematError
 from remat_graph import Numerics
 
-__all__ = ["Kernels", "read_kernels"]
+if TYPE_CHECKING:
+    from remat_graph.torch import Capture
+
+__all__ = ["Kernels", "read_kernels", "why_no_groups"]
 
 Kernels = Literal["eager", "inductor"]
 
@@ -32,3 +35,19 @@ def read_kernels(kernels: str, numerics: Numerics | None, *, wait: bool) -> Nume
             "numerics='bitwise', or take kernels='eager'"
         )
     return numerics or Numerics.ROUNDING
+
+
+def why_no_groups(
+    kernels: Kernels, offered: Capture, captured: Capture, *, can_compile: bool
+) -> str | None:
+    """Say why nothing of a capture is compiled, of one that was offered, if groups were asked for.
+
+    `None` if it is, or they were not.
+    """
+    if kernels == "eager" or captured.unfused is not None:
+        return None
+    if offered.unfused is not None:
+        return "compiled groups are slower within this budget, or do not fit it"
+    if not can_compile:
+        return "there is no compiler, as the log says"
+    return "compiled groups are made beside the steps, and planned for when they are there"

@@ -19,6 +19,7 @@ from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
+from remat.planning.kernels import why_no_groups
 from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
 from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
 from remat.planning.settings import Settings
@@ -243,6 +244,8 @@ class _Task:
         if schedule is None:
             raise RematError(f"solver {solution.solver} returned no schedule")
         captured.compile_groups()
+        kernels = self.settings.kernels
+        can_compile = self.settings.runs_groups_on(captured.program.device)
         executor = get_executor(self.settings.executor)
         executable = executor(captured, schedule, budget_bytes=self.budget)
         plan = ReadablePlan.of_one_region(
@@ -265,6 +268,7 @@ class _Task:
             whole_time=self.whole_time if captured.sliced else None,
             source=executable.source,
             left_out=captured.left_out,
+            no_groups=why_no_groups(kernels, self.offered, captured, can_compile=can_compile),
             origin=Origin.here(captured.program.device),
         )
         return RunnablePlan(plan, captured, executable)

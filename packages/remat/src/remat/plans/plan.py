@@ -71,7 +71,8 @@ class Plan:
     plain autograd did not fit; `plain_basis` says how it is known. Of a plan by estimated costs
     that is not to be run, it is the estimated one. `source` is the generated code of a step of one
     region, `left_out` are its ops that run one by one, for compiled in groups they are slower, or
-    do not compile; a plan that was read from a file has neither. `whole_time` is that of computing
+    do not compile, `no_groups` says why all do, where groups were asked for; a plan that was read
+    from a file has none of these. `whole_time` is that of computing
     everything once, and nothing in slices; `None` where nothing is, for then the graphs say it.
     """
 
@@ -96,6 +97,7 @@ class Plan:
     whole_time: float | None = None
     source: str = ""
     left_out: tuple[str, ...] = field(default=(), compare=False)
+    no_groups: str | None = field(default=None, compare=False)
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod

@@ -58,6 +58,8 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
 
 def _left_out(plan: Plan) -> Iterator[str]:
     """Name what is not compiled, though it was asked for."""
+    if plan.no_groups is not None:
+        yield f"all operations: {plan.no_groups}"
     names = [printable(name) for name in plan.left_out]
     if names:
         more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
