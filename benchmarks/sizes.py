@@ -40,7 +40,7 @@ import remat
 from provenance import write_results
 from remat.planning import planner, solving
 from remat.session import kind_finder, nearby_sizes
-from remat_graph.torch.capturing import capture, sizes
+from remat_graph.torch.capturing import capture, sized_trace
 
 RESULTS = Path(__file__).parent / "results" / "sizes.json"
 _WARM = 20  # steps that are not timed
@@ -304,7 +304,7 @@ def _counted() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     places = [
         (capture, "trace_region", "traced as it comes"),
-        (sizes, "trace_region", "traced with symbols"),
+        (sized_trace, "trace_region", "traced with symbols"),
         (planner, "rehearsed", "rehearsed"),
         (nearby_sizes, "rehearsed", "rehearsed"),
         (kind_finder, "region_front", "solved"),

@@ -17,10 +17,10 @@ os.environ.pop("REMAT_PLANS", None)
 @pytest.fixture
 def traces(monkeypatch):
     """Count what is traced, as it comes or with symbols."""
-    from remat_graph.torch.capturing import capture, sizes
+    from remat_graph.torch.capturing import capture, sized_trace
 
     traced = []
-    for module, kind in ((capture, "as it comes"), (sizes, "with symbols")):
+    for module, kind in ((capture, "as it comes"), (sized_trace, "with symbols")):
 
         def counted(*args, original=module.trace_region, kind=kind):
             traced.append(kind)

@@ -20,7 +20,7 @@ from torch import nn
 
 import remat
 from remat_graph.torch import OtherSizes, capture_region, trace_sizes
-from remat_graph.torch.capturing import sizes
+from remat_graph.torch.capturing import sized_trace
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -108,7 +108,7 @@ def test_what_torch_cannot_trace_with_symbols_is_traced_as_it_comes(
     def fails(*_: object) -> object:
         raise RuntimeError("no symbols today")
 
-    monkeypatch.setattr(sizes, "trace_region", fails)
+    monkeypatch.setattr(sized_trace, "trace_region", fails)
     model = GraphNet()
     run = remat.rematerialize(model, budget=0.9)
     with caplog.at_level(logging.WARNING, "remat"):

@@ -33,7 +33,7 @@ from remat_graph import (
     reads_after_leaving,
     simulate,
 )
-from remat_graph.torch import Program
+from remat_graph.torch import Program, body_in_slices
 
 __all__ = ["Code", "compile_source", "generate"]
 
@@ -53,7 +53,7 @@ class Text:
     """The generated functions of one schedule, for one size or for all sizes of a trace.
 
     `saved`, `groups` and `states` are as `Code` says. `facts` are the names under which it reads
-    what is known of a variable, with these.
+    what is known of a variable, with these; `bodies` those of what ops run in slices.
     """
 
     saved: tuple[str, ...]
@@ -62,6 +62,7 @@ class Text:
     source: str
     bindings: dict[str, Any] = field(repr=False)
     facts: dict[str, str] = field(repr=False)
+    bodies: dict[str, str] = field(repr=False)
 
     @functools.cached_property
     def _compiled(self) -> CodeType:
@@ -84,14 +85,15 @@ class Code:
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op, and checksums by variable; the field says how many of the first are kept.
     `peak_bytes` is the schedule's peak, `staying_peak_bytes` that with the gradients held that were
-    to leave. Sizes that its text leaves open are `sizes`, by name. It is compiled when first asked
-    for: plans that are not run never are.
+    to leave. Sizes that its text leaves open are `sizes`, by name, and `bodies` what ops run in
+    slices of these. It is compiled when first asked for: plans that are not run never are.
     """
 
     peak_bytes: int
     staying_peak_bytes: int
     _text: Text = field(repr=False)
     _sizes: Mapping[str, Any] = field(repr=False)
+    _bodies: Mapping[str, Any] = field(repr=False)
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -127,7 +129,7 @@ class Code:
 
     @functools.cached_property
     def _functions(self) -> tuple[_Forward, _Backward]:
-        return self._text.functions(self._sizes)
+        return self._text.functions({**self._sizes, **self._bodies})
 
 
 def generate(
@@ -188,11 +190,13 @@ def generate(
             generic.texts[asked] = text
     sizes: dict[str, Any] = {} if generic is None else dict(generic.numbers)
     sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
+    bodies = {bound: body_in_slices(program.calls[op]) for bound, op in text.bodies.items()}
     return Code(
         _peak(schedule, held, lowered),
         _peak(schedule, _with_staying(graph, schedule, held), lowered),
         text,
         sizes,
+        bodies,
     )
 
 
@@ -276,7 +280,7 @@ def _written(
     )
     return Text(
         tuple(saved), groups, len(replayed), source, forward.bindings,
-        {**forward.facts, **backward.facts},
+        {**forward.facts, **backward.facts}, {**forward.bodies, **backward.bodies},
     )  # fmt: skip
 
 

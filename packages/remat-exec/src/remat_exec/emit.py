@@ -26,8 +26,10 @@ from remat_graph import Compute, Graph, Step, freed_next, leaves
 from remat_graph.torch import (
     Call,
     Program,
+    SlicedBody,
     TensorFacts,
     Variable,
+    body_in_slices,
     operator_of,
     results_of,
     run_fused,
@@ -52,6 +54,7 @@ class Writer:
         self.program = program
         self.sizes = sizes or {}
         self.facts: dict[str, str] = {}
+        self.bodies: dict[str, str] = {}
         self.shorter = shorter
         self.replayed = replayed
         self.computed = set(computed)
@@ -310,6 +313,11 @@ class Writer:
         start = f"{through}{target}, " if through else f"{target}("
         return f"{start}{', '.join(arguments)})"
 
+    @functools.cached_property
+    def _op_of_body(self) -> dict[int, str]:
+        calls = self.program.calls.items()
+        return {id(body): op for op, call in calls if (body := body_in_slices(call)) is not None}
+
     def _bind_target(self, target: Any) -> str:
         run = operator_of(target).runs_as or target
         return self._bind(_symbol(target), getattr(run, "_op", run))
@@ -330,6 +338,10 @@ class Writer:
             return f"[{inner}]"
         if type(item) in (int, float) and item in self.sizes:
             return self.sizes[item]
+        if self.sizes and isinstance(item, SlicedBody):
+            op = self._op_of_body[id(item)]
+            self.bodies[f"{op}_body__"] = op
+            return f"{op}_body__"
         plain = item is None or isinstance(item, (bool, int, str))
         if plain or (isinstance(item, float) and math.isfinite(item)):
             return repr(item)

@@ -12,14 +12,8 @@ from remat_graph.torch.calls import GENERATOR_STATE_BYTES, Body
 from remat_graph.torch.capturing.capture import capture, capture_region, passes_of, tensor_at
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.registry import Capturer, get_capture, list_captures
-from remat_graph.torch.capturing.sizes import (
-    BUCKET,
-    CallSizes,
-    SizedCapture,
-    SizedRegion,
-    has_sizes,
-    trace_sizes,
-)
+from remat_graph.torch.capturing.sized_trace import has_sizes, trace_sizes
+from remat_graph.torch.capturing.sizes import BUCKET, CallSizes, SizedCapture, SizedRegion
 from remat_graph.torch.capturing.trace import original_forward, original_forwards
 from remat_graph.torch.cost.costs import Cost, DeviceSpec
 from remat_graph.torch.cost.cuda_memory import blocks_in_use
@@ -67,7 +61,7 @@ from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, re
 from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
-from remat_graph.torch.ways.slicing import read_as_traced
+from remat_graph.torch.ways.slicing import body_in_slices, read_as_traced
 from remat_graph.torch.ways.stretches import Stretch, stretch_from
 
 __all__ = [
@@ -120,6 +114,7 @@ __all__ = [
     "allow_recompute",
     "beside_profilers",
     "blocks_in_use",
+    "body_in_slices",
     "capture",
     "capture_region",
     "check_passes",

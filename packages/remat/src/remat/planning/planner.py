@@ -20,6 +20,7 @@ from remat.cache import remembered_peak, remembered_rehearsal
 from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
 from remat.planning.kernels import why_no_groups
+from remat.planning.one_region import readable_plan
 from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
 from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
 from remat.planning.settings import Settings
@@ -27,7 +28,6 @@ from remat.planning.slices import note_what_slices_reach, sliced_programs, whole
 from remat.planning.solving import adapted, solution_for
 from remat.planning.targets import Targets, best_within
 from remat.planning.user_plan import PlanOrSchedule, over_budget
-from remat.plans.origin import Origin
 from remat.report.readable_plan import ReadablePlan
 from remat_exec import (
     BudgetExceeded,
@@ -248,28 +248,15 @@ class _Task:
         can_compile = self.settings.runs_groups_on(captured.program.device)
         executor = get_executor(self.settings.executor)
         executable = executor(captured, schedule, budget_bytes=self.budget)
-        plan = ReadablePlan.of_one_region(
-            captured.graph,
-            schedule,
+        plan = readable_plan(
+            captured,
             solution,
             self.budget,
-            missing=captured.missing,
-            released_outputs=captured.released_outputs,
-            laid_out=captured.laid_out,
-            sliced=captured.sliced,
-            unfused=captured.unfused,
-            gives_again=captured.gives_again,
-            deferred=tuple(
-                (position, captured.deferred_bytes(frozenset({position})))
-                for position in sorted(captured.program.deferred)
-            ),
             plain_peak_bytes=self.plain,
             capture_seconds=self.capture_seconds,
             whole_time=self.whole_time if captured.sliced else None,
             source=executable.source,
-            left_out=captured.left_out,
             no_groups=why_no_groups(kernels, self.offered, captured, can_compile=can_compile),
-            origin=Origin.here(captured.program.device),
         )
         return RunnablePlan(plan, captured, executable)
 

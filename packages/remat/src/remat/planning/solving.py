@@ -62,7 +62,7 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
         return None
     start = time.perf_counter()
     best: Solution | None = None
-    for schedule in (store_all(graph), *schedules):
+    for schedule in dict.fromkeys((store_all(graph), *schedules)):
         try:
             timeline = simulate(graph, schedule)
         except InvalidSchedule:  # of a graph whose outputs were let go of

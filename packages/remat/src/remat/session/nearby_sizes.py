@@ -20,16 +20,16 @@ from typing import Any, cast
 import torch
 
 from remat.budgets.blocks import later_blocks
+from remat.planning.one_region import readable_plan
 from remat.planning.planner import SCALAR_BYTES, RunnablePlan, rehearsed
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.solving import adapted
-from remat.plans.origin import Origin
-from remat.report.readable_plan import ReadablePlan
-from remat.session.region import Region, is_unrehearsed, keep
+from remat.session.region import Region, device_of, is_unrehearsed, keep
 from remat_exec import BudgetExceeded, Executor, Loss, Peak, Runnable
-from remat_graph import Graph
-from remat_graph.torch import BUCKET, CallSizes, SizedCapture, SizedRegion
+from remat_graph import Graph, Numerics, Schedule, Solution
+from remat_graph.torch import BUCKET, CallSizes, SizedCapture, SizedRegion, collector_at_rest
+from remat_solvers import store_all
 
 __all__ = ["plan_nearby"]
 
@@ -48,12 +48,16 @@ def plan_nearby(
 ) -> RunnablePlan | None:
     """Plan a call by the plan of a size that is near; `None` if it is to be planned by itself.
 
-    That is where no size is near, no known schedule fits, or a plan is asked for or shared with
-    other ranks. A `loss` is what is run of what the region returns.
+    That is where no size is near, no known schedule fits, a plan is asked for or shared with other
+    ranks, or kernels of this size are there. A `loss` is what is run of what the region returns.
     """
     if region.rehearses_all_sizes or numbers in region.left or not region.plans:
         return None
     if settings.region_plan is not None or has_other_ranks():
+        return None
+    if settings.runs_groups_on(device_of(inputs)) and (
+        settings.wait or region.kernels.are_there(numbers)
+    ):
         return None
     start = time.perf_counter()
     loss = loss if region.expected is None else None
@@ -63,10 +67,12 @@ def plan_nearby(
         return rehearsed(executable, region.graph, tensors, loss, budget)
 
     for other, call in _nearest(settings, region, inputs):
-        captured = cast("SizedCapture", other.capture).at(call)
+        near = cast("SizedCapture", other.capture)
+        with collector_at_rest():
+            captured = near.at(call)
         if captured is None:
             continue
-        if captured.program.facts == other.capture.program.facts:
+        if captured.program.facts == near.program.facts:
             return _same(executor, region, numbers, other, captured)
         planned = _planned_by(executor, region, other, captured, rehearse, start)
         if planned is not None:
@@ -137,49 +143,43 @@ def _planned_by(
 ) -> RunnablePlan | None:
     """Plan by the schedule of another size, or by storing everything, if either fits.
 
-    It is rehearsed if any of its values takes more than for the other size.
+    What that size has in slices is whole then. It is rehearsed if any of its values, or what an op
+    takes while it runs, is more than for the other size.
     """
     if region.seen_loss is not None:
         loss = captured.loss.at_least(region.seen_loss.of(captured))
         captured = cast("SizedCapture", captured.with_loss(loss))
-    graph, device = captured.graph, captured.program.device
+    before, device = other.capture.graph, captured.program.device
     budgets = [p.plan.budget_bytes for p in region.plans.values() if isinstance(p, RunnablePlan)]
     budget = max(budgets)  # a fraction is of the most that plain took
     beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
-    grown = max(1.0, _bytes(graph) / max(1, _bytes(other.capture.graph)))
+    grown = max(1.0, _bytes(captured.graph) / max(1, _bytes(before)))
     if grown > BUCKET**2:  # by a number that is no size
         return None
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     target = budget - aside - math.ceil(max(0, beyond) * grown)
     if grown == 1.0:  # what was predicted for the other was measured to be within its budget
         target = max(target, other.executable.peak_bytes)
-    solution = adapted(graph, target, [other.plan.schedule])
+    captured, solution = _fastest(captured, other.plan.schedule, target)
     if solution is None or solution.schedule is None:
         return None
     executable = executor(captured, solution.schedule, budget_bytes=budget)
     peak: Peak | None = None
-    pairs = zip(graph.values, other.capture.graph.values, strict=True)
-    if any(value.size_bytes > before.size_bytes for value, before in pairs):
+    if _takes_more(captured.graph, before):
         try:
             peak = rehearse(executable, budget)
         except BudgetExceeded:
             return None
         if peak.peak_bytes + later_blocks(peak) > budget:
             return None
-    plan = ReadablePlan.of_one_region(
-        graph,
-        solution.schedule,
+    plan = readable_plan(
+        captured,
         solution,
         budget,
-        missing=captured.missing,
-        released_outputs=captured.released_outputs,
-        deferred=tuple(
-            (position, captured.deferred_bytes(frozenset({position})))
-            for position in sorted(captured.program.deferred)
-        ),
         capture_seconds=time.perf_counter() - start,
+        whole_time=captured.without_alternatives().graph.time if captured.sliced else None,
+        no_groups=other.plan.no_groups,
         source=executable.source,
-        origin=Origin.here(device),
     )
     if peak is not None:
         plan = dataclasses.replace(
@@ -187,6 +187,45 @@ def _planned_by(
         )
     logger.debug("%s runs by the plan of a size that is near", region.name)
     return RunnablePlan(plan, captured, executable, other.watched)
+
+
+def _with_seen_loss(region: Region, captured: SizedCapture) -> SizedCapture:
+    """Leave room for what the code between forward and backward was seen to take."""
+    if region.seen_loss is None:
+        return captured
+    loss = captured.loss.at_least(region.seen_loss.of(captured))
+    return cast("SizedCapture", captured.with_loss(loss))
+
+
+def _fastest(
+    captured: SizedCapture, schedule: Schedule, target: int
+) -> tuple[SizedCapture, Solution | None]:
+    """Choose between a schedule and storing everything; what is in slices may be whole for that."""
+    solution = adapted(captured.graph, target, [schedule])
+    if captured.sliced:
+        plain = captured.without_alternatives().graph
+        stored = adapted(plain, target, [store_all(plain)])
+        if stored is not None and (solution is None or stored.time < solution.time):
+            with collector_at_rest():
+                whole = captured.unsliced
+            if whole is not None:
+                whole = cast("SizedCapture", whole.with_loss(captured.loss))
+                stored = adapted(whole.graph, target, [store_all(whole.graph)])
+                captured, solution = (captured, solution) if stored is None else (whole, stored)
+    numerics = captured.numerics
+    if solution is not None and numerics is not None and numerics.allows(Numerics.ROUNDING):
+        solution = dataclasses.replace(solution, lower_bound=None)  # of this program alone
+    return captured, solution
+
+
+def _takes_more(graph: Graph, before: Graph) -> bool:
+    """Whether a value, or what an op but the loss takes beside, is more than in another graph."""
+    values = {value.name: value.size_bytes for value in before.values}
+    beside = {op.name: op.workspace_bytes for op in before.ops}
+    ops = (op for op in graph.ops if op.name != graph.boundary)
+    return any(value.size_bytes > values.get(value.name, -1) for value in graph.values) or any(
+        op.workspace_bytes > beside.get(op.name, -1) for op in ops
+    )
 
 
 def _bytes(graph: Graph) -> int:

@@ -146,6 +146,8 @@ class Capture(Ways):
 
     def with_loss(self, loss: LossCost) -> Capture:
         """Plan for a loss outside the module that takes this much."""
+        if loss == self.loss:
+            return self
         return replace(self, graph=with_loss(self.graph, loss), loss=loss)
 
     def with_released_outputs(self, positions: frozenset[int]) -> Capture:
@@ -154,6 +156,8 @@ class Capture(Ways):
         They are positions of what the forward returns. Such a value is there until the loss has
         run, and after it only if the backward reads it.
         """
+        if positions == self.released_outputs:
+            return self
         gone = self.released_values(positions) - self.released_values(self.released_outputs)
         return replace(self, graph=with_released(self.graph, gone), released_outputs=positions)
 

@@ -36,6 +36,8 @@ from remat_graph.torch.tracing.joint_of_sizes import (
 
 __all__ = ["NotOfSizes", "ProgramOfSizes"]
 
+_WORTH = 0.01  # of the largest value of a program, to say how it grows
+
 
 class NotOfSizes(CaptureError):
     """A program is that of its own sizes alone, or nothing shows that it is not."""
@@ -191,6 +193,19 @@ class ProgramOfSizes:
             for_all = Generic(program, self._names, own, self._texts)
             object.__setattr__(other, "generic", for_all)
         return other
+
+    def growth(self, program: Program, symbols: Mapping[str, Any]) -> float:
+        """Say how many times as large a value is as in a program that it gave, the most of any.
+
+        Small ones do not count.
+        """
+        facts = self._facts_at(self._joint.numbers(symbols))
+        known = {value: program.facts[value].storage_bytes for value in program.storage.values()}
+        least = max(1.0, _WORTH * max(known.values(), default=0))
+        pairs = ((facts[value].storage_bytes, size) for value, size in known.items())
+        return max(
+            (new / max(1, size) for new, size in pairs if max(new, size) >= least), default=1.0
+        )
 
     def _facts_at(self, numbers: Numbers) -> dict[str, TensorFacts]:
         """Give what is known of variables; as for the last numbers, if their sizes are the same."""

@@ -9,66 +9,33 @@ that do the same.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
 from remat_graph.graph import Graph
-from remat_graph.torch.calls import state_bytes
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
+from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes
 from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
-from remat_graph.torch.capturing.trace import FlatRegion, trace_region
+from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_proportion
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
-from remat_graph.torch.tracing.symbols import SYMBOLIC, OtherSizes, Symbols, has_symbols
+from remat_graph.torch.tracing.symbols import OtherSizes, Symbols
 
-__all__ = ["BUCKET", "CallSizes", "SizedCapture", "SizedRegion", "has_sizes", "trace_sizes"]
+__all__ = ["BUCKET", "CallSizes", "SizedCapture", "SizedRegion"]
 
 logger = logging.getLogger(__name__)
 
 BUCKET = 1.25  # times a size of which costs are known, for which they are scaled
-
-
-def has_sizes(region: torch.fx.GraphModule) -> bool:
-    """Whether TorchDynamo left sizes or numbers of a graph's inputs open."""
-    return any(map(has_symbols, _examples_of(region)))
-
-
-def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedRegion:
-    """Trace a graph of TorchDynamo's for calls of any size; `inputs` are those of one call.
-
-    Raises:
-        CaptureError: if torch fails to trace it with symbols, or it returns a size.
-    """
-    with errors_told():
-        symbols = Symbols(inputs, _examples_of(region))
-        _, slots = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
-        leaves = [item for item in symbols.stand_ins if isinstance(item, torch.Tensor)]
-        first = dict(zip(reversed(slots), reversed(leaves), strict=True))
-        shared = iter(slots)
-        items = [
-            first[next(shared)] if isinstance(item, torch.Tensor) else item
-            for item in symbols.stand_ins
-        ]
-        numbers = [item for item in items if isinstance(item, SYMBOLIC)]
-        flat_inputs: list[Any] = [*(first[slot] for slot in range(len(first))), *numbers]
-        flat = FlatRegion(region, items, flat_inputs, whole=True)
-        with torch.enable_grad():
-            joint = trace_region(flat, flat_inputs)
-        if any(isinstance(each, SYMBOLIC) for each in _constants(flat.output_structure)):
-            raise CaptureError("it returns a size")
-        own = JointOfSizes(joint, symbols.names)
-        likes = flat_inputs[: len(first)]
-        return SizedRegion(symbols, own, flat.output_structure, slots, likes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +167,7 @@ class SizedCapture(Capture):
     symbols: Mapping[str, Any] = field(default_factory=dict)
     leaves: frozenset[Key] = frozenset()
     _base: SizedCapture | None = field(default=None, repr=False, compare=False)
+    _of_sizes: ChoiceOfSizes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -222,8 +190,12 @@ class SizedCapture(Capture):
         return self._for(call.symbols) if call.leaves == self.leaves else None
 
     def ratio(self, call: CallSizes) -> float:
-        """Say how many times as large a call is, by the size of an input that grows most."""
-        return self._ratio(call.symbols)
+        """Say how many times as large a call is, by what grows most: a size, or a value if less."""
+        ratio = self._ratio(call.symbols)
+        of_sizes = None if self.region is None else self.region.program_of_sizes(self._uncut)
+        if ratio <= 1.0 or of_sizes is None:
+            return ratio
+        return min(ratio, of_sizes.growth(self._uncut.program, call.symbols))
 
     def _ratio(self, symbols: Mapping[str, Any]) -> float:
         sizes = () if self.region is None else self.region.symbols.sizes
@@ -243,8 +215,7 @@ class SizedCapture(Capture):
         if not near:
             return None
         other = others[min(near)[1]]
-        times, workspaces = _scaled_costs(other, self.program)
-        graph = self.program.graph(times, workspaces, self.loss)
+        graph = graph_costed_like(other.graph, other.program, self.program, self.loss)
         same = dataclasses.replace(
             self, graph=graph, _costs=other._costs, _measured=other._measured,
             released_outputs=frozenset(), _variants={},
@@ -253,8 +224,11 @@ class SizedCapture(Capture):
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
         region = self.region
-        if region is None or self.numerics is not None:
+        if region is None:
             return None
+        if self._choice is not None:
+            plain = self._uncut._for(symbols)
+            return plain and self._written_for(plain)
         of_sizes, of_whole = region.program_of_sizes(self), None
         if self.program.deferred and of_sizes is not None:
             of_whole = region.program_of_sizes(self._with_all_outputs())
@@ -267,8 +241,8 @@ class SizedCapture(Capture):
             graph, loss, released = self.graph, self.loss, self.released_outputs
         else:
             released = frozenset()
-            loss = _in_proportion(self.loss, _held_bytes(program), _held_bytes(self.program))
-            graph = program.graph(*_scaled_costs(self, program), loss)
+            loss = loss_in_proportion(self.loss, program, self.program)
+            graph = graph_costed_like(self.graph, self.program, program, loss)
         other = dataclasses.replace(
             self,
             program=program,
@@ -283,9 +257,71 @@ class SizedCapture(Capture):
             _cuts={},
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
-        if released == self.released_outputs:
-            return other
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    def _written_for(self, plain: SizedCapture) -> SizedCapture | None:
+        """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
+
+        `plain` is what `_uncut` is for these sizes. Groups are compiled for each size.
+        """
+        of_sizes = self._choice_of_sizes
+        written = None if of_sizes is None else of_sizes.of(plain.program)
+        if written is None:
+            return None
+        program, cuts = written
+        if plain.program.facts == self._uncut.program.facts:
+            graph, loss, released = self.graph, self.loss, self.released_outputs
+        else:
+            released = frozenset()
+            loss = loss_in_proportion(self.loss, program, self.program)
+            graph = graph_costed_like(self.graph, self.program, program, loss)
+        known = {"found": cuts}
+        other = dataclasses.replace(
+            plain,
+            program=program,
+            graph=graph,
+            loss=loss,
+            released_outputs=released,
+            variants_are_read_off=False,  # rules may not allow it for these sizes
+            _costs=self._costs,
+            _measured=self._measured,
+            _choice=self._choice,
+            _plain=dataclasses.replace(plain, _cuts=known),
+            _base=self._chosen_base,
+            _cuts=known,
+            _of_sizes=of_sizes,
+        )
+        return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    @property
+    def _chosen_base(self) -> SizedCapture:
+        """The capture off which this one was read together with the ways in which it runs."""
+        is_read_off = self._base is not None and self._base._choice is not None
+        return self._base if self._base is not None and is_read_off else self
+
+    @functools.cached_property
+    def _uncut(self) -> SizedCapture:
+        """The same capture as it was traced, with costs as this one has them."""
+        return self.without_alternatives()
+
+    @functools.cached_property
+    def _choice_of_sizes(self) -> ChoiceOfSizes | None:
+        choice = self._choice
+        if self._of_sizes is not None or choice is None or choice.unfused is not None:
+            return self._of_sizes
+        return ChoiceOfSizes(choice, self.cuts if choice.sliced else (), self.program.order)
+
+    @functools.cached_property
+    def _unsliced(self) -> SizedCapture:
+        return self.in_slices(())
+
+    @property
+    def unsliced(self) -> SizedCapture | None:
+        """The same with nothing in slices, of one that was read off; `None` if nothing is so."""
+        base, plain = self._chosen_base, self._plain
+        if base is self or not self.sliced or plain is None:
+            return None
+        return base._unsliced._written_for(cast("SizedCapture", plain))
 
     def _is_read_off(self, region: SizedRegion) -> bool:
         """Whether it can be read off with all gradients; what that takes is done once."""
@@ -297,7 +333,8 @@ class SizedCapture(Capture):
 
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come."""
-        if self._base is None or missing in self._variants:
+        is_chosen = self._choice is not None and self._chosen_base is self
+        if self._base is None or is_chosen or missing in self._variants:
             return super().variant(missing)
         base = cast("SizedCapture", self._base.variant(missing))
         variant: Capture = base._for(self.symbols) or self._evaluated().variant(missing)
@@ -308,6 +345,8 @@ class SizedCapture(Capture):
 
     def _traced_variant(self, missing: frozenset[int]) -> Capture:
         assert self.region is not None
+        if self._base is not None:
+            return self._uncut.variant(missing)
         variant = super()._traced_variant(missing)
         return SizedCapture.of(variant, self.region, self.symbols, self.leaves)
 
@@ -320,45 +359,7 @@ class SizedCapture(Capture):
         assert self.region is not None
         captured = self.region.evaluated(self, self.symbols)
         captured = cast("SizedCapture", captured.with_deferred_outputs(self.program.deferred))
+        if self._choice is not None:
+            captured = self._as_this(captured, self._choice.laid)
         other = captured.with_leaving_gradients(self.leaving_gradients).with_loss(self.loss)
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
-
-
-def _held_bytes(program: Program) -> int:
-    values = {program.storage[name] for name in program.held}
-    return sum(program.facts[value].storage_bytes for value in values)
-
-
-def _in_proportion(loss: LossCost, bytes_: int, of_bytes: int) -> LossCost:
-    """Give what a loss takes of outputs of other sizes."""
-    if not of_bytes:
-        return loss
-    return LossCost(
-        -(-loss.workspace_bytes * bytes_ // of_bytes), -(-loss.kept_bytes * bytes_ // of_bytes)
-    )
-
-
-def _scaled_costs(capture: Capture, program: Program) -> tuple[dict[str, float], dict[str, int]]:
-    """Scale what operators take to other sizes, by what they touch; workspaces never down."""
-    times, workspaces = {}, {}
-    index, ops, device = capture.graph.op_index, capture.graph.ops, program.device
-    for name in program.calls:
-        op = ops[index[name]]
-        touched, then = (each.touched_bytes(name, ()) for each in (program, capture.program))
-        ratio = touched / then if then else 1.0
-        times[name] = op.time * ratio
-        own = op.workspace_bytes - state_bytes(program.calls[name], device)
-        workspaces[name] = math.ceil(own * max(1.0, ratio))
-    return times, workspaces
-
-
-def _constants(structure: Structure) -> Iterator[Any]:
-    if structure.kind == "constant":
-        yield structure.constant
-    for child in structure.children:
-        yield from _constants(child)
-
-
-def _examples_of(region: torch.fx.GraphModule) -> list[Any]:
-    placeholders = region.graph.find_nodes(op="placeholder")
-    return [node.meta.get("example_value") for node in placeholders]

@@ -46,6 +46,7 @@ __all__ = [
     "costs_of",
     "estimate_costs",
     "measure_costs",
+    "with_runs_again",
 ]
 
 logger = logging.getLogger(__name__)
@@ -138,21 +139,22 @@ def costs_of(program: Program, costs: Costs, measured: dict[str, Cost]) -> dict[
     else:
         spec = costs if isinstance(costs, DeviceSpec) else DeviceSpec.of(program.device)
         by_op = estimate_costs(program, spec)
-    for op, call in program.calls.items():
-        if call.target is scaled:
-            by_op[op] = replace(by_op[op], workspace_bytes=_again_bytes(program, op, by_op))
+    with_runs_again(program, by_op)
     return by_op
 
 
-def _again_bytes(program: Program, op: str, costs: Mapping[str, Cost]) -> int:
-    """Bound what scaling takes where it runs what its twin ran, in as many slices.
+def with_runs_again(program: Program, costs: dict[str, Cost]) -> None:
+    """Let what scales a gradient take what its twin does, which it may have to run again.
 
     In one slice, what the twin gives may come to be after the most that it takes.
     """
-    twin = program.twins[op]
-    given = program.calls[twin].results if program.calls[op].args[3] == 1 else ()
-    given_bytes = sum(program.facts[name].storage_bytes for name in given if name is not None)
-    return costs[twin].workspace_bytes + given_bytes
+    for op, call in program.calls.items():
+        if call.target is scaled:
+            twin = program.twins[op]
+            given = filter(None, program.calls[twin].results if call.args[3] == 1 else ())
+            again = costs[twin].workspace_bytes
+            again += sum(program.facts[name].storage_bytes for name in given)
+            costs[op] = replace(costs[op], workspace_bytes=again)
 
 
 def estimate_costs(program: Program, spec: DeviceSpec) -> dict[str, Cost]:

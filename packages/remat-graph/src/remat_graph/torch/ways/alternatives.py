@@ -51,12 +51,12 @@ _HALF = torch.bfloat16  # with the range of 32 bits: nothing becomes infinite
 def add_alternatives(program: Program, numerics: Numerics) -> Program:
     """Add to a program without alternatives those that are as exact as asked for."""
     reader = ProgramReader(program)
+    rules = [rule for rule, exactness in _RULES.items() if numerics.allows(exactness)]
     additions = [
         addition
         for op in program.order
         if op in program.calls
-        for rule, exactness in _RULES.items()
-        if numerics.allows(exactness)
+        for rule in rules
         for addition in rule(reader, op, program.calls[op])
     ]
     return _extended(program, additions)

@@ -23,6 +23,7 @@ from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 
 __all__ = [
+    "body_in_slices",
     "bytes_of_cut",
     "chosen_cuts",
     "in_slices",
@@ -35,6 +36,13 @@ __all__ = [
 def run_in_slices(body: SlicedBody, slices: int, *inputs: torch.Tensor) -> list[torch.Tensor]:
     """Run a body in so many slices, of as equal sizes as can be."""
     return body.run(inputs, body.bounds(slices))
+
+
+def body_in_slices(call: Call) -> SlicedBody | None:
+    """Give what a call runs slice by slice, if it runs anything so."""
+    if call.target is run_in_slices:
+        return call.args[0]  # type: ignore[no-any-return]
+    return call.args[2] if call.target is scaled else None
 
 
 def read_as_traced(call: Call) -> tuple[str, ...]:
