@@ -2,7 +2,8 @@
 
 Each loop trains one model beside the same model in eager, on the same batches. Told are what was
 traced as it comes and with symbols, what was rehearsed and solved, seconds of a step from the 20th
-on beside plain's, steps over the budget, and whether all gradients have eager's bits.
+on beside plain's, and of sizes that are new then, steps over the budget, and whether all gradients
+have eager's bits; where rounding may differ, how far they are from these.
 
     python benchmarks/sizes.py [--loops NAME ...] [--steps N] [--budget F] [--json FILE]
 """
@@ -69,11 +70,13 @@ class Layer(nn.Module):
 class Language(nn.Module):
     """A language model; one that is `masked` has its head on the masked tokens alone."""
 
-    def __init__(self, *, masked: bool, width: int = 256, layers: int = 4) -> None:
+    def __init__(
+        self, *, masked: bool, width: int = 256, layers: int = 4, words: int = 2000
+    ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(2000, width)
+        self.tokens = nn.Embedding(words, width)
         self.layers = nn.Sequential(*(Layer(width, causal=not masked) for _ in range(layers)))
-        self.head = nn.Linear(width, 2000)
+        self.head = nn.Linear(width, words)
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Give the loss over labels that are not -100."""
@@ -232,16 +235,25 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A model, and the inputs of one of its steps."""
+    """A model, and the inputs of one of its steps; a budget of its own, and what may differ."""
 
     model: Callable[[], nn.Module]
     batch: Callable[[random.Random, int], tuple[Any, ...]]
+    budget: float | int | None = None
+    numerics: str | None = None
 
 
 def _tokens(draw: random.Random, step: int) -> tuple[Any, ...]:
     """Draw lengths from a distribution with a long tail."""
     ids = torch.randint(0, 2000, (4, min(512, int(draw.lognormvariate(4.5, 0.5)) + 8)))
     return ids, ids.roll(1, 1)
+
+
+def _many_words(draw: random.Random, step: int) -> tuple[Any, ...]:
+    """Draw lengths, with labels of the next word, some of which are ignored."""
+    ids = torch.randint(0, 8000, (4, draw.randint(40, 256)))
+    labels = nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    return ids, labels.masked_fill(torch.rand(ids.shape) < 0.1, -100)
 
 
 def _masked(draw: random.Random, step: int) -> tuple[Any, ...]:
@@ -285,6 +297,12 @@ def _text(draw: random.Random, step: int) -> tuple[Any, ...]:
 
 LOOPS = {
     "lengths": Loop(lambda: Language(masked=False), _tokens),
+    "lengths in slices": Loop(
+        lambda: Language(masked=False, width=128, layers=6, words=8000),
+        _many_words,
+        45 * 2**20,
+        "rounding",
+    ),
     "masked tokens": Loop(lambda: Language(masked=True), _masked),
     "graphs": Loop(GraphNet, _graph),
     "images": Loop(Images, _image),
@@ -331,6 +349,16 @@ def _same_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
     return torch.equal(one.grad, other.grad)
 
 
+def _largest_difference(model: nn.Module, eager: nn.Module) -> float:
+    """Give by how much of the largest number of a gradient any of its numbers differs."""
+    differences = [0.0]
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        if one.grad is not None and other.grad is not None:
+            most = float(other.grad.abs().max())
+            differences.append(float((one.grad - other.grad).abs().max()) / max(most, 1e-30))
+    return max(differences)
+
+
 def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> float:
     model.zero_grad()
     torch.manual_seed(step)
@@ -345,23 +373,33 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
     torch.manual_seed(0)
     draw, eager = random.Random(0), loop.model()
     with _counted() as counts:
-        model = remat.rematerialize(copy.deepcopy(eager), budget=budget)
+        model = remat.rematerialize(
+            copy.deepcopy(eager), budget=loop.budget or budget, numerics=loop.numerics
+        )
         ours, plain, over, same = list[float](), list[float](), 0, 0
+        beyond, sizes, difference = list[float](), set[Any](), 0.0
         for step in range(steps):
             inputs = loop.batch(draw, step)
+            shapes = tuple(each.shape for each in inputs if isinstance(each, torch.Tensor))
             plain.append(_timed(eager, step, inputs))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 ours.append(_timed(model, step, inputs))
             over += any(issubclass(each.category, remat.BudgetWarning) for each in caught)
             same += all(map(_same_gradients, model.parameters(), eager.parameters()))
+            difference = max(difference, _largest_difference(model, eager))
+            if shapes not in sizes and step >= _WARM:
+                beyond.append(ours[-1] - plain[-1])
+            sizes.add(shapes)
     late, late_plain = ours[_WARM:], plain[_WARM:]
     return {
         "steps": steps, **counts,
         "first steps s": round(sum(ours[:_WARM]), 2),
         "step s": round(median(late), 4), "plain step s": round(median(late_plain), 4),
         "ratio": round(sum(late) / sum(late_plain), 2), "slowest s": round(max(late), 3),
+        "new sizes": len(beyond), "new size beyond plain s": round(median(beyond or [0.0]), 4),
         "steps told over budget": over, "steps with eager's bits": same,
+        "largest difference": difference,
     }  # fmt: skip
 
 
