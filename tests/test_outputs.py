@@ -266,24 +266,6 @@ def test_a_name_that_is_not_there_is_refused(plain, outputs):
         remat.plan(copy.deepcopy(model), ids, budget="1GiB", outputs=outputs, costs="estimate")
 
 
-def test_it_is_for_a_forward_of_one_region(plain, caplog):
-    ids = plain[1]
-
-    class Broken(Language):
-        def forward(self, ids):
-            torch._dynamo.graph_break()
-            return super().forward(ids)
-
-    broken = Broken()
-    with pytest.raises(remat.RematError, match="one region"):
-        remat.rematerialize(broken, budget="1GiB", outputs="loss", regions="head")
-    made = remat.rematerialize(broken, budget="1GiB", outputs="loss")
-    with caplog.at_level(logging.WARNING, "remat"):
-        output = trained(made, ids)
-    assert type(output.logits) is torch.Tensor
-    assert ["one region" in each.getMessage() for each in messages(caplog)] == [True]
-
-
 def test_an_executor_that_makes_all_is_given_no_names(plain, monkeypatch):
     model, ids, *_ = plain
     monkeypatch.setattr(Executable, "abilities", frozenset())

@@ -3,6 +3,7 @@
 from remat_exec.__about__ import __version__
 from remat_exec.autocast import autocast_type
 from remat_exec.checksums import checksum
+from remat_exec.deferred import DeferredTensor
 from remat_exec.errors import (
     BackwardError,
     BrokenExecutor,
@@ -38,6 +39,7 @@ __all__ = [
     "BackwardError",
     "BrokenExecutor",
     "BudgetExceeded",
+    "DeferredTensor",
     "DuplicateExecutor",
     "Executable",
     "ExecutionError",

@@ -103,6 +103,11 @@ class DeferredTensor(torch.Tensor):
     @property
     def made(self) -> torch.Tensor:
         """The tensor that this stands for, made if it is not there."""
+        made: torch.Tensor = self._be_made()
+        return made
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _be_made(self) -> torch.Tensor:
         if self._source is not None:
             _ = self._source.made  # which makes this one, if it is a copy that waits
         if self._value is None:
@@ -202,6 +207,7 @@ def _can_wait(source: DeferredTensor, func: Any, kwargs: dict[str, Any]) -> bool
     )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _later(source: DeferredTensor, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Give what an operator gives, to be made when it is read."""
     rest = args[1:]

@@ -276,6 +276,10 @@ class Executable:
                 "let go of them, or run forward again, it will be planned with them held",
             )
 
+    def reading_bytes(self, position: int) -> int:
+        """Give what making a deferred output holds at most, the output included."""
+        return next(recipe.peak_bytes for recipe in self.recipes if recipe.position == position)
+
     def check_reading(self, recipe: Recipe) -> None:
         """Check that the budget has room to make an output between the halves.
 

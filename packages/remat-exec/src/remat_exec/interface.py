@@ -20,7 +20,7 @@ __all__ = ["Ability", "Executor", "Runnable", "abilities_of"]
 class Ability(enum.Enum):
     """What an executor may be able to do beyond running a plan."""
 
-    DEFERS_OUTPUTS = "it takes `read` and `watched`, and makes outputs when they are read"
+    DEFERS_OUTPUTS = "it takes `read` and `watched`, has `reading_bytes`, makes outputs when read"
     RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 
 

@@ -147,7 +147,8 @@ def rematerialize(
     then, or an `OutputGone` where a parameter or an input has changed since, as by the optimizer's
     step. Without `outputs`, and with `numerics="rounding"`, what the first step does not read is
     not made from then on, until a step reads it; and from the first step on where no plan fits
-    otherwise. This is for a forward that is one region.
+    otherwise. Of a forward of several regions the first step makes all outputs, and shows which of
+    them later regions read.
 
     A call that differs from what was planned for (another batch size, a frozen parameter) is
     planned anew; a known schedule is taken if it fits. What outputs leave free that the loop
@@ -193,10 +194,6 @@ def rematerialize(
         raise RematError(
             f"{settings.region_plan.name} is for a model that is one region; leave out regions= "
             f"or plan="
-        )
-    if regions is not None and outputs is not None:
-        raise RematError(
-            "outputs= is for a forward that is one region; leave out regions= or outputs="
         )
     wrapped = shallow_copy(model)
     chosen = choose_regions(wrapped, regions)

@@ -19,6 +19,7 @@ from remat_solvers import BudgetTooSmall
 __all__ = [
     "Outputs",
     "are_learned",
+    "leaves_named",
     "not_named",
     "not_named_of_region",
     "note_what_loss_reads",
@@ -62,7 +63,7 @@ def not_named(named: Sequence[str | int], structure: Structure, program: Program
     Raises:
         RematError: if one is named that is not there.
     """
-    leaves = _leaves_named(named, structure)
+    leaves = leaves_named(named, structure)
     return _positions(program, (at in leaves for at in range(len(program.outputs))))
 
 
@@ -78,7 +79,7 @@ def not_named_of_region(
     marks = [_mark(program, output) for output in program.outputs]
     returned = rebuilt(capture.output_structure.rebuild(iter(marks)))
     tensors, structure = flatten(returned)
-    leaves = _leaves_named(named, structure)
+    leaves = leaves_named(named, structure)
     read = {id(tensor) for at, tensor in enumerate(tensors) if at in leaves}
     return _positions(program, (id(mark) in read for mark in marks))
 
@@ -111,7 +112,7 @@ def _positions(program: Program, are_read: Iterable[bool]) -> frozenset[int]:
     return frozenset(position.values()) - read
 
 
-def _leaves_named(named: Sequence[str | int], structure: Structure) -> set[int]:
+def leaves_named(named: Sequence[str | int], structure: Structure) -> set[int]:
     """List the places, among all tensors of a structure, of those that are named."""
     if structure.kind == "tensor" and set(named) == {0}:
         return {0}

@@ -12,16 +12,23 @@ import torch
 
 from remat.errors import BudgetWarning
 from remat.planning.planner import RunnablePlan
+from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call, HandedOut, NewGradients
 from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
 from remat.session.region import Region
-from remat.session.step import StepState, before_backward, within_backward
+from remat.session.step import StepState
 from remat_exec import BudgetExceeded, autocast_type
 from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
+
+_READ = (
+    "an output that steps do not make was read before the backward, for which up to {:,} bytes are "
+    "held that no plan counts, so that this step may take more than the budget of {:,}. Its "
+    "gradients are right; read it after the backward, or name it in outputs="
+)
 
 
 class CallRunner:
@@ -110,6 +117,7 @@ class CallRunner:
         )
         call.hooked = hooked(plan.capture, region.graph, tensors)
         step.hooked.update(id(leaf()) for leaf in call.hooked.values())
+        self._watch_outputs(call, plan)
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
@@ -119,15 +127,49 @@ class CallRunner:
             functools.partial(self._backward_begins, call),
             functools.partial(self._backward_ends, call),
             lambda drop: setattr(call, "drop", drop),
+            **self._reads(call, plan),
         )
-        call.handed = HandedOut(outputs)
+        unseen = plan.capture.deferred_bytes(call.outputs_watched)
+        call.handed = HandedOut(outputs, unseen)
         step.await_call(call)
         recording.mark(f"kept {position}")
         watched = plan.changes.protect_outputs(outputs)
         if any(plan.changes.is_new(position) for position, *_ in watched):
             step.is_provisional = True
         call.watched += watched
+        step.outputs.add(region, plan.capture.program, outputs)
         return outputs
+
+    def _watch_outputs(self, call: Call, plan: CapturedRegion) -> None:
+        """Choose the outputs of which a call sees whether they are read, if there are any."""
+        region = call.region
+        is_followed = region.unread is None and region.handed_on is not None
+        if plan.watched and is_followed and not plan.changes.copies_outputs:
+            call.outputs_watched = plan.watched - (region.handed_on or frozenset())
+
+    def _reads(self, call: Call, plan: CapturedRegion) -> dict[str, Any]:
+        """Give what a call that shares the budget is told of reading."""
+        if not (call.outputs_watched or plan.capture.program.deferred):
+            return {}
+        read = functools.partial(self._output_is_read, weakref.ref(call), call.region)
+        return {"read": read, "watched": call.outputs_watched}
+
+    def _output_is_read(self, ref: weakref.ref[Call], region: Region, position: int) -> None:
+        """See that an output is read, and whether a step under way has room to make it.
+
+        Warns:
+            BudgetWarning: if it may have none.
+        """
+        region.see_read(position)
+        step, call = self._step, ref()
+        if call is None or call not in step.live or position in call.outputs_watched:
+            return
+        call.reading_bytes += call.executable.reading_bytes(position)  # type: ignore[attr-defined]
+        reading = sum(each.reading_bytes for each in step.open_calls)
+        budget = self._exceeded_with(reading)
+        if budget is not None and not call.warned:
+            call.warned = True
+            warnings.warn(_READ.format(reading, budget), BudgetWarning, stacklevel=2)
 
     def _run_plain(
         self,
@@ -243,6 +285,8 @@ class CallRunner:
             step.backward_begins(call)
         call.on_backward()
         call.region.learn(call.executable, missing, None)
+        call.region.see_unread(call.outputs_watched & missing)
+        step.outputs.end(call.region)
         leave = call.executable.capture.leaving_gradients
         see = functools.partial(
             call.region.see_leaving, leave, self._exceeded_if_staying, shared=True
@@ -255,12 +299,19 @@ class CallRunner:
         if self._told_of_staying == step.done:
             return None
         self._told_of_staying = step.done
+        return self._exceeded_with(sum(region.leaving_bytes for region, _ in step.calls))
+
+    def _exceeded_with(self, more_bytes: int) -> int | None:
+        """Give the budget, if the step may take more with so much that is in no plan, or `None`.
+
+        One that follows no plan is judged by its record, if it has one.
+        """
+        step = self._step
         plan = None if step.patterns.off_plan else step.patterns.plan
         if plan is None:
             return None if step.recording.is_running else step.known_budget
         peak = max(plan.predicted_peak_bytes, plan.measured_peak_bytes or 0)
-        peak += sum(region.leaving_bytes for region, _ in step.calls)
-        return plan.budget_bytes if peak > plan.budget_bytes else None
+        return plan.budget_bytes if peak + more_bytes > plan.budget_bytes else None
 
     def _see_autocast(self, autocast: torch.dtype | None) -> None:
         """Record the next step if a backward's autocast is another than in those before it.

@@ -14,17 +14,22 @@ from remat.planning.planner import RunnablePlan
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
 from remat.session.region import Region
-from remat_exec import Runnable
+from remat_exec import DeferredTensor, Runnable
 from remat_solvers.step import RegionOption
 
 __all__ = ["Call", "HandedOut", "NewGradients"]
 
 
 class HandedOut:
-    """The outputs of a call, which are counted with what it keeps, and may be let go of."""
+    """The outputs of a call, which are counted with what it keeps, and may be let go of.
 
-    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+    Of so many `unseen` bytes of them it is not known whether they are.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor], unseen: int = 0) -> None:
+        outputs = [tensor for tensor in outputs if not isinstance(tensor, DeferredTensor)]
         storages = {tensor.untyped_storage()._cdata: tensor for tensor in outputs}
+        self._unseen = unseen
         new: Any = StorageWeakRef
         self._storages = [
             (new(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
@@ -34,8 +39,8 @@ class HandedOut:
 
     @property
     def gone_bytes(self) -> int:
-        """Sum those that nobody holds any more."""
-        return sum(size for storage, size in self._storages if storage.expired())
+        """Sum those that nobody holds any more, as far as that is known."""
+        return self._unseen + sum(size for storage, size in self._storages if storage.expired())
 
 
 class NewGradients:
@@ -58,7 +63,9 @@ class Call:
     and what was let go of. `was_read` says that an output was read that may not be made in it,
     `warned` that the user knows that it is over the budget. One of a step of several regions runs
     by an `option`, and goes on by the `lean` one if it gives memory back; `drop` does that.
-    `changes` sees what is `watched`. `on_backward` is called where its backward begins.
+    `changes` sees what is `watched`. In its backward it is seen whether `outputs_watched` were
+    read; those that were made for that before took `reading_bytes`. `on_backward` is called where
+    its backward begins.
     """
 
     region: Region
@@ -77,6 +84,8 @@ class Call:
     changes: Changes | None = None
     watched: list[Watched] = field(default_factory=list)
     handed: HandedOut = field(default_factory=lambda: HandedOut(()))
+    outputs_watched: frozenset[int] = frozenset()
+    reading_bytes: int = 0
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
     hooked: Hooked = field(default_factory=dict)
 

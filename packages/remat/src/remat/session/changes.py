@@ -61,6 +61,11 @@ class Changes:
                     watched.append((~position, alias, _state(alias)))
         return watched
 
+    @property
+    def copies_outputs(self) -> bool:
+        """Whether a call's outputs are handed out as copies, or some of them are."""
+        return any(self._seen.get(~position) is not False for position in self._outputs)
+
     def is_new(self, position: int) -> bool:
         """Whether no call has ended yet that was watched there."""
         return position not in self._seen
@@ -112,10 +117,12 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
 def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
     """List outputs from which something may be computed again, but that eager would not keep.
 
-    Those that are views of one another, or of inputs, are left out.
+    Those that are views of one another, or of inputs, are left out, and those that are made when
+    they are read.
     """
     graph, program = capture.graph, capture.program
     kept = read_by_backward(graph, store_all(graph))
+    later = {program.returned[position] for position in program.deferred}
     read = {value for op in graph.ops if op.name != graph.boundary for value in op.inputs}
     storages = [
         program.storage.get(output.base if output.kind == "view" else output.variable, "")
@@ -125,6 +132,7 @@ def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
         position
         for position, (output, storage) in enumerate(zip(program.outputs, storages, strict=True))
         if output.kind in ("fresh", "view")
+        and output.base not in later
         and storage in read - kept
         and storages.count(storage) == 1
     )

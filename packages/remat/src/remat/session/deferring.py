@@ -2,22 +2,45 @@
 
 Without names all are made at first, and watched. Those that no step has read by the time that its
 backward begins are not made from then on; where no plan fits otherwise, none beside the loss is.
+
+Of several regions, the first step has ordinary tensors, of which it is seen by their memory whether
+later regions read them, and whether the model returns them under a name. Only what no region reads
+is watched then, or made when it is read: TorchDynamo would find other graphs. Where ranks may free
+what an output is made of, as the parameters of FSDP2, all are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remat.planning.outputs import are_learned, not_named_of_region, with_named_outputs
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from remat.planning.outputs import (
+    are_learned,
+    leaves_named,
+    not_named_of_region,
+    with_named_outputs,
+)
 from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.session.kinds import CapturedRegion
 from remat.session.region import Region
-from remat_exec import Ability, abilities_of, get_executor
-from remat_graph.torch import Capture
+from remat_exec import Ability, DeferredTensor, abilities_of, get_executor
+from remat_graph.torch import Capture, Program, flatten
 
-__all__ = ["learns_outputs", "note_deferred", "with_outputs"]
+__all__ = [
+    "OutputUses",
+    "learns_outputs",
+    "note_deferred",
+    "note_deferred_of_region",
+    "with_outputs",
+    "with_unread_deferred",
+]
+
+_weak: Any = StorageWeakRef
 
 
 def with_outputs(
@@ -61,7 +84,104 @@ def note_deferred(
     return planned
 
 
+def with_unread_deferred(settings: Settings, region: Region, captured: Capture) -> Capture:
+    """Give the capture of a call that shares the budget, without the outputs that nobody reads."""
+    unread = region.unread if settings.outputs is None else region.not_named
+    if not unread or not _may_defer(settings):
+        return captured
+    return captured.with_deferred_outputs(captured.deferrable & unread)
+
+
+def note_deferred_of_region(settings: Settings, region: Region, plan: CapturedRegion) -> None:
+    """Note what a call that shares the budget does not make, and what it is to watch."""
+    deferred = plan.capture.program.deferred
+    if settings.outputs is not None:
+        region.not_named |= deferred
+    elif deferred:
+        region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
+    elif region.unread is None and learns_outputs(settings) and _may_defer(settings):
+        plan.watched = plan.capture.deferrable
+
+
+def _may_defer(settings: Settings) -> bool:
+    """Whether outputs of several regions may be made when they are read."""
+    able = Ability.DEFERS_OUTPUTS in abilities_of(get_executor(settings.executor))
+    distributed = torch.distributed
+    return able and not (distributed.is_available() and distributed.is_initialized())
+
+
 def learns_outputs(settings: Settings) -> bool:
     """Whether steps say which outputs are made."""
     able = abilities_of(get_executor(settings.executor))
     return Ability.DEFERS_OUTPUTS in able and are_learned(settings.outputs, settings.numerics)
+
+
+class OutputUses:
+    """Who has the outputs of a step's calls: later regions, and whom the model returns to.
+
+    They are told apart by their memory. Regions are followed in one step that comes to a backward.
+    """
+
+    def __init__(self, named: Sequence[str | int] | None) -> None:
+        self._named = named
+        self._outputs: dict[int, tuple[Any, Region, int]] = {}
+        self._handed_on: dict[Region, set[int]] = {}
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._outputs.clear()
+        self._handed_on.clear()
+
+    def add(self, region: Region, program: Program, outputs: Sequence[torch.Tensor]) -> None:
+        """Follow the outputs of a call, unless those of its region have been followed."""
+        if region.handed_on is not None:
+            return
+        self._handed_on.setdefault(region, set())
+        position = {name: at for at, name in enumerate(program.returned)}
+        for output, tensor in zip(program.outputs, outputs, strict=True):
+            storage = _storage(tensor)
+            if storage is not None and output.base in position:
+                ref = _weak(storage)
+                self._outputs[storage._cdata] = ref, region, position[output.base]
+
+    def see_inputs(self, inputs: Sequence[Any]) -> None:
+        """See what a region reads."""
+        for region, position in filter(None, map(self._of, inputs if self._outputs else ())):
+            self._handed_on[region].add(position)
+
+    def see_returned(self, returned: Any) -> None:
+        """See which outputs the model returns under no name that the user reads.
+
+        Raises:
+            RematError: if an output is named that is not there.
+        """
+        if self._named is None or not self._outputs:
+            return
+        tensors, structure = flatten(returned)
+        leaves = leaves_named(self._named, structure)
+        not_named: dict[Region, set[int]] = {}
+        for at, tensor in enumerate(tensors):
+            found = self._of(tensor)
+            if found is not None and at in leaves:
+                self._handed_on[found[0]].add(found[1])
+            elif found is not None:
+                not_named.setdefault(found[0], set()).add(found[1])
+        for region, positions in not_named.items():
+            region.see_not_named(frozenset(positions - self._handed_on[region]))
+
+    def end(self, region: Region) -> None:
+        """End following a region, the backward of a call of which begins."""
+        if region.handed_on is None and region in self._handed_on:
+            region.handed_on = frozenset(self._handed_on[region])
+
+    def _of(self, tensor: Any) -> tuple[Region, int] | None:
+        storage = _storage(tensor)
+        found = None if storage is None else self._outputs.get(storage._cdata)
+        return None if found is None or found[0].expired() else found[1:]
+
+
+def _storage(tensor: Any) -> Any:
+    """Give the memory of a tensor that has some."""
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DeferredTensor):
+        return None
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None

@@ -90,7 +90,7 @@ class KindFinder:
             )
         if self.settings.numerics is None:
             kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
-        kinds.append(replace(kind, least_bytes=least))
+        kinds.append(replace(kind, least_bytes=least, deferred=_deferred(program)))
         return number, program
 
     def _measured(self, capture: Capture, costs: dict[str, Cost]) -> Capture:
@@ -168,10 +168,11 @@ class KindFinder:
                     program.missing,
                     family=number,
                     plain_bytes=_plain(program),
-                    whole=capture.graph if _is_other(program) else None,
+                    whole=program.without_alternatives().graph if _is_other(program) else None,
                     sliced=program.sliced,
                     unfused=program.unfused,
                     least_bytes=0 if _is_other(program) else None,
+                    deferred=_deferred(program),
                 )
                 return number, program
         if position is not None:
@@ -184,12 +185,18 @@ def _is_other(program: Capture) -> bool:
     return bool(program.sliced) or program.unfused is not None
 
 
+def _deferred(program: Capture) -> tuple[tuple[int, int], ...]:
+    """List the outputs that a program does not make, and their bytes."""
+    positions = sorted(program.program.deferred)
+    return tuple((each, program.deferred_bytes(frozenset({each}))) for each in positions)
+
+
 def _plain(capture: Capture) -> int | None:
     """Give what a region keeps for a backward over all outputs, if what it stores is not that.
 
-    Some gradients are missing, or some of it is made in slices.
+    Some gradients are missing, some outputs are not made, or some of it is made in slices.
     """
-    if not capture.missing and not _is_other(capture):
+    if not (capture.missing or capture.program.deferred or _is_other(capture)):
         return None
     graph = capture.without_alternatives().variant(frozenset()).graph
     return measure_option(graph, store_all(graph)).kept_bytes

@@ -14,7 +14,7 @@ from remat.session.changes import Changes
 from remat.session.recording import RecordedCall, gradients_present
 from remat_exec import Executor, Runnable
 from remat_graph import Graph
-from remat_graph.torch import Capture
+from remat_graph.torch import AllocationRecorder, Capture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 
@@ -25,7 +25,8 @@ class CapturedRegion:
     """A captured region: the number of its kind, and the code of the options that were used.
 
     `changed` is what was seen of `Changes`, for the regions of one place in the code. It
-    `is_superseded` once its calls are to be planned anew, by what a backward showed.
+    `is_superseded` once its calls are to be planned anew, by what a step showed. Steps see whether
+    the outputs `watched` are read, once it is known which of them later regions read.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class CapturedRegion:
         self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
         self.changes = Changes(capture, changed)
         self.is_superseded = False
+        self.watched = frozenset[int]()
 
     @functools.cached_property
     def leaving_bytes(self) -> int:
@@ -66,9 +68,10 @@ class CapturedRegion:
         lean = self.lean
         if (option, lean) not in self._executables:
             low_memory_plan = None if option is lean else self.executable(lean)
-            self._executables[option, lean] = self.executor(
-                self.capture, option.schedule, low_memory_plan=low_memory_plan
-            )
+            with AllocationRecorder.paused():  # a backward for other gradients may be measured
+                self._executables[option, lean] = self.executor(
+                    self.capture, option.schedule, low_memory_plan=low_memory_plan
+                )
         return self._executables[option, lean]
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
@@ -108,6 +111,7 @@ class RegionKind:
     storing everything does. Where the front is of a program in slices or compiled groups, `whole`
     is the graph without, `sliced` and `unfused` say which; `least_bytes` is then what the forwards
     of all such programs need.
+    `deferred` are positions of outputs that no step makes, and their bytes.
     `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 
@@ -122,6 +126,7 @@ class RegionKind:
     sliced: tuple[tuple[int, int], ...] = ()
     unfused: tuple[int, ...] | None = None
     least_bytes: int | None = None
+    deferred: tuple[tuple[int, int], ...] = ()
     find_in_slices: Callable[[], RegionFront | None] | None = field(default=None, repr=False)
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)

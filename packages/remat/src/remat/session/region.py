@@ -103,6 +103,8 @@ class Region:
         self.released_outputs: frozenset[int] | None = None
         self.unread: frozenset[int] | None = None
         self.was_read: frozenset[int] = frozenset()
+        self.not_named: frozenset[int] = frozenset()
+        self.handed_on: frozenset[int] | None = None
         self.leaving: dict[bool, frozenset[int]] = {}
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
@@ -134,6 +136,14 @@ class Region:
     def plans_of(self, *, shared: bool) -> Plans:
         """Give the plans of calls that share the budget, or of those that have it."""
         return self.shared if shared else self.plans
+
+    def know_as(self, other: Region) -> None:
+        """Know what the steps of another region have shown, which is that of other sizes."""
+        self.came, self.expected = other.came, other.expected
+        self.released_outputs, self.seen_loss = other.released_outputs, other.seen_loss
+        self.leaving = dict(other.leaving)
+        self.unread, self.was_read = other.unread, other.was_read
+        self.not_named, self.handed_on = other.not_named, other.handed_on
 
     def learn(
         self,
@@ -219,6 +229,13 @@ class Region:
             if self.unread:
                 logger.info("outputs of %s were not read: planning without them", self.name)
                 self._before, self.plans = self.plans, {}
+                self._share_anew()
+
+    def see_not_named(self, positions: frozenset[int]) -> None:
+        """Make outputs no more that `outputs=` does not name."""
+        if positions - self.not_named:
+            self.not_named |= positions
+            self._share_anew()
 
     def see_read(self, position: int) -> None:
         """Make an output in each step again, now that one has read it."""
@@ -226,6 +243,7 @@ class Region:
         if self.unread is not None and position in self.unread:
             self.unread -= {position}
             self.plans = {}
+            self._share_anew()
             logger.warning(
                 "an output of %s that its steps do not make was read, which runs a part of the "
                 "forward again; from the next forward on it is made, if the budget has room. "

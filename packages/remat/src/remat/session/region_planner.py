@@ -23,7 +23,12 @@ from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import RunnablePlan, for_missing, make_plan
 from remat.planning.settings import Settings
-from remat.session.deferring import note_deferred, with_outputs
+from remat.session.deferring import (
+    note_deferred,
+    note_deferred_of_region,
+    with_outputs,
+    with_unread_deferred,
+)
 from remat.session.earlier_plans import has_room, have_same_costs, is_equal, with_kin
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion, RegionKind
@@ -71,7 +76,6 @@ class RegionPlanner:
         self._finder = KindFinder(settings, kinds, settings.step_plan, self.kernels)
         self._changes: dict[str, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
-        self._warned_of_outputs = False
         self.costs: dict[str, Cost] = {}
         self._measures = settings.costs == "measure"
         self._capture_region = get_capture(settings.capture)
@@ -157,16 +161,11 @@ class RegionPlanner:
         Raises:
             PlanMismatch: in the first step, if it is none of the regions of the user's plan.
         """
-        if self.settings.outputs is not None and not self._warned_of_outputs:
-            self._warned_of_outputs = True
-            logger.warning(
-                "outputs= is for a forward that is one region, and this one's is several: each of "
-                "them makes all its outputs"
-            )
         try:
             capture = self._for_expected(region, inputs, loss_alone=False)
             able = self._able_to_leave(region, inputs, capture)
             leaving = may_leave(able, region.leaving.get(True), self.settings.step_plan)[0]
+            capture = with_unread_deferred(self.settings, region, capture)
             capture = capture.with_leaving_gradients(leaving)
             capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
             step.device = capture.program.device
@@ -193,7 +192,9 @@ class RegionPlanner:
             self._breaks.append(f"{region.name} runs as it is: {reason}")
             return None
         changes = self._changes.setdefault(region.name, {})
-        return CapturedRegion(number, capture, kind, self._executor, changes)
+        plan = CapturedRegion(number, capture, kind, self._executor, changes)
+        note_deferred_of_region(self.settings, region, plan)
+        return plan
 
     def plan_one(
         self,

@@ -33,6 +33,7 @@ from remat.errors import BudgetWarning, RematError
 from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.session.backwards import within_backward
 from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
@@ -40,7 +41,7 @@ from remat.session.kernels import plan_by_kernels
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Prepared, Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
-from remat.session.step import StepState, within_backward
+from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
 from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
@@ -111,10 +112,7 @@ class Session:
         region = Region(dynamo_graph, counters)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.name == region.name:
-                region.came, region.expected = other.came, other.expected
-                region.released_outputs, region.seen_loss = other.released_outputs, other.seen_loss
-                region.leaving = dict(other.leaving)
-                region.unread, region.was_read = other.unread, other.was_read
+                region.know_as(other)
         self._regions.add(region)
         return region
 
@@ -288,6 +286,7 @@ class Session:
         """Run a region as Dynamo does: by its plan, or as it is where nothing needs a gradient."""
         counters = region.counters
         inputs = tuple(counters.with_numbers(inputs))
+        self.step.outputs.see_inputs(inputs)
         if self._answer is not None:
             return counters.put_back(self._answer, inputs)
         self.step.end_record_of_call()

@@ -25,17 +25,18 @@ import torch
 
 from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
+from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call
+from remat.session.deferring import OutputUses
 from remat.session.judge import Judge
 from remat.session.kinds import CapturedRegion
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
 from remat.session.step_bound import StepBound
 from remat.session.step_planner import StepPlanner
-from remat_graph.torch import flatten
 from remat_solvers.step import RegionOption
 
-__all__ = ["Phase", "StepState", "before_backward", "within_backward"]
+__all__ = ["Phase", "StepState"]
 
 
 class Phase(Enum):
@@ -91,6 +92,7 @@ class StepState:
     ) -> None:
         self.planner = planner
         self.patterns = PlannedPatterns()
+        self.outputs = OutputUses(settings.outputs)
         self.recording = StepRecording(self._optimizer_steps)
         self._judge = Judge(settings, on_plan, planner, self.patterns, settings.step_plan)
         self.bound = StepBound(self._judge, self.recording, lambda: self.pattern)
@@ -148,6 +150,7 @@ class StepState:
         """Begin the list of the calls of a step."""
         self.calls, self.noted, self._awaited = [], [], []
         self.hooked = Counter()
+        self.outputs.clear()
         self.is_new = False
 
     def add_region(self, *, runs_first: bool) -> None:
@@ -166,7 +169,8 @@ class StepState:
             self._awaited.append(weakref.ref(call, self._dropped))
 
     def await_backward(self, returned: Any) -> None:
-        """See the backward also if no region has a part in it."""
+        """See what a forward returned, and its backward also if no region has a part in it."""
+        self.outputs.see_returned(returned)
         before_backward(returned, self.backward_begins)
 
     def backward_begins(self, call: Call | None = None) -> None:
@@ -283,7 +287,7 @@ class StepState:
             before = self.patterns.end_step(pattern)
             self.done += 1
         self.move("begin")
-        record_next = self._is_superseded
+        is_superseded = self._is_superseded
         self.forget_calls()
         if lone_budget is not None:
             seen = record.peak_bytes if record else max(at_least, plain[0] if plain else 0)
@@ -297,7 +301,9 @@ class StepState:
                 self._judge.see_refused(record)  # which only the next such step raises
         elif not (at_least and self._judge.see_part(at_least, self.done, pattern)):
             self.bound.tell(pattern)
-        self.patterns.record_next |= record_next
+        if is_superseded:
+            self.patterns.record_next = True
+            self.planner.forget_need(pattern)
         self.bound.begin_step(self.done)
         self.runs_plain = False
 
@@ -380,20 +386,3 @@ class StepState:
                 self.recording.read()
             else:
                 self.stop_recording()
-
-
-def before_backward(tensors: Any, call: Callable[[], None]) -> None:
-    """Call what is to be called where a backward comes to one of these tensors."""
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def begins(_: Any) -> None:
-        call()
-
-    for tensor in flatten(tensors)[0]:
-        if tensor.grad_fn is not None:
-            tensor.grad_fn.register_prehook(begins)
-
-
-def within_backward() -> bool:
-    """Whether this thread runs a backward."""
-    return torch._C._current_graph_task_id() != -1

@@ -128,11 +128,15 @@ class StepPlanner:
             refused = self._refused(kinds, budget, max(self._needed.values()))
             note_reach(refused, max(self._in_slices.values()))
             raise refused from None
-        self._needed.pop(record.pattern, None)
-        self._in_slices.pop(record.pattern, None)
+        self.forget_need(record.pattern)
         if has_other_ranks():
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
+
+    def forget_need(self, pattern: tuple[int, ...]) -> None:
+        """Name no more what steps of these calls need, which are planned anew."""
+        self._needed.pop(pattern, None)
+        self._in_slices.pop(pattern, None)
 
     def refusal(self, plan: object) -> BudgetTooSmall | None:
         """Refuse steps of calls that share the budget, if not even one by this plan fits."""
@@ -287,6 +291,7 @@ class StepPlanner:
                     fronts[n],
                     self.kinds[n].missing,
                     sliced=self.kinds[n].sliced,
+                    deferred=self.kinds[n].deferred,
                     unfused=self.kinds[n].unfused,
                 )
                 for n in numbers

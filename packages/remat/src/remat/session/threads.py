@@ -21,10 +21,10 @@ import torch
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.errors import BudgetWarning
+from remat.session.backwards import within_backward
 from remat.session.counters import Counters
 from remat.session.region import Region, run_as_it_is
 from remat.session.session import Session
-from remat.session.step import within_backward
 from remat_graph.torch import own_thread
 
 __all__ = ["Sessions", "SharedRegion"]
