@@ -194,6 +194,10 @@ class ProgramOfSizes:
             object.__setattr__(other, "generic", for_all)
         return other
 
+    def holds_for(self, symbols: Mapping[str, Any]) -> bool:
+        """Whether it is of such sizes: of some traces only where several inputs have the same."""
+        return self._joint.holds_for(symbols)
+
     def growth(self, program: Program, symbols: Mapping[str, Any]) -> float:
         """Say how many times as large a value is as in a program that it gave, the most of any.
 

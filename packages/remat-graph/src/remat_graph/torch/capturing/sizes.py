@@ -141,14 +141,18 @@ class SizedRegion:
         return self._programs[key]
 
     def _read(self, like: SizedCapture) -> ProgramOfSizes:
-        symbols = self.symbols.generic(like.symbols, self.joint.is_generic)
+        joint, numbers = self.joint, like.symbols
+        symbols = self.symbols.generic(numbers, joint.is_generic, joint.ties)
+        if symbols is None:
+            joint = joint.tied(self.symbols.ties(numbers))
+            symbols = self.symbols.generic(numbers, joint.is_generic, joint.ties)
         if symbols is None:
             raise NotOfSizes("no sizes near those of a call differ from all other numbers")
         generic: Capture = self.evaluated(like, symbols)
         generic = generic.with_deferred_outputs(like.program.deferred)
         generic = generic.with_leaving_gradients(like.leaving_gradients)
-        of_sizes = ProgramOfSizes(self.joint, generic.program, self.joint.numbers(symbols))
-        program = of_sizes.at(self.joint.numbers(like.symbols))
+        of_sizes = ProgramOfSizes(joint, generic.program, joint.numbers(symbols))
+        program = of_sizes.at(joint.numbers(numbers))
         if program != like.program or program.equivalence != like.program.equivalence:
             raise NotOfSizes("it is another program for other sizes")
         return of_sizes
@@ -234,7 +238,9 @@ class SizedCapture(Capture):
             of_whole = region.program_of_sizes(self._with_all_outputs())
         if of_sizes is None or (self.program.deferred and of_whole is None):
             return None
-        ready = not self.missing or self._is_read_off(region)
+        if not all(each is None or each.holds_for(symbols) for each in (of_sizes, of_whole)):
+            return None
+        ready = not self.missing or self._is_read_off(region, symbols)
         numbers = region.joint.numbers(symbols)
         program = of_sizes.at(numbers)
         if program.facts == self.program.facts:  # other numbers, of the same sizes
@@ -323,10 +329,11 @@ class SizedCapture(Capture):
             return None
         return base._unsliced._written_for(cast("SizedCapture", plain))
 
-    def _is_read_off(self, region: SizedRegion) -> bool:
+    def _is_read_off(self, region: SizedRegion, symbols: Mapping[str, Any]) -> bool:
         """Whether it can be read off with all gradients; what that takes is done once."""
         other = self.variant(frozenset())
-        return isinstance(other, SizedCapture) and region.program_of_sizes(other) is not None
+        of_sizes = region.program_of_sizes(other) if isinstance(other, SizedCapture) else None
+        return of_sizes is not None and of_sizes.holds_for(symbols)
 
     def _with_all_outputs(self) -> SizedCapture:
         return cast("SizedCapture", self.with_deferred_outputs(frozenset()))

@@ -6,6 +6,7 @@ Each size, and each other number that is computed from symbols, has a `Slot`: it
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -60,6 +61,7 @@ class JointOfSizes:
     def __init__(self, joint: Joint, names: tuple[str, ...]) -> None:
         self.joint = joint
         self._names = names
+        self.ties: Mapping[str, str] = {}
         self._slots: dict[Any, Slot] = {}
         self._computed: list[Node] = []  # numbers that are no sizes
         numbers = [n for n in joint.graph.nodes if isinstance(n.meta.get("val"), SYMBOLIC)]
@@ -133,6 +135,17 @@ class JointOfSizes:
                 values.append(function(*args, **kwargs))
         return values
 
+    def tied(self, ties: Mapping[str, str]) -> JointOfSizes:
+        """Give the same for calls in which these symbols, by name, are equal to others."""
+        other = copy.copy(self)
+        other.ties = ties
+        other.__dict__.pop("distinct", None)
+        return other
+
+    def holds_for(self, symbols: Mapping[str, Any]) -> bool:
+        """Whether symbols are equal that are tied."""
+        return all(symbols[name] == symbols[other] for name, other in self.ties.items())
+
     def is_generic(self, symbols: Mapping[str, Any]) -> bool:
         """Whether two sizes, or a size and another number of the graph, are equal only if always.
 
@@ -149,7 +162,9 @@ class JointOfSizes:
         samples = []
         for sample in range(_SAMPLES):
             primes = itertools.islice(itertools.cycle(_PRIMES), sample, None)
-            samples.append(self.numbers(dict(zip(self._names, primes))))  # noqa: B905, endless
+            sample_of = dict(zip(self._names, primes))  # noqa: B905, endless
+            sample_of.update((name, sample_of[other]) for name, other in self.ties.items())
+            samples.append(self.numbers(sample_of))
         first: dict[Any, int] = {}
         for at, values in enumerate(zip(*samples, strict=True)):
             first.setdefault(values, at)

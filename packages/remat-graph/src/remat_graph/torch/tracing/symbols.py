@@ -85,12 +85,12 @@ class Symbols:
         for at, example in enumerate(examples):  # a number is one more place, where it stands
             if isinstance(example, SYMBOLIC) and example.node.expr.is_Symbol:
                 self._origins[str(example.node.expr)] = _Origin(at)
-        sizes = {
-            str(expression)
-            for example in examples
-            for kind, _, expression in _expressions_of(example)
-            if kind and expression.is_Symbol
-        }
+        self._places: dict[str, set[tuple[str, int]]] = {}
+        for example in examples:
+            for kind, dimension, expression in _expressions_of(example):
+                if kind and expression.is_Symbol:
+                    self._places.setdefault(str(expression), set()).add((kind, dimension))
+        sizes = self._places.keys()
         for name, origin in self._origins.items():
             self._own[name] = self._symbol(name, origin.read(inputs), is_size=name in sizes)
         self.stand_ins = [
@@ -141,12 +141,15 @@ class Symbols:
         return numbers
 
     def generic(
-        self, numbers: Mapping[str, Any], are_generic: Callable[[Mapping[str, Any]], bool]
+        self,
+        numbers: Mapping[str, Any],
+        are_generic: Callable[[Mapping[str, Any]], bool],
+        ties: Mapping[str, str],
     ) -> dict[str, Any] | None:
         """Find numbers near these for which the trace holds, and which are generic; or `None`.
 
         Each is another than here, so that what is read off both can be compared. What is no size
-        is changed by some thousandths.
+        is changed by some thousandths. Symbols in `ties` stay equal to others.
         """
         generator = random.Random(0)
         for spread in range(_TRIES):
@@ -156,9 +159,24 @@ class Symbols:
                 else number + generator.uniform(1, 2) / 256
                 for name, number in numbers.items()
             }
+            near.update((name, near[other]) for name, other in ties.items())
             if self._are_in_range(near) and self._hold(near) and are_generic(near):
                 return near
         return None
+
+    def ties(self, numbers: Mapping[str, Any]) -> dict[str, str]:
+        """Name symbols that are the same size of several inputs, each with the first of them.
+
+        As of words and labels, of which torch may say no more than that they are as many.
+        """
+        first: dict[Any, str] = {}
+        ties = {}
+        for name in self.sizes:
+            places = frozenset(self._places.get(self._names[name], ()))
+            other = first.setdefault((numbers[name], places), name)
+            if other != name:
+                ties[name] = other
+        return ties
 
     def _are_in_range(self, numbers: Mapping[str, Any]) -> bool:
         for symbol, allowed in self._shape_env.var_to_range.items():
