@@ -114,3 +114,29 @@ def test_what_is_given_again_is_there_though_no_gradient_comes_to_its_group(monk
             assert (one.grad is None) == (two.grad is None)
             if two.grad is not None:
                 torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-14)
+
+
+class Joined(nn.Module):
+    """A group of the backward joins the gradients of two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return hidden * hidden, self.norm(hidden)
+
+
+def test_what_no_gradient_comes_to_gets_none_within_a_group():
+    torch.manual_seed(0)
+    plain, x = Joined().double(), torch.randn(8, WIDTH, dtype=torch.double)
+    ours = planned(copy.deepcopy(plain), x, "1MiB")
+    for pick in (0, 1, 0):
+        for model in (ours, plain):
+            model.zero_grad()
+            model(x)[pick].sum().backward()
+        for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
+            assert (one.grad is None) == (two.grad is None)
+            if two.grad is not None:
+                torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-14)

@@ -129,3 +129,20 @@ def test_what_is_watched_is_let_go_of_without_the_collector():
         assert there() is None
     finally:
         gc.enable()
+
+
+def test_a_gradient_that_comes_alone_is_whole():
+    found = []
+    for planned in (True, False):
+        hidden, _, module = outputs(READS["whole"], planned=planned)
+        module.zero_grad()
+        hidden.retain_grad()
+        hidden.square().sum().backward()
+        found.append((hidden.grad, module.hidden.weight.grad))
+    assert all(map(torch.equal, *found))
+
+
+def test_another_output_may_be_asked_for():
+    _, out, _ = outputs(READS["whole"])
+    (gradient,) = torch.autograd.grad(out.square().sum(), out)
+    assert torch.equal(gradient, 2 * out)

@@ -216,7 +216,7 @@ class _Step:
         """
         self.started = True
         if self.observers.hooks is not None:
-            self.observers.hooks.begin()
+            self.observers.hooks.begin(sum(each is not None for each in gradients))
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
         released_outputs = executable.capture.released_outputs

@@ -373,8 +373,10 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
         if reads:
             outputs = {storage[name] for name in results_of(call, reads.__contains__)}
             depending |= outputs
-            if {storage[name] for name in reads} <= zero:
-                zero |= outputs
+            coming = {name for name in reads if storage[name] not in zero}
+            if coming:
+                outputs -= {storage[name] for name in results_of(call, coming.__contains__)}
+            zero |= outputs
     return frozenset(zero)
 
 

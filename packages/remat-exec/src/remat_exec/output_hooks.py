@@ -81,9 +81,11 @@ def _is_of(program: Program, name: str, output: str) -> bool:
 
 
 class _Backward:
-    """Whether the backward over some outputs has begun."""
+    """Whether the backward over some outputs has begun, and which of them got a gradient."""
 
-    has_begun = False
+    def __init__(self) -> None:
+        self.has_begun = False
+        self.reached: set[int] = set()
 
 
 class OutputHooks:
@@ -106,14 +108,18 @@ class OutputHooks:
                 tensor.grad_fn._register_hook_dict(tensor)
                 self._watched.append((position, hooks, weakref.ref(tensor)))
 
-    def begin(self) -> None:
-        """See that the backward has begun.
+    def begin(self, count: int) -> None:
+        """See that the backward has begun, with so many gradients of outputs.
+
+        The only one that comes is whole.
 
         Raises:
             BackwardError: if somebody asks for the whole gradient of an output that is watched.
         """
         self._backward.has_begun = True
         for position, hooks, ref in self._watched:
+            if count == 1 and position in self._backward.reached:
+                continue
             with torch._C.DisableTorchFunctionSubclass():
                 tensor = ref()
                 retains = tensor is not None and tensor.retains_grad
@@ -129,13 +135,16 @@ def _only_waits(hook: Any) -> bool:
     return module == __name__ or module.startswith("torch.distributed.")
 
 
-def _see(backward: _Backward, position: int, _: torch.Tensor) -> None:
+def _see(backward: _Backward, position: int, gradient: torch.Tensor | None) -> None:
     """See at the end whether the gradient of an output went into the backward, or to the user."""
 
     def end() -> None:
         if not backward.has_begun:
             raise _refusal(position, "autograd.grad")
 
+    if gradient is None:  # where that of another output is asked for
+        return
+    backward.reached.add(position)
     torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
