@@ -31,8 +31,9 @@ class Perceptrons(nn.Module):
 
 def planned(model, x, budget, **options):
     return remat.rematerialize(
-        model, x, budget=budget, kernels="inductor", wait=True, costs="estimate", **options
-    )
+        model, x, budget=budget, kernels="inductor", wait=True, costs="estimate",
+        limit_seconds=1.0, **options,
+    )  # fmt: skip
 
 
 def assert_eagers(ours, plain, x):
