@@ -137,3 +137,28 @@ def test_16_bit_copies_of_what_is_read_for_its_signs_change_no_bit():
     args = NET.args()
     signs = Case("signs", lambda: copy.deepcopy(model), lambda: args, NET.loss)
     assert_bitwise_equal(*_beside_copies_in_16_bits(signs))
+
+
+class Attending(nn.Module):
+    """Attends to what batch norm makes of a transposed input, which lies as no trace says."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        keys = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        query = self.layer(x)[:, None]
+        return nn.functional.scaled_dot_product_attention(query, keys[:, None], query)
+
+
+def test_attention_reads_rows_that_lie_otherwise_than_was_traced():
+    case = Case("attending", Attending, lambda: (torch.randn(4, 6, 8),), lambda y: y.square().sum())
+    found = []
+    for model in (case.remat(), case.model()):
+        output = model(*case.args())
+        output.square().sum().backward()
+        module = getattr(model, "module", model)
+        found.append([output.detach(), *(parameter.grad for parameter in module.parameters())])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)

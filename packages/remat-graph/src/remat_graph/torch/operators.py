@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.calls import Call, TensorFacts
-from remat_graph.torch.kernels import batch_norm
+from remat_graph.torch.kernels import attention, batch_norm
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
     backward_of_pool,
@@ -241,10 +241,11 @@ OPERATORS: dict[Any, Operator] = {
     ),
     # attention: on the CPU it takes its arguments in the order of the one that has a formula
     aten._scaled_dot_product_flash_attention_for_cpu.default: Operator(
-        flops_like=aten._scaled_dot_product_flash_attention
+        runs_as=attention.attention, flops_like=aten._scaled_dot_product_flash_attention
     ),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: Operator(
-        flops_like=aten._scaled_dot_product_flash_attention_backward
+        runs_as=attention.attention_backward,
+        flops_like=aten._scaled_dot_product_flash_attention_backward,
     ),
     # products and convolutions
     aten.mm.default: Operator(is_product=True, adds_to=torch.Tensor.addmm_),
