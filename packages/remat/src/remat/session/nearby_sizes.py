@@ -146,9 +146,7 @@ def _planned_by(
     What that size has in slices is whole then. It is rehearsed if any of its values, or what an op
     takes while it runs, is more than for the other size.
     """
-    if region.seen_loss is not None:
-        loss = captured.loss.at_least(region.seen_loss.of(captured))
-        captured = cast("SizedCapture", captured.with_loss(loss))
+    captured = _with_seen_loss(region, captured)
     before, device = other.capture.graph, captured.program.device
     budgets = [p.plan.budget_bytes for p in region.plans.values() if isinstance(p, RunnablePlan)]
     budget = max(budgets)  # a fraction is of the most that plain took
