@@ -231,11 +231,9 @@ def test_a_second_loss_over_it_is_seen_in_the_first_step(plain):
     run(named)
     check(named, expected)
     named = remat.rematerialize(copy.deepcopy(model), ids, budget=2 * peak_bytes, outputs="loss")
-    with pytest.raises(remat.BackwardError, match="outputs="):
+    for _ in range(2):  # the second is planned for
         run(named)
-    assert all(parameter.grad is None for parameter in named.parameters())  # before it began
-    run(named)  # planned for since
-    check(named, expected)
+        check(named, expected)
 
 
 def test_other_batches_and_eval(plain):

@@ -275,11 +275,9 @@ def test_a_second_loss_over_it_is_planned_for(plain):
     assert not deferred(model)
     model = roomy(plain)
     steps(model, 5, expected)
-    with pytest.raises(remat.BackwardError, match="outputs="):
+    for _ in range(2):  # the second is planned for
         both(model)
-    assert all(each is None for each in gradients(model))  # before it began
-    both(model)  # planned for since
-    assert all(map(torch.equal, gradients(model), gradients(eager)))
+        assert all(map(torch.equal, gradients(model), gradients(eager)))
 
 
 def test_two_forwards_before_a_backward_evaluation_and_other_sizes(plain):

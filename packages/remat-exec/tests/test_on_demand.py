@@ -1,10 +1,13 @@
 """Outputs that a plan does not make: right when they are read, whenever that is, or refused."""
 
 import gc
+import random
 import weakref
+from operator import itemgetter
 
 import pytest
 import torch
+from exec_cases.schedules import random_schedule
 from torch import nn
 from torch.nn import functional
 
@@ -45,16 +48,17 @@ def step(request):
     return model, args, Executable(captured, store_all(captured.graph))
 
 
-def eager(model, args):
+def eager(model, args, loss=itemgetter("loss")):
     """Give what eager computes from here on, and leave everything as it is."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     torch.manual_seed(3)
     returned = model(*args)
-    returned["loss"].backward()
+    loss(returned).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     model.load_state_dict(state)
-    return returned["scores"].detach(), gradients
+    (output,) = (one.detach() for key, one in returned.items() if key != "loss")
+    return output, gradients
 
 
 def run(model, args, executable, **options):
@@ -130,12 +134,50 @@ def test_what_it_does_not_read_may_change(step):
     assert torch.equal(scores, expected)
 
 
-def test_a_gradient_of_it_is_right_or_refused(step):
+def test_a_gradient_of_it_is_right_and_within_what_is_told(step):
     model, args, executable = step
-    loss, scores = run(model, args, executable)
-    with pytest.raises(BackwardError, match="outputs="):
-        (loss + scores.square().mean()).backward()
-    assert all(parameter.grad is None for parameter in model.parameters())
+    _, gradients = eager(model, args, lambda one: one["loss"] + one["scores"].exp().sum())
+    told = []
+    small = Executable(executable.capture, executable.schedule, 0)
+    with measure_peak() as peak:
+        loss, scores = run(model, args, small, exceeded=lambda error: told.append(error.peak_bytes))
+        (loss + scores.exp().sum()).backward()
+    check(model, gradients)
+    assert peak.peak_bytes <= max(told) + 99
+
+
+class Middle(nn.Module):
+    """Returns its loss, and what it is made of and read by its own backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+    def forward(self, x):
+        first, second, third = self.layers
+        middle = first(x).exp()
+        return {"loss": third(second(middle).sin()).square().mean(), "middle": middle}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_gradient_of_one_that_the_plan_runs_again_is_right_or_refused(seed):
+    torch.manual_seed(0)
+    model, args = Middle(), (torch.randn(ROWS, WIDTH),)
+    captured = capture(model, args, costs="estimate").with_deferred_outputs(frozenset({1}))
+    expected, gradients = eager(model, args, lambda one: one["loss"] + one["middle"].sum())
+    schedule = random_schedule(captured.graph, random.Random(seed))
+    loss, middle = run(model, args, Executable(captured, schedule))
+    refused = ""
+    try:
+        (loss + middle.sum()).backward()
+    except BackwardError as error:
+        refused = str(error)
+    if refused:
+        assert "outputs=" in refused
+        assert all(parameter.grad is None for parameter in model.parameters())
+    else:
+        assert torch.equal(middle, expected)
+        check(model, gradients)
 
 
 def test_reading_tells_of_a_budget_that_it_exceeds(step):

@@ -238,7 +238,7 @@ class _Step:
         if variant.code is not self.executable.code or self._droppable:
             saved = self._saved_for(variant, saved)
         with self._own_casts():
-            tangents = tangents_of(variant.program, variant.tangents, gradients)
+            tangents = tangents_of(variant.whole_program, variant.tangents, gradients)
             self._bound, self._versions = [], []
             self._read_until_final = {
                 name: (item, item._version)

@@ -78,7 +78,7 @@ class Executable:
             self.low_memory_plan = None
         self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
         if self._may_come and not self.capture.variants_are_read_off:
-            self.capture.variant(frozenset())  # nothing is captured within a backward
+            _ = self.capture.over_all_outputs  # nothing is captured within a backward
         self.device = self.capture.program.device
         targets = {write.target for write in self.capture.program.writes.values()}
         inputs = enumerate(self.capture.program.inputs)
@@ -91,7 +91,8 @@ class Executable:
         unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
         self.groups = tuple(group.inputs for group in self.code.groups)
         self.groups += (unplanned,) if unplanned else ()
-        self._variants[missing, None, _NONE] = Variant(missing, self.code, self.capture.program)
+        planned_one = Variant(missing, self.code, self.capture.program, self.whole_program)
+        self._variants[missing, None, _NONE] = planned_one
 
     def _can_go_on_as(self, low_memory_plan: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
@@ -244,25 +245,25 @@ class Executable:
         Raises:
             BudgetExceeded: if it takes more memory than the budget.
         """
-        if variant.program is not self.capture.program:
+        program = self.capture.program
+        read = self.capture.deferred_bytes(program.deferred - released_outputs)
+        if read:
+            self._check(
+                max(self.code.peak_bytes, variant.code.peak_bytes) + read,
+                "while an output is held that the plan does not make, and that was read",
+                _NAME_IT,
+            )
+        if variant.program is not program:
             self._check(
                 variant.code.peak_bytes,
                 "over other outputs than the plan was made for",
                 "run forward again, it will be planned anew",
             )
-        program = self.capture.program
         held = {
             program.storage[program.handed[p]]
             for p in self.capture.released_outputs - released_outputs - program.deferred
         }
         sizes = self.capture.graph.value_by_name
-        read = self.capture.deferred_bytes(program.deferred - released_outputs)
-        if read:
-            self._check(
-                self.code.peak_bytes + read,
-                "while an output is held that the plan does not make, and that was read",
-                _NAME_IT,
-            )
         if staying:
             self._check(
                 variant.code.staying_peak_bytes,
@@ -328,13 +329,13 @@ class Executable:
                 "in an autocast that its forward was not in",
                 "leave the autocast before backward, or raise the budget",
             )
-        return Variant(missing, code, self.capture.program)
+        return Variant(missing, code, self.capture.program, self.whole_program)
 
     def _with_others(
         self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
     ) -> Variant:
         """Make a backward with gradients that were not planned for."""
-        whole = self.capture.variant(frozenset()) if self._may_come else self.capture
+        whole = self.capture.over_all_outputs if self._may_come else self.capture
         other = whole.with_loss(self.capture.loss.at_least(whole.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
             raise BackwardError(
@@ -357,7 +358,7 @@ class Executable:
                 f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
                 f"the plan does not keep; run forward again, it will be planned anew"
             )
-        return Variant(missing, code, other.program)
+        return Variant(missing, code, other.program, other.whole_program)
 
     def _check(self, peak_bytes: int, what: str, instead: str) -> None:
         if self.budget_bytes is not None and peak_bytes > self.budget_bytes:

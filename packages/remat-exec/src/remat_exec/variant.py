@@ -16,11 +16,15 @@ __all__ = ["StepCode", "Variant"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A backward for other gradients in or out, over the forward of the planned one."""
+    """A backward for other gradients in or out, over the forward of the planned one.
+
+    `whole_program` has outputs that its program does not make, whose gradients may come.
+    """
 
     missing: frozenset[int]
     code: Code
     program: Program
+    whole_program: Program
 
     @property
     def tangents(self) -> dict[str, int]:

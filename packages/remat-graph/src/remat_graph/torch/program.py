@@ -361,7 +361,7 @@ class Program:
 
     def _values_of(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if name == LOSS:
-            read = [self.returned[position] for position in self.tangents.values()]
+            read = [self.returned[p] for p in self.tangents.values() if p not in self.deferred]
             written: list[str] = list(self.tangents)
         elif name in self.writes:
             read, written = [self.writes[name].variable], []

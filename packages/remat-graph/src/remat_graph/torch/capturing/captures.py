@@ -7,6 +7,7 @@ loss; all are made of the one joint graph that was traced.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -185,12 +186,22 @@ class Capture(Ways):
         """
         if positions == self.program.deferred:
             return self
-        whole, plain = self.whole_program, self.without_alternatives()
+        whole = self.whole_program
         if not positions <= deferrable(whole):
             raise CaptureError(
                 f"outputs {sorted(positions - deferrable(whole))} cannot be made when read: one "
                 f"gets a gradient, shares its memory, or is made by what may run but once"
             )
+        return self._deferring(positions)
+
+    @functools.cached_property
+    def over_all_outputs(self) -> Capture:
+        """The graph for all gradients after the forward of this one: it makes no more outputs."""
+        other, positions = self.variant(frozenset()), self.program.deferred
+        return other if other.program.deferred == positions else other._deferring(positions)
+
+    def _deferring(self, positions: frozenset[int]) -> Capture:
+        whole, plain = self.whole_program, self.without_alternatives()
         program = with_deferred(whole, positions) if positions else whole
         other = replace(plain, program=program, _whole_program=whole, _cuts={})
         other = other.costed(self._costs)
