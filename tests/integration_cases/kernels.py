@@ -1,0 +1,29 @@
+"""Kernels that this process compiles: others, which are tested beside them, take seconds to start."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from remat.session import kernels, region_planner, step_kernels
+from remat_graph.torch.fusing.compiling import compile_kernels
+
+
+class Here:
+    """A compilation in this process, done once it is there."""
+
+    is_done = True
+
+    def __init__(self, kernels):
+        compile_kernels(kernels)
+        self.count = len(kernels)
+
+    def wait(self):
+        pass
+
+
+@contextmanager
+def compiled_here():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (kernels, region_planner, step_kernels):
+            patch.setattr(module, "Compilation", Here)
+        yield
