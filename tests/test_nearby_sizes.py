@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from integration_cases.sized import MODELS, Attention, gradients, model_of, tokens
+from integration_cases.sweeps import swept
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
@@ -56,8 +57,9 @@ class Reading(nn.Module):
 def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:
     torch.manual_seed(0)
     model = Reading()
-    run, eager = remat.rematerialize(model, budget=2**20), model_of(model)
-    for step in range(14):
+    run = remat.rematerialize(model, budget=2**20, limit_seconds=0.2)
+    eager = model_of(model)
+    for step in range(8):
         x, y = torch.randn(2, 10 + step * 7 % 6, 8), torch.randn(2, 10 + step * 5 % 7, 8)
         both = []
         for each in (eager, run):
@@ -80,8 +82,8 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     monkeypatch.setattr(nearby_sizes, "rehearsed", counted)
     torch.manual_seed(0)
     model = Attention(0.2)
-    run = remat.rematerialize(model, budget=0.8)
-    lengths = random.Random(0).choices(range(8, 64), k=40)
+    run = remat.rematerialize(model, budget=0.8, limit_seconds=0.2)
+    lengths = random.Random(0).choices(range(8, 64), k=20)
     for at, length in enumerate(lengths):
         model.zero_grad()
         ids, before = tokens(length), len(rehearsed)
@@ -96,10 +98,12 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
         assert all(map(torch.equal, found, expected)), length
     assert traces == ["as it comes", "as it comes", "with symbols"]
     assert len(rehearsed) <= 10
-    assert len(set(lengths)) >= 25
+    assert len(set(lengths)) >= 15
 
 
-@pytest.mark.parametrize("name", ["attention", "dropout", "graph", "images"])
+@pytest.mark.parametrize(
+    "name", swept(["attention", "dropout", "graph", "images"], ["dropout", "images"])
+)
 def test_code_is_compiled_once_for_all_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     compile_, make, inputs = codegen._compiled, MODELS[name][0], MODELS[name][1]
@@ -111,7 +115,7 @@ def test_code_is_compiled_once_for_all_sizes(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(codegen, "_compiled", counted)
     torch.manual_seed(0)
     model = make()
-    run = remat.rematerialize(model, budget=2**22)
+    run = remat.rematerialize(model, budget=2**22, limit_seconds=0.2)
     lengths = [40, 60, 50, 57, 31, 44, 53, 26, 38, 49]
     sources = set()
     for at, length in enumerate(lengths):
@@ -202,9 +206,15 @@ class Using(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # TorchDynamo does
-@pytest.mark.parametrize("front", ["rematerialize", "compile"])
-@pytest.mark.parametrize("name", FLOATS)
-def test_a_float_that_changes_at_each_step(name: str, front: str, traces: list[str]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    swept(
+        [(name, front) for name in FLOATS for front in ("rematerialize", "compile")],
+        [*((name, "rematerialize") for name in FLOATS), ("drawn", "compile"), ("cut", "compile")],
+    ),
+)
+def test_a_float_that_changes_at_each_step(case: tuple[str, str], traces: list[str]) -> None:
+    name, front = case
     torch.manual_seed(0)
     torch._dynamo.reset()
     model = Using(FLOATS[name])
@@ -291,14 +301,14 @@ def test_a_count_that_the_data_decide(monkeypatch: pytest.MonkeyPatch, traces: l
     torch.manual_seed(0)
     model = Masked()
     most = 0
-    for seed in range(30):
+    for seed in range(16):
         with measure_peak() as peak:
             gradients(model, model_of(model), masked_tokens(seed))
         most = max(most, peak.peak_bytes)
     budget = int(0.9 * most)
     run = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
     over = 0
-    for seed in range(30):
+    for seed in range(16):
         inputs = masked_tokens(seed)
         expected = gradients(model, model_of(model), inputs)
         model.zero_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 from torch.nn.functional import cross_entropy, pad, relu, silu
 
@@ -136,12 +137,12 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> list[RunnablePlan]:
     return plans
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(MODELS, ("double", "dropout", "gated", "images")))
 def test_new_sizes_run_in_slices_within_the_budget_and_right(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, batch, share = MODELS[name]
-    draw, steps = random.Random(1), 16
+    draw, steps = random.Random(1), 10
     batches = [batch(draw, at) for at in range(steps)]
     torch.manual_seed(0)
     eager = make()
@@ -191,11 +192,18 @@ def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
     return [each.with_alternatives(Numerics.ROUNDING, laid_out=()) for each in captures]
 
 
-@pytest.mark.parametrize(("kind", "slices"), [(0, 8), (0, 3), (-1, 8), (1, 4)])
-def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(kind: int, slices: int) -> None:
+@pytest.fixture(scope="module")
+def lengths() -> list[SizedCapture]:
+    """Captures of a language model for lengths that differ."""
     torch.manual_seed(0)
-    calls = [words(4, length, length) for length in (70, 60, 64, 51, 127, 33)]
-    first, *others = sizes_of(Language(), *calls)
+    return sizes_of(Language(), *(words(4, n, n) for n in (70, 60, 64, 51, 127, 33)))
+
+
+@pytest.mark.parametrize(("kind", "slices"), [(0, 8), (0, 3), (-1, 8), (1, 4)])
+def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(
+    kind: int, slices: int, lengths: list[SizedCapture]
+) -> None:
+    first, *others = lengths
     number = kind % len(first.cuts)
     near = first.in_slices([(number, slices)])
     for other in others:
