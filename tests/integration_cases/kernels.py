@@ -1,4 +1,4 @@
-"""Kernels that this process compiles: others, which are tested beside them, take seconds to start."""
+"""Kernels that this process compiles: to start others, as is tested beside, takes seconds."""
 
 from contextlib import contextmanager
 
