@@ -92,7 +92,7 @@ def several_steps(model, read):
 
 
 def roomy(plain, **options):
-    options = {"numerics": "rounding", "limit_seconds": 1.0, **options}
+    options = {"numerics": "rounding", "limit_seconds": 0.1, **options}
     model = Language(whole="regions" in options)
     return remat.rematerialize(model, budget=2 * plain[2], **options)
 
@@ -214,7 +214,7 @@ class Shared(Language):
 def test_what_a_later_region_reads_is_made():
     eager = Shared()
     expected, logits = (trained(eager)["logits"], gradients(eager))[::-1]
-    model = remat.rematerialize(Shared(), budget="1GiB", numerics="rounding", limit_seconds=1.0)
+    model = remat.rematerialize(Shared(), budget="1GiB", numerics="rounding", limit_seconds=0.1)
     output, _ = steps(model, 6, expected)
     assert type(output["table"]) is torch.Tensor
     assert isinstance(output["logits"], DeferredTensor)
@@ -247,7 +247,7 @@ class Peeks(Language):
 def test_what_code_between_regions_reads_is_right(every):
     eager, module = Peeks(), Peeks()
     eager.every = module.every = every
-    model = remat.rematerialize(module, budget="1GiB", numerics="rounding", limit_seconds=1.0)
+    model = remat.rematerialize(module, budget="1GiB", numerics="rounding", limit_seconds=0.1)
     for _ in range(9):
         expected = trained(eager)
         output = trained(model)
@@ -344,7 +344,7 @@ def test_with_an_optimizer_in_the_backward():
                 parameter.grad = None
 
             parameter.register_post_accumulate_grad_hook(hook)
-    model = remat.rematerialize(module, budget="1GiB", numerics="rounding", limit_seconds=1.0)
+    model = remat.rematerialize(module, budget="1GiB", numerics="rounding", limit_seconds=0.1)
     for _ in range(6):
         expected = trained(eager)
         output = trained(model)

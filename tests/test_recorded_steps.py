@@ -59,7 +59,7 @@ def planned_between(budget=None, **options):
     torch.manual_seed(0)
     model = Between()
     budget = budget or int(0.9 * peak_of(model))
-    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
+    model = remat.rematerialize(model, budget=budget, limit_seconds=0.05, **options)
     run(model)  # captured and recorded; the next step is planned, and recorded, too
     return model, budget
 
@@ -111,7 +111,7 @@ def test_a_step_of_ranks_that_may_have_been_within_the_budget_is_judged_by_other
     torch.manual_seed(0)
     original = Keeps()
     budget = int(0.9 * peak_of(original))
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
     run(model)
     for taken in (0, budget // 4, budget // 4, 0):  # a warning would be an error
         model.taken = taken
@@ -149,7 +149,7 @@ def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused()
     torch.manual_seed(0)
     model = Grows()
     budget = int(0.9 * peak_of(model))
-    model = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(model, budget=budget, limit_seconds=0.05)
     told, refused = [], None
 
     def tried():
@@ -172,7 +172,7 @@ def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused()
 def test_a_share_is_known_once_the_second_step_has_run_plain_and_steps_after_it_are_told_of():
     """Where a region is planned in each step, too."""
     torch.manual_seed(0)
-    model = remat.rematerialize(Grows(), budget=0.9, limit_seconds=0.2)
+    model = remat.rematerialize(Grows(), budget=0.9, limit_seconds=0.05)
     told = []
     for taken in (0, 0, 4_000_000, 0):
         model.taken = taken
@@ -203,7 +203,7 @@ def test_a_forward_that_no_backward_can_follow_is_recorded_no_further():
     torch.manual_seed(0)
     original = Between()
     budget = int(0.9 * peak_of(original))
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
     output = model(X)
     assert is_recorded()
     del output
@@ -232,7 +232,7 @@ def test_a_step_over_its_plan_in_which_regions_were_planned_is_planned_anew():
     original = Settles()
     budget = int(0.9 * peak_of(original))
     original.by = 0
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
     run(model)
     model.taken = int(0.6 * budget)
     told = [told_by(lambda: run(model)) for _ in range(6)]
@@ -249,7 +249,7 @@ def test_what_is_made_but_once_does_not_stay_in_the_plan():
     original.by = 0
     plans = []
     for once in (0, budget // 4):
-        model = remat.rematerialize(copy.deepcopy(original), budget=budget, limit_seconds=0.2)
+        model = remat.rematerialize(copy.deepcopy(original), budget=budget, limit_seconds=0.05)
         model.taken = once
         for _ in range(6):
             run(model)
@@ -296,14 +296,14 @@ class TakesANode(nn.Module):
 
 
 def test_an_argument_may_contain_itself():
-    model = remat.rematerialize(TakesANode(), budget="1MiB", limit_seconds=0.2)
+    model = remat.rematerialize(TakesANode(), budget="1MiB", limit_seconds=0.05)
     for _ in range(3):
         model(Node(X)).backward()
     assert model.layer.weight.grad is not None
 
 
 def test_an_evaluation_ends_what_is_recorded():
-    model = remat.rematerialize(Between(), budget="4MiB", limit_seconds=0.2)
+    model = remat.rematerialize(Between(), budget="4MiB", limit_seconds=0.05)
     run(model)
     assert is_recorded()
     with torch.no_grad():
@@ -334,7 +334,7 @@ def test_steps_after_a_forward_that_failed_are_planned_and_told_of():
     original.bad = False
     budget = int(0.9 * peak_of(original))
     original.bad = True
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
     with pytest.raises(ValueError, match="not yet"):
         run(model)
     model.bad = False
@@ -366,7 +366,7 @@ class Deep(nn.Module):
 
 def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record():
     torch.manual_seed(0)
-    model = remat.rematerialize(Deep(), budget=400_000, limit_seconds=0.2)
+    model = remat.rematerialize(Deep(), budget=400_000, limit_seconds=0.05)
     for _ in range(5):
         run(model)
     for taken in (0, 300_000):
@@ -381,7 +381,7 @@ def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record(
 
 def test_a_share_of_more_calls_than_were_planned_for_is_one_of_what_plain_takes_for_them():
     torch.manual_seed(0)
-    model = remat.rematerialize(Deep(), budget=0.95, limit_seconds=0.2)
+    model = remat.rematerialize(Deep(), budget=0.95, limit_seconds=0.05)
     for _ in range(4):
         run(model)
     model.depth = 12

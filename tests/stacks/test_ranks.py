@@ -2,14 +2,17 @@
 
 DDP around a rematerialized model; FSDP2 that shards units that hold rematerialized blocks; ranks
 that communicate within a forward, where nothing is sent twice, whatever each recomputes; ranks that
-would plan differently; and the examples that torchrun starts, FSDP2 by blocks among them.
+would plan differently, or have batches of other lengths; and the examples that torchrun starts,
+FSDP2 by blocks among them. In slices losses and gradients are those within rounding, and each step
+is measured to be within a budget that nothing but slices reaches.
 """
 
 import pytest
-from stack_cases.processes import assert_same_records, run_cases
-from stack_cases.ranks import example, one_plan
+from integration_cases.unequal import are_eagers
+from stack_cases import processes, sliced
+from stack_cases.ranks import any_case, example, one_plan
 
-from loop_cases.ranks import collectives, ddp, fsdp_units
+from loop_cases.ranks import collectives, ddp, fsdp_units, run_ranks
 
 CASES = {
     "DDP, gradients are views of buckets": (ddp, {"gradient_as_bucket_view": True}),
@@ -29,12 +32,35 @@ CASES = {
 }
 
 
+IN_SLICES = ("DDP", "FSDP2")
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What two processes found, all cases in one start."""
-    return run_cases(tmp_path_factory.mktemp("ranks"), CASES)
+    """What two processes found, all cases in one start: that takes seconds."""
+    cases = {name: (processes.beside_plain, case) for name, case in CASES.items()}
+    cases |= {f"{kind} in slices": (sliced.beside_plain, kind) for kind in IN_SLICES}
+    cases["lengths"] = are_eagers, 4
+    return run_ranks(tmp_path_factory.mktemp("ranks"), any_case, cases)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_weights_are_those_of_plain_training(found, case):
-    assert_same_records(found[case])
+    processes.assert_same_records(found[case])
+
+
+@pytest.mark.parametrize("kind", IN_SLICES)
+def test_ranks_train_in_slices(found, kind):
+    for of_rank in found[f"{kind} in slices"]:
+        assert not isinstance(of_rank, str), of_rank
+        steps, is_sliced = of_rank
+        assert any(is_sliced)
+        for got, expected, peak_bytes, (gathered, gathered_by_plain) in steps:
+            sliced.assert_close(got, expected)
+            assert peak_bytes <= sliced.BUDGET
+            assert gathered == gathered_by_plain  # a head in slices is not gathered for each
+            assert (gathered > 0) == (kind == "FSDP2")
+
+
+def test_ranks_have_batches_of_other_lengths(found):
+    assert found["lengths"] == [True, True]

@@ -1,4 +1,4 @@
-"""Slices beside what others add to a model: ranks, adapters, layouts, calls of other sizes.
+"""Slices beside what others add to a model: adapters, layouts, calls of other sizes.
 
 Losses and gradients are those of the plain model within rounding, and each step is measured to be
 within a budget that nothing but slices reaches.
@@ -9,37 +9,10 @@ import copy
 import pytest
 import torch
 from integration_cases.language import Headed
-from stack_cases.sliced import BUDGET, IN_SLICES, beside_plain, step, words
+from stack_cases.sliced import BUDGET, IN_SLICES, assert_close, step, words
 from torch import nn
 
 import remat
-from loop_cases.ranks import run_ranks
-
-
-def assert_close(found, expected):
-    assert len(found) == len(expected) > 1
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * other.abs().max().item())
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What two processes found, both cases in one start."""
-    path = tmp_path_factory.mktemp("ranks")
-    return run_ranks(path, beside_plain, {"DDP": "DDP", "FSDP2": "FSDP2"})
-
-
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
-def test_ranks_train_in_slices(ranks, kind):
-    for found in ranks[kind]:
-        assert not isinstance(found, str), found
-        steps, sliced = found
-        assert any(sliced)
-        for got, expected, peak_bytes, (gathered, gathered_by_plain) in steps:
-            assert_close(got, expected)
-            assert peak_bytes <= BUDGET
-            assert gathered == gathered_by_plain  # a head in slices is not gathered for each
-            assert (gathered > 0) == (kind == "FSDP2")
 
 
 def test_without_slices_the_budget_is_too_small():

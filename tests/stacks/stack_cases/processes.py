@@ -1,19 +1,10 @@
 """Loops of two processes: each trains a rematerialized and a plain model and records both."""
 
-from loop_cases.ranks import run_ranks
 from stack_cases.models import Watched, assert_same_tensors
 
 
-def run_cases(path, cases):
-    """Run loops with options in two processes.
-
-    Returns for each case what each rank found, a pair of records, or the traceback of what it
-    raised.
-    """
-    return run_ranks(path, _both, cases)
-
-
-def _both(rank, case):
+def beside_plain(rank, case):
+    """Run a loop with options by a rank; give a pair of records."""
     loop, options = case
     watched = Watched(lambda run: loop(run, **options), steps=3)
     for model in watched.models:

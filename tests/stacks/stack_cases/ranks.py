@@ -13,6 +13,12 @@ from remat_solvers import step
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
+def any_case(rank, case):
+    """Run what a case names, with its argument."""
+    run, argument = case
+    return run(rank, argument)
+
+
 def one_plan(run, **options):
     """Train where ranks choose differently, and see that all run the plan of one."""
     rank = distributed.get_rank()

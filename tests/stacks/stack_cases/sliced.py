@@ -14,7 +14,7 @@ from remat_exec import measure_peak
 
 SHAPE = (2, 64)
 BUDGET = 3 * (2 * 64 * WORDS * 4) // 2  # one and a half times the logits, of which two are needed
-IN_SLICES = {"budget": BUDGET, "numerics": "rounding", "limit_seconds": 1.0}
+IN_SLICES = {"budget": BUDGET, "numerics": "rounding", "limit_seconds": 0.3}
 
 
 def words(seed, shape=SHAPE):
@@ -33,6 +33,13 @@ def step(model, *args):
     return [each.detach().clone() for each in (loss, *whole)], peak.peak_bytes
 
 
+def assert_close(found, expected):
+    """Compare what two models gave, within rounding."""
+    assert len(found) == len(expected) > 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6 * other.abs().max().item())
+
+
 def beside_plain(rank, kind):
     """Train two models of a rank side by side: one in slices, within DDP or FSDP2, one plain.
 
@@ -43,7 +50,7 @@ def beside_plain(rank, kind):
     models = [_over_ranks(each, kind) for each in (sliced, plain)]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
     steps = []
-    for number in range(4):
+    for number in range(3):
         results, peaks, gathered = [], [], []
         for model, optimizer in zip(models, optimizers, strict=True):
             with mock.patch.object(
