@@ -18,7 +18,7 @@ from remat_graph.torch import (
     capture,
 )
 from remat_graph.torch.cost.memory import AllocationRecorder
-from remat_graph.torch.kernels import packing, unit_tangent
+from remat_graph.torch.kernels import cross_entropy, packing, unit_tangent
 from remat_graph.torch.operators import OPERATORS
 
 aten = torch.ops.aten
@@ -128,7 +128,33 @@ def test_all_that_may_overwrite_is_tried_here():
         *ARGUMENTS,
         packing.backward_of_kept,
         unit_tangent.scaled,
+        cross_entropy.cross_entropy_backward,  # in test_cross_entropy.py
     }
+
+
+def test_a_slice_writes_over_what_ends_in_it():
+    """Of five tensors two are there at once: the third is read once more, through a view."""
+    x, y = torch.randn(60, 50), torch.randn(60, 50)
+    names = ("x", "y", "a", "b", "c", "d", "e", "f")
+    calls = [
+        Call(aten.add.Tensor, (Variable("x"), Variable("y")), {}, ("a",), False),
+        Call(aten.relu.default, (Variable("a"),), {}, ("b",), False),
+        Call(aten.tanh.default, (Variable("b"),), {}, ("c",), False),
+        Call(aten.alias.default, (Variable("c"),), {}, ("d",), False),
+        Call(aten.neg.default, (Variable("c"),), {}, ("e",), False),
+        Call(aten.mul.Tensor, (Variable("e"), Variable("d")), {}, ("f",), False),
+    ]
+    rows = Sliced(0)
+    ways = tuple(Placement((rows,) * len(call.reads), (rows,)) for call in calls)
+    facts = {name: TensorFacts.of(x) for name in names}
+    body = SlicedBody(Body(("x", "y"), tuple(calls), ("f",)), ways, 60, facts)
+    expected = (x + y).relu().tanh()
+    expected = -expected * expected
+    assert torch.equal(body.run((x, y), body.bounds(6))[0], expected)
+    with AllocationRecorder(x.device) as recorder:
+        body.run((x, y), body.bounds(6))
+    assert body.workspace_bytes(6) == 2 * x.nbytes // 6
+    assert recorder.requested_bytes == x.nbytes + body.workspace_bytes(6)
 
 
 def test_a_gradient_is_written_over_unless_it_came_from_outside():

@@ -5,6 +5,7 @@ the length of this one.
 """
 
 import math
+from inspect import isfunction
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from remat_graph.torch import Body, Call, TensorFacts, Variable
+from remat_graph.torch.kernels.cross_entropy import cross_entropy, cross_entropy_backward
 from remat_graph.torch.operators import operator_of, placements
 from remat_graph.torch.slices import linear
 from remat_graph.torch.slices.elementwise import is_pointwise, pointwise
@@ -681,6 +683,18 @@ def _nll2d(d, target):
     return nll(d, target, aten.nll_loss2d_forward, [d.int(1, 4), d.int(1, 4)])
 
 
+@sample(cross_entropy, cross_entropy_backward)
+def _cross_entropy(d, target):
+    rows, classes = d.int(1, 7), d.int(2, 5)
+    scores, wanted = d.signed(rows, classes), d.indices(classes, rows)
+    weight, reduction = d.of(None, d.tensor(classes)), d.of(_NONE, _MEAN, _SUM)
+    given = [wanted, weight, reduction, d.of(-100, 1)]
+    if target is cross_entropy:
+        return [scores, *given, scores.dtype], {}
+    made, total = cross_entropy(scores, *given, scores.dtype)
+    return [scores, d.signed(*made.shape), *given, total, scores.dtype], {}
+
+
 def nll(d, target, forward, space):
     rows, classes = d.int(1, 7), d.int(2, 5)
     scores = d.signed(rows, classes, *space).log_softmax(1)
@@ -940,7 +954,9 @@ def test_every_rule_has_samples_or_runs_on_cuda_alone():
     assert RULES.keys() - SAMPLES.keys() - set(POINTWISE) == {target for target, *_ in CUDA}
 
 
-@pytest.mark.parametrize("target", SAMPLES, ids=str)
+@pytest.mark.parametrize(
+    "target", SAMPLES, ids=lambda each: each.__qualname__ if isfunction(each) else str(each)
+)
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_slices_make_up_the_whole(target, data):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import isfunction
+from inspect import isfunction, signature
 from typing import Any
 
 import torch
@@ -56,6 +58,13 @@ class TensorFacts:
             int(tensor.untyped_storage().nbytes()),
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a tensor has all elements of its memory, each once."""
+        return self.storage_bytes == math.prod(self.shape) * self.dtype.itemsize and 0 not in (
+            stride for size, stride in zip(self.shape, self.stride, strict=True) if size > 1
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -98,22 +107,21 @@ class Call:
     @property
     def argument_names(self) -> tuple[str, ...]:
         """What the schema calls the arguments that are given, in the order of `variables`."""
-        schema = self.target._schema.arguments
-        return (*(each.name for each in schema[: len(self.args)]), *self.kwargs)
+        return (*[*_parameters(self.target)][: len(self.args)], *self.kwargs)
 
     def argument(self, name: str) -> Any:
         """Give an argument of an operator by its name in the schema, or its default."""
-        for position, each in enumerate(self.target._schema.arguments):
-            if each.name == name:
+        for position, (own, default) in enumerate(_parameters(self.target).items()):
+            if own == name:
                 if position < len(self.args):
                     return self.args[position]
-                return self.kwargs.get(name, each.default_value)
+                return self.kwargs.get(name, default)
         raise KeyError(f"{self.name} has no argument {name!r}")
 
     def with_arguments(self, changed: Mapping[str, Any]) -> Call:
         """Make the same call of an operator with other arguments, by their names in the schema."""
         args, kwargs = list(self.args), dict(self.kwargs)
-        names = [each.name for each in self.target._schema.arguments]
+        names = [*_parameters(self.target)]
         for name, item in changed.items():
             if names.index(name) < len(args):
                 args[names.index(name)] = item
@@ -180,9 +188,19 @@ def filled(item: Any, there: Mapping[str, Any]) -> Any:
 def is_view(call: Call) -> bool:
     """Whether a call computes nothing, but views what it reads."""
     returns = getattr(call.target, "_schema", None)
+    if call.target is torch.ops.aten._unsafe_view.default:  # whose schema does not say so
+        return True
     return returns is not None and any(
         each.alias_info is not None and not each.alias_info.is_write for each in returns.returns
     )
+
+
+@functools.lru_cache(4096)
+def _parameters(target: Any) -> Mapping[str, Any]:
+    """Give the parameters of an operator or function, in order, with their defaults."""
+    if isfunction(target):
+        return {each.name: each.default for each in signature(target).parameters.values()}
+    return {each.name: each.default_value for each in target._schema.arguments}
 
 
 def _list_variables(items: Iterable[Any], names: list[str]) -> None:

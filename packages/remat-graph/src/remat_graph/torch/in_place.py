@@ -37,8 +37,8 @@ def overwrites_of(
             result is not None
             and value not in outside
             and value not in {storage[name] for name in others}
-            and target not in views
             and facts[target] == facts[result]
+            and (target not in views or facts[target].is_whole)
         ):
             overwrites[op] = ((target, result),)
     return overwrites

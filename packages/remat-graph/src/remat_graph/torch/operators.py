@@ -15,6 +15,11 @@ import torch
 
 from remat_graph.torch.calls import Call, TensorFacts
 from remat_graph.torch.kernels import attention, batch_norm
+from remat_graph.torch.kernels.cross_entropy import (
+    cross_entropy,
+    cross_entropy_backward,
+    cross_entropy_over,
+)
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
     backward_of_pool,
@@ -225,10 +230,12 @@ OPERATORS: dict[Any, Operator] = {
     },
     # functions of ours and of Python's
     backward_of_kept: Operator(in_place=keep_in_place, deterministic=True),
+    cross_entropy_backward: Operator(in_place=cross_entropy_over, deterministic=True),
     scaled: Operator(in_place=scaled_in_place, deterministic=True),
     **dict.fromkeys(
         (
             backward_of_pool,
+            cross_entropy,
             pack_above,
             pack_mask,
             pack_offsets,

@@ -22,20 +22,23 @@ __all__ = [
     "in_groups_alone",
     "in_ways_alone",
     "may_have_groups",
-    "region_in_slices",
+    "region_program",
 ]
 
 
-def region_in_slices(captured: Capture, budget: int) -> tuple[Capture, int]:
+def region_program(captured: Capture, budget: int | None) -> tuple[Capture, int | None]:
     """Choose the program of a region, and bound what the forward of any such program needs.
 
     It is the fastest of those whose ops need no more than half of the budget each, else the one
-    whose ops need the least.
+    whose ops need the least. While no budget is known nothing is in slices, and nothing is bound.
     """
-    if 2 * _needs(captured) <= budget or not captured.cuts:
-        return captured, forward_bound(captured).peak_bytes
     able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
-    programs = [captured, *map(_alone, sliced_programs(able, budget))]
+    whole = _alone(able) if able.has_other_ops else captured
+    if budget is None:
+        return whole, None
+    if 2 * _needs(whole) <= budget or not captured.cuts:
+        return whole, forward_bound(whole).peak_bytes
+    programs = [whole, *map(_alone, sliced_programs(able, budget))]
     fitting = [program for program in programs if 2 * _needs(program) <= budget]
     chosen = (
         min(fitting, key=lambda program: least_time(Wiring.of(program.graph)))
@@ -67,8 +70,6 @@ def in_ways_alone(
     captured: Capture, sliced: Sequence[tuple[int, int]], unfused: Sequence[int] | None
 ) -> Capture:
     """Give a capture in these slices and groups, without alternatives."""
-    if not sliced and unfused is None:
-        return captured
     able = captured.with_alternatives(Numerics.ROUNDING, laid_out=()).in_slices(sliced)
     if unfused is not None:
         able = able.in_groups(unfused)

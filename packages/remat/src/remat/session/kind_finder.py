@@ -12,7 +12,7 @@ from remat.planning.cutting import hierarchy_for
 from remat.planning.region_slices import (
     in_finest_slices_alone,
     in_ways_alone,
-    region_in_slices,
+    region_program,
 )
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
@@ -77,7 +77,10 @@ class KindFinder:
         kinds = self.kinds
         number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
         if number < len(kinds):
-            return number, in_ways_alone(capture, kinds[number].sliced, kinds[number].unfused)
+            kind = kinds[number]
+            if kind.whole is None:
+                return number, capture
+            return number, in_ways_alone(capture, kind.sliced, kind.unfused)
         of_plan = self._of_user_plan(name, capture, position)
         if of_plan is not None:
             return of_plan
@@ -107,14 +110,14 @@ class KindFinder:
         return measured
 
     def _program(self, capture: Capture, budget: int | None) -> tuple[Capture, int | None]:
-        """Choose whether a region runs in slices; bound what any such program needs."""
+        """Choose the program of a region; bound what any such program needs."""
         numerics, asked = self.settings.numerics, self.settings.budget
         if numerics is None or not numerics.allows(Numerics.ROUNDING):
             return capture, None
         if budget is None and asked.fraction is not None:
             stored = simulate(capture.graph, store_all(capture.graph)).peak_bytes
             budget = int(asked.fraction * stored)
-        return (capture, None) if budget is None else region_in_slices(capture, budget)
+        return region_program(capture, budget)
 
     def _in_slices(self, capture: Capture) -> RegionFront | None:
         """Find the options of a region in its finest slices, if it can be cut."""
@@ -168,21 +171,16 @@ class KindFinder:
                     program.missing,
                     family=number,
                     plain_bytes=_plain(program),
-                    whole=program.without_alternatives().graph if _is_other(program) else None,
+                    whole=program.without_alternatives().graph if program.has_other_ops else None,
                     sliced=program.sliced,
                     unfused=program.unfused,
-                    least_bytes=0 if _is_other(program) else None,
+                    least_bytes=0 if program.has_other_ops else None,
                     deferred=_deferred(program),
                 )
                 return number, program
         if position is not None:
             raise self.user_plan.mismatch(position, name, capture)
         return None
-
-
-def _is_other(program: Capture) -> bool:
-    """Whether a program of a region is another one than was traced."""
-    return bool(program.sliced) or program.unfused is not None
 
 
 def _deferred(program: Capture) -> tuple[tuple[int, int], ...]:
@@ -196,7 +194,7 @@ def _plain(capture: Capture) -> int | None:
 
     Some gradients are missing, some outputs are not made, or some of it is made in slices.
     """
-    if not (capture.missing or capture.program.deferred or _is_other(capture)):
+    if not (capture.missing or capture.program.deferred or capture.has_other_ops):
         return None
     graph = capture.without_alternatives().variant(frozenset()).graph
     return measure_option(graph, store_all(graph)).kept_bytes

@@ -58,7 +58,8 @@ class ChoiceOfSizes:
 
     def _resized(self, plain: Program) -> Cuts | None:
         """Give the cuts that are chosen; of other kinds none."""
-        resizer, slices_of = Resizer(plain), dict(self.choice.sliced)
+        resizer = Resizer(self.choice.begun(plain))
+        slices_of = dict(self.choice.sliced)
         cuts: list[tuple[Cut, ...]] = []
         for kind, of_kind in enumerate(self.cuts):
             slices = slices_of.get(kind)

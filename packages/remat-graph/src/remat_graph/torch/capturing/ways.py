@@ -13,6 +13,7 @@ from remat_graph.torch.fusing.choosing import ops_left_out
 from remat_graph.torch.fusing.compiling import compile_kernels
 from remat_graph.torch.fusing.kernel import Kernel, run_fused
 from remat_graph.torch.fusing.program import kernels_of
+from remat_graph.torch.kernels.cross_entropy import cross_entropy
 from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.tracing.fakes import own_modes
 from remat_graph.torch.ways.choice import Choice
@@ -55,6 +56,13 @@ class Ways:
     def sliced(self) -> tuple[tuple[int, int], ...]:
         """Which kinds of `cuts` run in how many slices."""
         return () if self._choice is None else self._choice.sliced
+
+    @property
+    def has_other_ops(self) -> bool:
+        """Whether it runs other ops than were traced: in slices, in groups, losses of scores."""
+        calls = self.program.calls.values()
+        is_grouped = bool(self.sliced) or self.unfused is not None
+        return is_grouped or any(call.target is cross_entropy for call in calls)
 
     @property
     def laid_out(self) -> tuple[int, ...]:
@@ -161,16 +169,20 @@ class Ways:
     @property
     def cuts(self) -> tuple[tuple[Cut, ...], ...]:
         """Where the program can be cut into slices, by kinds: first what holds most."""
-        plain = self if self._plain is None else self._plain
         if "found" not in self._cuts:
-            self._cuts["found"] = cuts_of(plain.program)
+            self._cuts["found"] = cuts_of(self._begun)
         return self._cuts["found"]
+
+    @property
+    def _begun(self) -> Program:
+        """The program that slices are cut of: rounding may differ."""
+        plain = self if self._plain is None else self._plain
+        return Choice(Numerics.ROUNDING).begun(plain.program)
 
     def bytes_of_slices(self, kind: int, slices: int) -> int:
         """Predict the most that a cut of this kind needs in so many slices: with its border."""
         kept = self.graph.resident | self.graph.results
-        program = self.without_alternatives().program
-        return bytes_of_cut(program, self.cuts[kind][0], slices, kept)
+        return bytes_of_cut(self._begun, self.cuts[kind][0], slices, kept)
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Self:
         """Give the same graph, with each of these kinds of cuts in so many slices.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -70,9 +69,9 @@ def _pairs(
     """
     read = _reads(body)
     sizes = {name: facts[name].storage_bytes for name in body.outputs}
-    waiting = sorted((n for n in ends if _is_whole(facts[n])), key=lambda n: (read[n], n))
+    waiting = sorted((n for n in ends if facts[n].is_whole), key=lambda n: (read[n], n))
     for new in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        if sizes[new] * _SMALL < max(sizes.values()) or not _is_whole(facts[new]):
+        if sizes[new] * _SMALL < max(sizes.values()) or not facts[new].is_whole:
             continue
         for old in waiting:
             own = facts[old].storage_bytes
@@ -96,10 +95,3 @@ def _reads(body: Body) -> Counter[str]:
         else:
             count.update({base.get(name, name) for name in call.reads})
     return count
-
-
-def _is_whole(facts: TensorFacts) -> bool:
-    """Whether a tensor has all elements of its memory, each once."""
-    return facts.storage_bytes == math.prod(facts.shape) * facts.dtype.itemsize and 0 not in (
-        stride for size, stride in zip(facts.shape, facts.stride, strict=True) if size > 1
-    )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.calls import Call, Variable
+from remat_graph.torch.kernels.cross_entropy import cross_entropy_backward
 
 __all__ = ["LINEAR", "is_linear"]
 
@@ -28,9 +29,10 @@ _IN_EACH = frozenset({
     aten.transpose.int, aten.unsqueeze.default, aten.view.default,
 })  # fmt: skip
 _IN_FIRST = frozenset({aten.div.Scalar, aten.div.Tensor})
+_IN_SECOND = frozenset({cross_entropy_backward})
 _IN_ALL = frozenset({aten.add.Tensor, aten.cat.default, aten.sub.Tensor})
 _FILLING = {aten.masked_fill.Scalar: "value", aten.where.ScalarOther: "other"}
-LINEAR = _IN_EACH | _IN_FIRST | _IN_ALL | _FILLING.keys()
+LINEAR = _IN_EACH | _IN_FIRST | _IN_SECOND | _IN_ALL | _FILLING.keys()
 
 
 def is_linear(call: Call, variables: Collection[str]) -> bool:
@@ -43,6 +45,8 @@ def is_linear(call: Call, variables: Collection[str]) -> bool:
         return False
     if target in _IN_EACH:
         return True
+    if target in _IN_SECOND:
+        return _is_one_of(call.args[1], variables)
     filling = _FILLING.get(target)
     if filling is not None:
         first = call.args[0] if target is aten.masked_fill.Scalar else call.args[1]

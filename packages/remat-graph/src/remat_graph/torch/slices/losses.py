@@ -8,10 +8,13 @@ weight. That of other means divides by the count of elements, so a slice's share
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, Placement, Reading, Summed
+from remat_graph.torch.kernels.cross_entropy import cross_entropy, cross_entropy_backward
+from remat_graph.torch.slices.placement import SUMMED, Placement, Reading, Rule, Summed
 
 __all__ = ["RULES"]
 
@@ -20,18 +23,18 @@ aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
 
 
-def _nll_axes(c: Reading) -> Iterator[tuple[int, int]]:
+def _nll_axes(c: Reading, scores: str) -> Iterator[tuple[int, int]]:
     """Pair the axes of scores and of targets, which have no classes."""
-    shape = c.shape("self")
+    shape = c.shape(scores)
     if len(shape) > 1:
         for axis, size in enumerate(shape):
             if axis != 1 and size > 1:
                 yield axis, axis - (axis > 1)
 
 
-def _nll_loss(c: Reading) -> Iterator[Placement]:
-    for axis, of_target in _nll_axes(c):
-        places = {"self": axis, "target": of_target}
+def _nll_loss(c: Reading, scores: str = "self") -> Iterator[Placement]:
+    for axis, of_target in _nll_axes(c, scores):
+        places = {scores: axis, "target": of_target}
         if c["reduction"] == _NONE:
             yield c.placement(places, [of_target])
         elif c["reduction"] == _SUM:
@@ -40,11 +43,13 @@ def _nll_loss(c: Reading) -> Iterator[Placement]:
             yield c.placement(places, [Summed(over=1), SUMMED], replaced={"reduction": _SUM})
 
 
-def _nll_loss_backward(c: Reading) -> Iterator[Placement]:
-    for axis, of_target in _nll_axes(c):
-        places = {"self": axis, "target": of_target}
+def _nll_loss_backward(
+    c: Reading, scores: str = "self", grad: str = "grad_output"
+) -> Iterator[Placement]:
+    for axis, of_target in _nll_axes(c, scores):
+        places = {scores: axis, "target": of_target}
         if c["reduction"] == _NONE:
-            places["grad_output"] = of_target
+            places[grad] = of_target
         yield c.placement(places, [axis])
 
 
@@ -77,8 +82,10 @@ def _loss_backward(c: Reading) -> Iterator[Placement]:
             yield c.placement(places, [axis], by_share=share)
 
 
-RULES = {
+RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), _nll_loss),
+    cross_entropy: partial(_nll_loss, scores="scores"),
+    cross_entropy_backward: partial(_nll_loss_backward, scores="scores", grad="grad"),
     **dict.fromkeys(
         (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), _nll_loss_backward
     ),

@@ -10,6 +10,7 @@ from remat_graph.torch.fusing.groups import find_groups
 from remat_graph.torch.fusing.program import fused
 from remat_graph.torch.program import Program
 from remat_graph.torch.ways.alternatives import add_alternatives
+from remat_graph.torch.ways.cross_entropy import with_cross_entropies
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.layouts import lay_out
 from remat_graph.torch.ways.slicing import chosen_cuts, in_slices
@@ -34,7 +35,7 @@ class Choice:
     gives_again: bool = False
 
     def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
-        """Write a program without alternatives as chosen; `cuts` are those of it."""
+        """Write a program without alternatives as chosen; `cuts` are those of it, begun."""
         program = self.before_groups(program, cuts)
         if self.unfused is not None:
             groups = find_groups(program, self.unfused, give_again=self.gives_again)
@@ -44,4 +45,9 @@ class Choice:
     def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
         """Write it in these slices and layouts alone."""
         chosen = chosen_cuts(cuts, self.sliced) if self.sliced else []
-        return lay_out(in_slices(program, chosen), self.laid)
+        return lay_out(in_slices(self.begun(program), chosen), self.laid)
+
+    def begun(self, program: Program) -> Program:
+        """Write it with what is better in any case, where rounding may differ."""
+        may_round = self.numerics.allows(Numerics.ROUNDING)
+        return with_cross_entropies(program) if may_round else program

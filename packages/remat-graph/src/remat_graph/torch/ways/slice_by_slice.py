@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, filled, is_view
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.slices.placement import WHOLE, Place, Placement, Sliced, Summed
 
@@ -111,7 +111,8 @@ class SlicedBody:
         if steps is None:
             pairs = zip(self.body.calls, self.placements, self._last_read, strict=True)
             steps = self._steps_by_count[count] = tuple(
-                _Step.of(call, placement, gone, count, self) for call, placement, gone in pairs
+                _Step.of(call, placement, gone, count, self, over=at in self._in_place)
+                for at, (call, placement, gone) in enumerate(pairs)
             )
         return steps
 
@@ -131,6 +132,38 @@ class SlicedBody:
             if name not in self.body.outputs or name in self.sums:
                 gone[at].append(name)
         return tuple(map(tuple, gone))
+
+    @cached_property
+    def _in_place(self) -> frozenset[int]:
+        """The calls that write over the tensor that they read first, which ends there."""
+        root: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for at, (call, gone) in enumerate(zip(self.body.calls, self._last_read, strict=True)):
+            if is_view(call):
+                source = root.get(call.reads[0])
+                root.update((name, source) for name in call.results if name and source)
+            else:
+                root.update((name, name) for name in call.results if name is not None)
+            last.update((root[name], at) for name in gone if name in root)
+        last.update(
+            (root[name], len(self.body.calls)) for name in self.body.outputs if name in root
+        )
+        found = set[int]()
+        for at, call in enumerate(self.body.calls):
+            read, result = call.args[0] if call.args else None, call.results[0]
+            if operator_of(call.target).in_place is None or not isinstance(read, Variable):
+                continue
+            ends = root.get(read.name) == read.name and last[read.name] == at
+            count = [root.get(name) for name in call.variables].count(read.name)
+            if ends and count == 1 and result is not None and self._is_alike(read.name, result):
+                found.add(at)
+        return frozenset(found)
+
+    def _is_alike(self, name: str, other: str) -> bool:
+        """Whether two variables have the same form in every slice, and neither is added up."""
+        places = self.places[name], self.places[other]
+        is_sum = any(isinstance(place, Summed) for place in places)
+        return places[0] == places[1] and not is_sum and self.facts[name] == self.facts[other]
 
     @cached_property
     def sums(self) -> frozenset[str]:
@@ -153,8 +186,8 @@ class SlicedBody:
         held: dict[str, int] = {}
         users: dict[str, set[str]] = {}
         most = 0
-        for call, gone in zip(self.body.calls, self._last_read, strict=True):
-            views = is_view(call)
+        for at, (call, gone) in enumerate(zip(self.body.calls, self._last_read, strict=True)):
+            views = is_view(call) or at in self._in_place
             for name in call.results:
                 if name is None:
                     continue
@@ -198,14 +231,21 @@ class _Step:
 
     @classmethod
     def of(
-        cls, call: Call, placement: Placement, gone: tuple[str, ...], count: int, of: SlicedBody
+        cls,
+        call: Call,
+        placement: Placement,
+        gone: tuple[str, ...],
+        count: int,
+        of: SlicedBody,
+        *,
+        over: bool,
     ) -> _Step:
-        """Make it for a slice of so many units."""
+        """Make it for a slice of so many units; it may write `over` what it reads first."""
         sliced = placement.call_for(call, count, of.units)
         operator = operator_of(call.target)
         short = call.results[0] is not None and of.facts[call.results[0]].dtype in _SHORT
         return cls(
-            operator.runs_as or call.target,
+            operator.in_place if over else operator.runs_as or call.target,
             sliced.args,
             sliced.kwargs,
             call.results,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from remat_graph.torch.calls import Body, Call, TensorFacts
+from remat_graph.torch.kernels.cross_entropy import cross_entropy
 from remat_graph.torch.kernels.unit_tangent import total_weight
 from remat_graph.torch.program import Program
 from remat_graph.torch.slices.linear import is_linear
@@ -29,7 +30,7 @@ __all__ = ["UnitTangent", "for_unit_tangent"]
 
 aten = torch.ops.aten
 
-_NLL = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+_NLL = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, cross_entropy)
 
 _Step = tuple[Call, Placement]
 
