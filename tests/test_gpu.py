@@ -161,6 +161,27 @@ def test_batch_norm_is_the_one_that_eager_takes(device):
 
 
 @anywhere
+class _Transposed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.GroupNorm(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(nn.functional.relu6(self.norm(x)).transpose(1, 2))
+
+
+@anywhere
+def test_a_group_norm_before_what_is_transposed(device):
+    torch.manual_seed(0)
+    model = _Transposed().to(device)
+    plain, x = copy.deepcopy(model), torch.randn(4, 8, 6, device=device)
+    made = remat.rematerialize(model, (x,), budget="1GiB")
+    for one in (made, plain):
+        one(x).square().sum().backward()
+    for got, expected in zip(made.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+
+
 def test_a_model_under_autocast_trains_within_the_budget(device):
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)))

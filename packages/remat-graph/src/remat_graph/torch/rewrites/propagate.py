@@ -25,6 +25,7 @@ from remat_graph.torch.tracing.fakes import (
     storage_key,
 )
 from remat_graph.torch.tracing.joint import Joint
+from remat_graph.torch.tracing.layouts import as_real
 
 __all__ = ["propagate", "view_closure"]
 
@@ -88,6 +89,7 @@ def _run(node: Node, real: RealStrides | None) -> None:
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["fake"])
     result = _with_seeds_on_the_host(node, run_as_if_there(node, args, kwargs))
+    result = as_real(node.target, args, kwargs, result)
     if real is not None:
         result = real.correct(node, args, kwargs, result)
     result = placed_as_input(node, args, in_memory_of_terms(node, args, result))

@@ -27,6 +27,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
 from remat_graph.torch.tracing.joint import Joint
+from remat_graph.torch.tracing.layouts import lying_as_real
 from remat_graph.torch.tracing.roles import read_roles
 
 __all__ = [
@@ -133,6 +134,7 @@ def _traced(
         if exporting:
             stack.enter_context(_compiling_state_context())
         stack.enter_context(within())
+        stack.enter_context(lying_as_real())
         stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
         metadata = joint._aot_state.fw_metadata
