@@ -361,23 +361,25 @@ def zero_values(program: Program, missing: frozenset[int]) -> frozenset[str]:
     a plain backward would not compute it at all. What depends on none is not, as what a group gives
     out again of the forward.
     """
-    storage = program.storage
-    tangents = {storage[name]: position for name, position in program.tangents.items()}
-    zero = {value for value, position in tangents.items() if position in missing}
-    depending = set(tangents)
-    for op in program.order if zero else ():
+    if not missing:
+        return frozenset()
+    tangents = {program.storage[name]: at for name, at in program.tangents.items()}
+    coming = {value for value, position in tangents.items() if position not in missing}
+    return frozenset(_depending(program, tangents) - _depending(program, coming))
+
+
+def _depending(program: Program, values: Iterable[str]) -> set[str]:
+    """Add to values of the backward all that depend on them."""
+    storage, found = program.storage, set(values)
+
+    def is_found(name: str) -> bool:
+        return storage.get(name) in found
+
+    for op in program.order:
         call = program.calls.get(op)
-        if call is None or op not in program.backward_ops:
-            continue
-        reads = {name for name in call.reads if storage.get(name) in depending}
-        if reads:
-            outputs = {storage[name] for name in results_of(call, reads.__contains__)}
-            depending |= outputs
-            coming = {name for name in reads if storage[name] not in zero}
-            if coming:
-                outputs -= {storage[name] for name in results_of(call, coming.__contains__)}
-            zero |= outputs
-    return frozenset(zero)
+        if call is not None and op in program.backward_ops and any(map(is_found, call.reads)):
+            found |= {storage[name] for name in results_of(call, is_found)}
+    return found
 
 
 def _zeros(facts: TensorFacts) -> torch.Tensor:
