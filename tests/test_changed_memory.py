@@ -96,7 +96,10 @@ CASES = [
     for handed in HANDED
     for way in WAYS
 ]
-CASES += [("whole", budget, "rematerialize") for budget in ("80KB", "1MB")]
+CASES += [
+    ("whole", "80KB", "rematerialize"),
+    pytest.param("whole", "1MB", "rematerialize", marks=pytest.mark.sweep),
+]
 
 
 @pytest.mark.parametrize(("handed", "budget", "way"), CASES)

@@ -6,16 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from integration_cases.sweeps import swept
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_RANKS = ["ddp", "fsdp2"]  # which run in `stacks/test_ranks.py`
+# What they use of other libraries is tested in `stacks/`.
+OF_STACKS = {"lora", "trainer", "accelerate_loop", "lightning_callback"}
 # The demo trains for a minute, and has a command of its own.
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "train_gpt2")
 MOST_LINES = 60
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_RANKS])
+@pytest.mark.parametrize(
+    "name",
+    swept([name for name in NAMES if name not in OF_RANKS], {*NAMES} - {*OF_RANKS} - OF_STACKS),
+)
 def test_an_example_does_what_it_asserts(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()  # what other tests compiled counts against the recompile limit

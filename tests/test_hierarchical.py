@@ -71,7 +71,9 @@ def depth_of(block):
     return 1 + max(map(depth_of, inside), default=-1)
 
 
-@pytest.mark.parametrize(("make", "most", "depth"), [(HILP, 4, 2), (HTWRemat, 2, 3)])
+@pytest.mark.parametrize(
+    ("make", "most", "depth"), [(HILP, 4, 2), pytest.param(HTWRemat, 2, 3, marks=pytest.mark.sweep)]
+)
 def test_blocks_may_hold_blocks(captured, make, most, depth):
     graph = captured.graph
     hierarchy = partition(graph, max_top_ops=most, max_block_ops=most)

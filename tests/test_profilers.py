@@ -100,7 +100,7 @@ def train_with(begin, end, moment, nth, regions):
     plain = Layers(regions, lambda _: None)
     model = Layers(regions, guest.at)
     model.load_state_dict(plain.state_dict())
-    model = remat.rematerialize(model, budget=0.95, limit_seconds=0.2)
+    model = remat.rematerialize(model, budget=0.95, limit_seconds=0.1)
     found = steps(model, guest.at)
     assert not guest.left
     assert guest.nth <= 0
@@ -170,11 +170,11 @@ GUESTS = {
     "ITT": annotating,
 }
 TORCHS = ("autograd's", "ITT")
-# Each guest once, torch's own at each moment.
+# Each guest once, torch's own at more moments.
 KEPT = {
     *zip(GUESTS, ("between", "before", "between", "before"), strict=False),
-    *(("autograd's", moment) for moment in ("before", "within the backward", "optimizer")),
-    *(("ITT", moment) for moment in ("between", "forward", "backward")),
+    *(("autograd's", moment) for moment in ("before", "within the backward")),
+    *(("ITT", moment) for moment in ("forward", "optimizer")),
 }
 
 
@@ -192,7 +192,7 @@ def test_other_guests_begin_at_any_moment(guest, moment):
 
 def test_a_loss_is_measured_beside_a_profiler():
     model = Layers(1, lambda _: None)
-    options = {"budget": 0.95, "limit_seconds": 0.2, "loss": lambda output: output.square().mean()}
+    options = {"budget": 0.95, "limit_seconds": 0.1, "loss": lambda output: output.square().mean()}
     with torch.profiler.profile(), torch.autocast("cpu", torch.bfloat16):
         planned = remat.rematerialize(model, **options)
         planned(batch()).square().mean().backward()
@@ -200,13 +200,13 @@ def test_a_loss_is_measured_beside_a_profiler():
 
 
 def test_what_a_plan_raises_beside_a_profiler_is_raised_in_the_users_thread():
-    model = remat.rematerialize(Layers(1, lambda _: None), budget=1000, limit_seconds=0.2)
+    model = remat.rematerialize(Layers(1, lambda _: None), budget=1000, limit_seconds=0.1)
     with torch.profiler.profile(), pytest.raises(remat.BudgetTooSmall):
         model(batch())
 
 
 def test_a_run_that_is_profiled_from_its_first_step_on_is_told_that_nothing_is_planned():
-    model = remat.rematerialize(Layers(2, lambda _: None), budget=0.95, limit_seconds=0.2)
+    model = remat.rematerialize(Layers(2, lambda _: None), budget=0.95, limit_seconds=0.1)
     with (
         torch.profiler.profile(),
         pytest.warns(remat.BudgetWarning, match="no step can be recorded") as told,

@@ -22,7 +22,7 @@ import remat
 
 EXAMPLES = int(os.environ.get("REMAT_RANDOM_MODULES", "3"))
 AMPLIFIED = 1e-3  # the last bits, normalised by a batch that is nearly constant
-WAYS = ("example", "later", "compiled")
+WAYS = ("example", *(pytest.param(way, marks=pytest.mark.sweep) for way in ("later", "compiled")))
 
 
 def within(drawn, budget, way):

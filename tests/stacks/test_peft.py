@@ -32,6 +32,7 @@ def assert_only_adapters_have_gradients(model):
         assert (parameter.grad is not None) == ("lora_" in name), name
 
 
+@pytest.mark.sweep
 def test_adapters_are_trained_as_in_the_plain_model():
     model, eager = trained(rematerialized(adapted(gpt2()))), trained(adapted(gpt2()))
     assert_planned(model)

@@ -1,5 +1,6 @@
 """The Trainer of transformers trains a rematerialized model as it trains a plain one."""
 
+import pytest
 import torch
 import transformers
 from stack_cases.models import (
@@ -31,6 +32,7 @@ def test_weights_after_accumulated_steps_are_those_of_the_plain_model(tmp_path):
     assert not torch.equal(eager.lm_head.weight, gpt2().lm_head.weight)
 
 
+@pytest.mark.sweep
 def test_bf16_is_close_and_autocast_ends_with_the_training(tmp_path):
     model, eager = rematerialized(gpt2()), gpt2()
     for each in (model, eager):

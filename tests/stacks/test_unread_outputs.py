@@ -26,7 +26,7 @@ def named(model):
     return remat.rematerialize(model, budget="1GiB", outputs="loss")
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.sweep)])
 def test_the_trainer_reads_no_logits(tmp_path, precision):
     model, eager = named(gpt2()), gpt2()
     returned = []
