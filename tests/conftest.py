@@ -14,6 +14,17 @@ os.environ["REMAT_CACHE"] = "0"  # neither read nor write what is of the user
 os.environ.pop("REMAT_PLANS", None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _short_searches():
+    """Search briefly where no limit is given: how fast plans are is tested beside the solvers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("remat_solvers.refine.solver._DEFAULT_SECONDS", 0.5)
+        patch.setattr("remat_solvers.queries.tradeoff._SECONDS", 0.5)
+        patch.setattr("remat.session.kind_finder._SECONDS", 0.1)
+        patch.setattr("remat.session.kind_finder._SECONDS_PER_OP", 0.0)
+        yield
+
+
 @pytest.fixture
 def traces(monkeypatch):
     """Count what is traced, as it comes or with symbols."""

@@ -61,7 +61,7 @@ def loss(output):
 
 
 def rematerialized(model=None, **options):
-    options = {"budget": "1MiB", "limit_seconds": 0.2} | options
+    options = {"budget": "1MiB", "limit_seconds": 0.1} | options
     return remat.rematerialize(model or net(), **options)
 
 

@@ -59,7 +59,7 @@ for breaks in (False, True):
         torch.manual_seed(0)
         plain = Net(breaks)
         model = copy.deepcopy(plain)
-        names = {"capture": "counted", "executor": "logged", "limit_seconds": 0.5}
+        names = {"capture": "counted", "executor": "logged", "limit_seconds": 0.1}
         names["budget"] = "1GiB" if breaks else "60KiB"
         if way == "rematerialize":
             model = remat.rematerialize(model, **names)

@@ -53,8 +53,8 @@ def made(budget, door="rematerialize", **options):
     plain = Codes()
     model = copy.deepcopy(plain)
     if door == "rematerialize":
-        return plain, remat.rematerialize(model, budget=budget, limit_seconds=0.2, **options)
-    asked = {"budget": budget, "limit_seconds": 0.2, "on_plan": lambda p: setattr(model, "plan", p)}
+        return plain, remat.rematerialize(model, budget=budget, limit_seconds=0.1, **options)
+    asked = {"budget": budget, "limit_seconds": 0.1, "on_plan": lambda p: setattr(model, "plan", p)}
     torch.compiler.reset()
     return plain, torch.compile(model, backend="remat", options=asked)
 
@@ -132,7 +132,7 @@ class Heads(nn.Module):
 
 def test_outputs_that_are_used_in_turn_do_not_raise_it():
     """Plain autograd keeps the same, whichever gradients come."""
-    model = remat.rematerialize(Heads(), budget=0.9, limit_seconds=0.2)
+    model = remat.rematerialize(Heads(), budget=0.9, limit_seconds=0.1)
     for count in range(6):
         model.zero_grad()
         left, right = model(X)
@@ -161,8 +161,8 @@ def test_an_example_outside_of_autocast_says_nothing_of_steps_within_it():
             model(torch.randn(256, 128)).mean().backward()
         return model.plan
 
-    later = remat.rematerialize(model, budget=0.7, limit_seconds=0.2)
-    example = remat.rematerialize(model, (torch.randn(256, 128),), budget=0.7, limit_seconds=0.2)
+    later = remat.rematerialize(model, budget=0.7, limit_seconds=0.1)
+    example = remat.rematerialize(model, (torch.randn(256, 128),), budget=0.7, limit_seconds=0.1)
     assert steps(example).plain_peak_bytes == steps(later).plain_peak_bytes
     assert example.plan.budget_bytes == later.plan.budget_bytes
 
@@ -185,7 +185,7 @@ class Many(nn.Module):
 def test_a_plan_made_again_is_of_the_fraction_that_it_shows():
     torch.manual_seed(0)
     plain = Many()
-    model = remat.rematerialize(copy.deepcopy(plain), budget=1.0, limit_seconds=0.2)
+    model = remat.rematerialize(copy.deepcopy(plain), budget=1.0, limit_seconds=0.1)
 
     def trained(model, rows=256):
         with measure_peak() as peak, warnings.catch_warnings():

@@ -19,7 +19,7 @@ import remat
 import zoo
 from remat_graph.torch import capture
 
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = 0.1
 
 
 class Net(nn.Module):

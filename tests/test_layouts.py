@@ -22,7 +22,7 @@ def solved(monkeypatch):
 
 
 def planned(**options):
-    return remat.rematerialize(Images(), IMAGES, numerics="rounding", limit_seconds=1.0, **options)
+    return remat.rematerialize(Images(), IMAGES, numerics="rounding", limit_seconds=0.1, **options)
 
 
 def test_layouts_that_cost_more_within_the_budget_are_not_taken(monkeypatch, solved):

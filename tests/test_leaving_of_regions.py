@@ -101,7 +101,7 @@ def test_they_are_seen_and_planned_for(regions):
 def test_what_no_plan_with_the_gradients_of_a_region_reaches_is_reached():
     eager, module, _ = hooked()
     budget = int(2.5 * LAYER)  # the gradients of one region take three times that of a layer
-    model = remat.rematerialize(module, budget=budget, limit_seconds=1)
+    model = remat.rematerialize(module, budget=budget, limit_seconds=0.1)
     for at in range(5):
         step(eager)
         peaks = []
@@ -115,7 +115,7 @@ def test_what_no_plan_with_the_gradients_of_a_region_reaches_is_reached():
 
 def test_those_that_stay_later_are_told_of_and_planned_for():
     eager, module, hooks = hooked()
-    model = remat.rematerialize(module, budget=HELD + LAYER, limit_seconds=1)
+    model = remat.rematerialize(module, budget=HELD + LAYER, limit_seconds=0.1)
     for _ in range(3):
         step(eager)
         step(model)
@@ -146,7 +146,7 @@ def test_those_that_stay_later_are_told_of_and_planned_for():
 
 def test_where_they_stay_and_nothing_fits_it_is_refused():
     _, module, (_, hooks) = hooked()
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=1)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.1)
     for _ in range(3):
         step(model)
     hooks.keeps = True
@@ -183,7 +183,7 @@ def test_one_of_two_regions_stays_to_the_backward_of_the_first():
 
 def test_gradients_that_are_asked_for_are_those_of_eager():
     _, module, _ = hooked()
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=1)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.1)
     for _ in range(3):
         step(model)
     plain = Halves()
@@ -196,7 +196,7 @@ def test_gradients_that_are_asked_for_are_those_of_eager():
 
 def test_hooks_that_are_gone_leave_gradients_there():
     eager, module, _ = hooked()
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=1)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.1)
     for _ in range(3):
         step(eager)
         step(model)
@@ -209,7 +209,7 @@ def test_hooks_that_are_gone_leave_gradients_there():
 
 def test_two_forwards_before_a_backward_and_an_evaluation_between_steps():
     eager, module, _ = hooked()
-    model = remat.rematerialize(module, budget=4 * HELD, limit_seconds=1)
+    model = remat.rematerialize(module, budget=4 * HELD, limit_seconds=0.1)
     for at in range(8):
         if at == 3:
             with torch.no_grad():
@@ -225,12 +225,12 @@ def test_two_forwards_before_a_backward_and_an_evaluation_between_steps():
 
 def test_a_plan_is_saved_and_used(tmp_path):
     _, module, _ = hooked()
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=1)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.1)
     for _ in range(4):
         step(model)
     model.plan.save(tmp_path / "plan.json")
     _, other, _ = hooked()
-    again = remat.rematerialize(other, plan=tmp_path / "plan.json", limit_seconds=1)
+    again = remat.rematerialize(other, plan=tmp_path / "plan.json", limit_seconds=0.1)
     for _ in range(3):
         assert step(again) <= TIGHT
     assert "gradients leave" in str(again.plan)

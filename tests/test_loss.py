@@ -10,7 +10,7 @@ from torch import nn
 import remat
 from remat_exec import with_call
 
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 0.1
 CLASSES = 96
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import remat
 from remat_graph.torch import flatten
 
-LIMIT_SECONDS = 0.3
+LIMIT_SECONDS = 0.1
 STEPS = 3
 
 

@@ -57,7 +57,7 @@ class Reading(nn.Module):
 def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:
     torch.manual_seed(0)
     model = Reading()
-    run = remat.rematerialize(model, budget=2**20, limit_seconds=0.2)
+    run = remat.rematerialize(model, budget=2**20, limit_seconds=0.1)
     eager = model_of(model)
     for step in range(8):
         x, y = torch.randn(2, 10 + step * 7 % 6, 8), torch.randn(2, 10 + step * 5 % 7, 8)
@@ -82,7 +82,7 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     monkeypatch.setattr(nearby_sizes, "rehearsed", counted)
     torch.manual_seed(0)
     model = Attention(0.2)
-    run = remat.rematerialize(model, budget=0.8, limit_seconds=0.2)
+    run = remat.rematerialize(model, budget=0.8, limit_seconds=0.1)
     lengths = random.Random(0).choices(range(8, 64), k=20)
     for at, length in enumerate(lengths):
         model.zero_grad()
@@ -115,7 +115,7 @@ def test_code_is_compiled_once_for_all_sizes(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(codegen, "_compiled", counted)
     torch.manual_seed(0)
     model = make()
-    run = remat.rematerialize(model, budget=2**22, limit_seconds=0.2)
+    run = remat.rematerialize(model, budget=2**22, limit_seconds=0.1)
     lengths = [40, 60, 50, 57, 31, 44, 53, 26, 38, 49]
     sources = set()
     for at, length in enumerate(lengths):
@@ -306,7 +306,7 @@ def test_a_count_that_the_data_decide(monkeypatch: pytest.MonkeyPatch, traces: l
             gradients(model, model_of(model), masked_tokens(seed))
         most = max(most, peak.peak_bytes)
     budget = int(0.9 * most)
-    run = remat.rematerialize(model, budget=budget, limit_seconds=0.2)
+    run = remat.rematerialize(model, budget=budget, limit_seconds=0.1)
     over = 0
     for seed in range(16):
         inputs = masked_tokens(seed)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from remat.session import region_planner
 
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = 0.1
 SCALE = 1.0
 
 

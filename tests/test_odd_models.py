@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = 0.1
 
 
 def rematerialized(model, args, kwargs):

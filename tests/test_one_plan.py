@@ -208,7 +208,7 @@ def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
         monkeypatch.setattr(module, "MOST_TIMES", most_times)
 
     def lowest(graph):
-        return smallest_budget(graph, limit_seconds=0.3).schedule
+        return smallest_budget(graph, limit_seconds=0.1).schedule
 
     plan = trained_beside(monkeypatch, lowest, budget="1MiB", regions=regions)
     assert (plan.recomputations > 0) == (most_times > 2)

@@ -132,7 +132,7 @@ def test_what_nobody_reads_is_not_made_and_is_right_when_read(plain, options):
 def test_a_budget_that_no_plan_with_it_reaches_is_kept(plain):
     expected, logits, peak_bytes = plain
     budget = int(0.4 * peak_bytes)
-    options = {"budget": budget, "numerics": "rounding", "limit_seconds": 1.0}
+    options = {"budget": budget, "numerics": "rounding", "limit_seconds": 0.1}
     model = remat.rematerialize(Language(), **options)
     for at in range(7):
         with warnings.catch_warnings():
@@ -311,7 +311,7 @@ def test_a_plan_is_saved_and_used(plain, tmp_path):
     steps(model, 5, expected)
     model.plan.save(tmp_path / "plan.json")
     again = remat.rematerialize(
-        Language(), plan=tmp_path / "plan.json", numerics="rounding", limit_seconds=1.0
+        Language(), plan=tmp_path / "plan.json", numerics="rounding", limit_seconds=0.1
     )
     output, _ = steps(again, 4, expected)
     assert deferred(again) == deferred(model)

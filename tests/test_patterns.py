@@ -25,7 +25,7 @@ def train(name, budget, steps, plans=None):
     pattern = PATTERNS[name]
     seed_everything(0)
     plain = pattern.build()
-    model = remat.rematerialize(copy.deepcopy(plain), budget=budget, limit_seconds=0.2)
+    model = remat.rematerialize(copy.deepcopy(plain), budget=budget, limit_seconds=0.1)
     for step in steps:
         losses = []
         for each in (plain, model):
@@ -85,7 +85,7 @@ class Changing(nn.Module):
 def test_an_input_of_a_region_that_later_code_changes_in_place_is_copied():
     torch.manual_seed(0)
     plain = Changing()
-    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.1)
     for _ in range(5):
         run(plain)
         run(model)
@@ -109,7 +109,7 @@ class ChangesARow(nn.Module):
 
 def test_an_expanded_input_that_later_code_changes_in_place_is_copied():
     plain = ChangesARow()
-    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.1)
     for _ in range(5):
         for each in (plain, model):
             each.zero_grad()
@@ -138,7 +138,7 @@ class ChangesAnOutput(nn.Module):
 def test_an_output_of_a_region_that_later_code_changes_in_place_is_copied():
     torch.manual_seed(0)
     plain = ChangesAnOutput()
-    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.2)
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=0.1)
     for _ in range(5):
         run(plain)
         run(model)
@@ -149,7 +149,7 @@ def test_an_output_of_a_region_that_later_code_changes_in_place_is_copied():
 
 def test_a_call_without_a_backward_goes_with_its_outputs():
     """What is watched of its outputs does not hold it."""
-    model = remat.rematerialize(ChangesAnOutput(), budget="1MiB", limit_seconds=0.2)
+    model = remat.rematerialize(ChangesAnOutput(), budget="1MiB", limit_seconds=0.1)
     gc.collect()
     gc.disable()
     try:
@@ -195,7 +195,7 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
     monkeypatch.setattr(Call, "go_lean", noted)
     monkeypatch.setattr(StepState, "_record", kept)
     torch.manual_seed(0)
-    model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.2)
+    model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.1)
     for depth in (2, 2, 2, 2, 5, 5, 5, 5):
         model.depth = depth
         run(model)
@@ -211,7 +211,7 @@ def test_two_models_in_one_step_are_both_planned():
     torch.manual_seed(0)
     plain = [Deep(), Deep()]
     models = [
-        remat.rematerialize(copy.deepcopy(model), budget="900kB", limit_seconds=0.2)
+        remat.rematerialize(copy.deepcopy(model), budget="900kB", limit_seconds=0.1)
         for model in plain
     ]
     for _ in range(4):
@@ -245,7 +245,7 @@ def test_a_step_after_a_backward_in_another_autocast_is_recorded(monkeypatch):
     monkeypatch.setattr(
         Judge, "take", lambda self, *found: taken.append(found) or take(self, *found)
     )
-    model = remat.rematerialize(Broken(), budget="8MiB", limit_seconds=0.2)
+    model = remat.rematerialize(Broken(), budget="8MiB", limit_seconds=0.1)
     counts = []
     for step in range(12):
         loss = model(torch.randn(8, 32))

@@ -311,7 +311,7 @@ def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
     with pytest.raises(remat.BudgetTooSmall) as refused:  # by what this CPU's convolutions take
         remat.rematerialize(Images(), IMAGES, budget=1, numerics=numerics)
     options = {"budget": int(1.05 * refused.value.smallest_bytes), "numerics": numerics}
-    made = remat.rematerialize(Images(), IMAGES, limit_seconds=1.0, **options).plan
+    made = remat.rematerialize(Images(), IMAGES, limit_seconds=0.1, **options).plan
     made.save(tmp_path / "plan.json")
     read = remat.Plan.load(tmp_path / "plan.json")
     assert read == replace(made, source="")
@@ -332,14 +332,14 @@ def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
 
 
 def test_a_plan_without_other_ways_is_used_whatever_is_asked_for(layouts):
-    made = remat.rematerialize(Images(), IMAGES, budget="1MiB", limit_seconds=1.0).plan
+    made = remat.rematerialize(Images(), IMAGES, budget="1MiB", limit_seconds=0.1).plan
     again = remat.rematerialize(Images(), IMAGES, plan=made, numerics="rounding")
     assert again.plan.numerics is None
     trains_as(again, Images(), IMAGES)
 
 
 def test_layouts_that_a_file_makes_up_are_refused(layouts):
-    options = {"budget": 0.8, "numerics": "rounding", "limit_seconds": 1.0}
+    options = {"budget": 0.8, "numerics": "rounding", "limit_seconds": 0.1}
     made = remat.rematerialize(Images(), IMAGES, **options).plan
     for laid_out in ((), (0, 10**9)):
         bad = of_one(made, made.graph, made.schedule, laid_out=laid_out)

@@ -22,7 +22,7 @@ from torch.utils import _python_dispatch
 import remat
 from remat_exec import Peak
 
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 0.1
 DEFAULTS = {"budget": 1.0, "limit_seconds": LIMIT_SECONDS}
 
 

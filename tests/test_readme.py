@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *ROOT.glob("packages/*/README.md"), *ROOT.glob("doc
 # Nothing stands in for what these need.
 ALONE = ("start.md", "first-ten-minutes.md", "how-it-works.md")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 0.1
 
 
 def blocks(page):

@@ -153,7 +153,7 @@ def test_new_sizes_run_in_slices_within_the_budget_and_right(
         most = max(most, peak.peak_bytes)
     near = translated(monkeypatch)
     model, budget = copy.deepcopy(eager), int(share * most)
-    run = remat.rematerialize(model, budget=budget, numerics="rounding", limit_seconds=0.5)
+    run = remat.rematerialize(model, budget=budget, numerics="rounding", limit_seconds=0.1)
     tolerance = 1e-12 if name == "double" else 5e-6
     for inputs, wanted in zip(batches, expected, strict=True):
         with measure_peak() as peak:
@@ -244,7 +244,7 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     near = translated(monkeypatch)
     torch.manual_seed(0)
     model = Language()
-    run = remat.rematerialize(model, budget=4 * 2**20, numerics="rounding", limit_seconds=0.5)
+    run = remat.rematerialize(model, budget=4 * 2**20, numerics="rounding", limit_seconds=0.1)
     lengths = [90, 128, 120, 110, 101, 115, 93, 119, 97]
     for at, length in enumerate(lengths):
         if at == 5:
@@ -264,7 +264,7 @@ def test_labels_may_be_of_another_shape_than_words(
     torch.manual_seed(0)
     model = Language()
     eager = copy.deepcopy(model)
-    run = remat.rematerialize(model, budget=8 * 2**20, numerics=numerics, limit_seconds=0.5)
+    run = remat.rematerialize(model, budget=8 * 2**20, numerics=numerics, limit_seconds=0.1)
     for at, length in enumerate((60, 80, 72, 66, 75, 64, 75, 50, 64)):
         ids, labels = words(360 // length, length, at)
         if at >= 6:
@@ -285,7 +285,7 @@ def test_a_size_runs_whole_where_that_fits_and_is_faster(monkeypatch: pytest.Mon
     near = translated(monkeypatch)
     torch.manual_seed(0)
     model = Language()
-    run = remat.rematerialize(model, budget=4 * 2**20, numerics="rounding", limit_seconds=0.5)
+    run = remat.rematerialize(model, budget=4 * 2**20, numerics="rounding", limit_seconds=0.1)
     for at, length in enumerate((120, 128, 125, 40, 123, 36, 44, 20, 42)):
         gradients(model, run, words(4, length, at))
     most = 0

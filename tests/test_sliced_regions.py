@@ -46,7 +46,7 @@ def budget_of(plain):
 def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     plain = Headed(whole)
     budget = budget_of(plain)
-    options = {"budget": budget, "limit_seconds": 1.0, "regions": regions}
+    options = {"budget": budget, "limit_seconds": 0.1, "regions": regions}
     refused = remat.rematerialize(copy.deepcopy(plain), **options)
     with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
         several_steps(refused)
@@ -67,7 +67,7 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     assert model.plan.lower_bound <= model.plan.time
 
     model.plan.save(tmp_path / "plan.json")
-    planned = {"plan": tmp_path / "plan.json", "regions": regions, "limit_seconds": 1.0}
+    planned = {"plan": tmp_path / "plan.json", "regions": regions, "limit_seconds": 0.1}
     again = remat.rematerialize(copy.deepcopy(plain), numerics="rounding", **planned)
     for _ in range(3):
         found = step(again)
@@ -83,7 +83,7 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
 )
 def test_a_refusal_says_what_slices_reach(whole, regions):
     plain = Headed(whole)
-    options = {"limit_seconds": 1.0, "regions": regions}
+    options = {"limit_seconds": 0.1, "regions": regions}
     small = remat.rematerialize(copy.deepcopy(plain), budget=budget_of(plain) // 3, **options)
     with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall) as error:
         several_steps(small)
@@ -100,7 +100,7 @@ def test_a_refusal_says_what_slices_reach(whole, regions):
 
 def test_a_region_is_left_whole_where_it_fits():
     plain = Headed()
-    model = remat.rematerialize(plain, budget="64MiB", limit_seconds=0.5, numerics="rounding")
+    model = remat.rematerialize(plain, budget="64MiB", limit_seconds=0.1, numerics="rounding")
     for _ in range(3):
         step(model)
     assert not any(kind.sliced for kind in model.plan.kinds)

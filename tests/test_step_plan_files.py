@@ -81,7 +81,7 @@ def use(plan, model=None, **options):
 def made(tmp_path_factory):
     """The file of a plan that recomputes, and the plan."""
     budget = int(0.7 * peak_of_a_step(seeded()))
-    model = remat.rematerialize(seeded(), budget=budget, costs="estimate", limit_seconds=0.2)
+    model = remat.rematerialize(seeded(), budget=budget, costs="estimate", limit_seconds=0.1)
     with warnings.catch_warnings():  # estimates know of no workspace: one plan may be over
         warnings.simplefilter("ignore", remat.BudgetWarning)
         for seed in range(6):
@@ -164,7 +164,7 @@ def test_blocks_of_a_transformer_that_are_regions(tmp_path, monkeypatch):
         train(plain, 0)
     first = remat.rematerialize(
         gpt2(), budget=int(0.8 * peak.peak_bytes), regions="transformer.h.*", costs="estimate",
-        limit_seconds=0.3,
+        limit_seconds=0.1,
     )  # fmt: skip
     for seed in range(4):
         train(first, seed)
@@ -189,7 +189,7 @@ def test_the_back_end_tells_its_plans_and_takes_them(made, tmp_path, monkeypatch
     told = []
     budget = 2 * plan.budget_bytes
     options = {
-        "budget": budget, "costs": "estimate", "limit_seconds": 0.2,
+        "budget": budget, "costs": "estimate", "limit_seconds": 0.1,
         "on_plan": told.append,
     }  # fmt: skip
     first = torch.compile(seeded(), backend="remat", options=options)
@@ -254,7 +254,7 @@ def test_a_record_that_says_too_little_is_not_believed(made, tmp_path, caplog):
     low = replace(low, budget_bytes=int(1.01 * low.predicted_peak_bytes))
     assert low.budget_bytes < plan.measured_peak_bytes
     low.save(tmp_path / "low.json")
-    model = use(tmp_path / "low.json", limit_seconds=0.2)
+    model = use(tmp_path / "low.json", limit_seconds=0.1)
     assert_trains_as(model, seeded(), steps=4)
     assert model.plan.measured_peak_bytes <= low.budget_bytes
     assert "low.json takes" in caplog.text
@@ -277,7 +277,7 @@ class Loop(nn.Module):
 
 
 def test_other_calls_of_the_same_regions_are_planned_anew_by_their_schedules(monkeypatch, caplog):
-    first = remat.rematerialize(seeded(Loop), budget=0.8, costs="estimate", limit_seconds=0.2)
+    first = remat.rematerialize(seeded(Loop), budget=0.8, costs="estimate", limit_seconds=0.1)
     for seed in range(4):
         step(first, seed)
     monkeypatch.setattr(kind_finder, "region_front", None)
@@ -328,7 +328,7 @@ def test_gradients_that_never_came_are_part_of_the_plan(tmp_path):
         model(X)[0].square().mean().backward()
 
     plain = seeded(Heads)
-    first = remat.rematerialize(seeded(Heads), budget="1MiB", costs="estimate", limit_seconds=0.2)
+    first = remat.rematerialize(seeded(Heads), budget="1MiB", costs="estimate", limit_seconds=0.1)
     for _ in range(6):
         train(first)
     assert any(kind.missing for kind in first.plan.kinds)

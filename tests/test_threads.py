@@ -11,7 +11,7 @@ import remat
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, in a thread
 
-OPTIONS = {"budget": "64KiB", "limit_seconds": 0.2}
+OPTIONS = {"budget": "64KiB", "limit_seconds": 0.1}
 WAYS = {
     "rematerialize": lambda model: remat.rematerialize(model, **OPTIONS),
     "compile": lambda model: torch.compile(model, backend="remat", options=OPTIONS),

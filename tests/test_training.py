@@ -14,7 +14,7 @@ from exec_cases.training import Record, assert_bitwise_equal, assert_close, trai
 import remat
 from zoo import Example, gpt2, inplace, transformer
 
-LIMIT_SECONDS = 0.5
+LIMIT_SECONDS = 0.1
 EXAMPLES = {  # half as deep as the tiny ones of the zoo, which train no other way
     "inplace": lambda: inplace.make((2, 16, 16, 4)),
     "transformer": lambda: transformer.make("transformer", (1, 32, 2, 6, 16)),

@@ -19,7 +19,7 @@ def test_gradients_add_up_over_unequal_micro_batches() -> None:
     model = copy.deepcopy(eager)
     budget = 2**20
     run, draw, over = (
-        remat.rematerialize(model, budget=budget, limit_seconds=0.2),
+        remat.rematerialize(model, budget=budget, limit_seconds=0.1),
         random.Random(0),
         0,
     )

@@ -65,7 +65,7 @@ def planned(drawn, budget, way):
         warnings.simplefilter("ignore")
         if way == "compiled":
             plans = []
-            options = {"budget": budget, "limit_seconds": 0.2, "on_plan": plans.append}
+            options = {"budget": budget, "limit_seconds": 0.1, "on_plan": plans.append}
             model = torch.compile(model, backend="remat", options=options)
             steps = _train(model, drawn, WARM_STEPS)
             breaks = getattr(plans[-1], "breaks", ()) if plans else ()
@@ -75,7 +75,7 @@ def planned(drawn, budget, way):
             model = torch.compile(model, backend=STORING)
         else:
             args = drawn.call() if way == "example" else None
-            model = remat.rematerialize(model, args, budget=budget, limit_seconds=0.2)
+            model = remat.rematerialize(model, args, budget=budget, limit_seconds=0.1)
         steps = _train(model, drawn, WARM_STEPS)
         return replace(steps, breaks=getattr(getattr(model, "plan", None), "breaks", ()))
 

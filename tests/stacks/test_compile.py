@@ -50,7 +50,7 @@ def test_the_backend_is_listed():
 
 def test_the_backend_compiles_in_place_and_trains_within_the_budget():
     plain = peak_of_a_step(made(Blocks))
-    options = {"budget": int(0.7 * plain), "limit_seconds": 0.2}
+    options = {"budget": int(0.7 * plain), "limit_seconds": 0.1}
     model = made(Blocks)
     model.compile(backend="remat", options=options)
     assert_bitwise_equal(record(model), record(made(Blocks)))
@@ -70,7 +70,7 @@ def test_guards_look_at_each_tensor_where_torch_is_older(monkeypatch):
             yield [p.grad for p in model.parameters()]
 
     model = made(Blocks)
-    model.compile(backend="remat", options={"budget": "1MiB", "limit_seconds": 0.2})
+    model.compile(backend="remat", options={"budget": "1MiB", "limit_seconds": 0.1})
     with torch._dynamo.config.patch(skip_tensor_guards_with_matching_dict_tags=True):
         for got, expected in zip(gradients(model), gradients(made(Blocks)), strict=True):
             assert not torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags
@@ -131,7 +131,7 @@ class Before(nn.Module):
 
 def test_code_before_the_first_graph_is_told_and_the_graph_not_taken_for_the_whole_step():
     plans = []
-    options = {"budget": "8GiB", "limit_seconds": 0.2, "on_plan": plans.append}
+    options = {"budget": "8GiB", "limit_seconds": 0.1, "on_plan": plans.append}
     model = torch.compile(made(Before), backend="remat", options=options)
     with pytest.warns(remat.BudgetWarning, match=r"made no graph of what leads to .*test_compile"):
         got = record(model)
@@ -201,7 +201,7 @@ def test_dropout_between_the_layers_of_an_lstm_is_not_lost():
 
 def test_an_lstm_within_a_larger_forward_is_planned():
     plans = []
-    options = {"budget": 0.7, "limit_seconds": 0.2, "on_plan": plans.append}
+    options = {"budget": 0.7, "limit_seconds": 0.1, "on_plan": plans.append}
     model = torch.compile(made(Recurrent), backend="remat", options=options)
     assert_close(record(model), record(made(Recurrent)))
     assert peak_of_a_step(model) <= plans[-1].budget_bytes < peak_of_a_step(made(Recurrent))
@@ -226,7 +226,7 @@ def test_a_float_that_changes_and_that_an_autograd_function_reads_is_a_number():
             return Scaled.apply(super().forward(x).tanh(), scale)
 
     plain = made(Net, 16, 16)
-    model = torch.compile(plain, backend="remat", options={"budget": "1MiB", "limit_seconds": 0.2})
+    model = torch.compile(plain, backend="remat", options={"budget": "1MiB", "limit_seconds": 0.1})
     for scale in (0.5, 0.25, 0.75):
         got, expected = (
             torch.autograd.grad(square(net(batch(), scale)), list(plain.parameters()))
@@ -243,7 +243,7 @@ class Wide(Blocks):
 
 
 @pytest.mark.parametrize("second", [Blocks, Wide])
-@pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.2}, None])
+@pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.1}, None])
 def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, caplog):
     """Also those with one dict of options, or none, and those whose code is the same."""
     with caplog.at_level("INFO", logger="remat.front.backend"):
@@ -260,7 +260,7 @@ def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, capl
 
 
 def test_a_model_that_fits_no_budget_is_no_error_of_another():
-    options = {"budget": "3KiB", "limit_seconds": 0.2}
+    options = {"budget": "3KiB", "limit_seconds": 0.1}
     small, large = (
         torch.compile(model, backend="remat", options=options)
         for model in (made(nn.Linear, 16, 4), made(Blocks))
@@ -273,7 +273,7 @@ def test_a_model_that_fits_no_budget_is_no_error_of_another():
 
 def test_models_whose_calls_wait_for_a_backward_at_a_time_are_planned_together_from_then_on():
     plans, second = [], nn.Linear(16, 16)
-    options = {"budget": "1MiB", "limit_seconds": 0.2, "on_plan": plans.append}
+    options = {"budget": "1MiB", "limit_seconds": 0.1, "on_plan": plans.append}
     first, plain = made(nn.Linear, 16, 16), [made(nn.Linear, 16, 16), copy.deepcopy(second)]
     models = [torch.compile(m, backend="remat", options=options) for m in (first, second)]
 

@@ -8,7 +8,7 @@ import remat
 from loop_cases.models import batch, made, square
 from loop_cases.run import Run
 
-LIMIT_SECONDS = 0.2
+LIMIT_SECONDS = 0.1
 
 
 def rematerialized(model, *args, budget=0.7, **kwargs):

@@ -14,7 +14,7 @@ from remat_exec import measure_peak
 
 SHAPE = (2, 64)
 BUDGET = 3 * (2 * 64 * WORDS * 4) // 2  # one and a half times the logits, of which two are needed
-IN_SLICES = {"budget": BUDGET, "numerics": "rounding", "limit_seconds": 0.3}
+IN_SLICES = {"budget": BUDGET, "numerics": "rounding", "limit_seconds": 0.1}
 
 
 def words(seed, shape=SHAPE):
