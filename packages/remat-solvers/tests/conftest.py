@@ -9,7 +9,7 @@ import pytest
 from remat_solvers.core import trust
 
 sys.path.insert(0, str(Path(__file__).parent))
-pytest.register_assert_rewrite("solver_cases.answers")
+pytest.register_assert_rewrite("solver_cases.answers", "solver_cases.curves")
 
 
 @pytest.fixture(autouse=True)

@@ -1,111 +1,35 @@
 """The curve: monotone, checked, never above the truth, and made of fewer solves than points."""
 
 import dataclasses
-import importlib
+import functools
 import itertools
-import math
-from concurrent.futures import Executor, Future
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_cases.curves import CHAIN, PEAK, answered_by, check, nothing, repaired
 from solver_cases.random_graphs import graphs, trainings
 from solver_cases.smallest_budgets import smallest
 
 from remat_graph import Graph, Op, Schedule, Solution, Status, Value, simulate
-from remat_graph.testing import unit_chain
 from remat_solvers import (
     BrokenSolver,
-    InvalidProblem,
-    UnknownSolver,
     UnsuitableSolver,
-    WorkerDied,
-    max_batch_size,
     smallest_budget,
     solve,
     store_all,
     tradeoff,
-    with_batch,
 )
-from remat_solvers.core.store_all import StoreAll
-from remat_solvers.core.wiring import Wiring, expand
-from remat_solvers.published.rotor import Rotor
 from remat_solvers.queries import curve
-from remat_solvers.queries import tradeoff as tradeoff_module
-from remat_solvers.registry import Chosen
-from remat_solvers.search.evict import evict
 from remat_solvers.testing.brute_force import fastest
 
-# By name: `remat_solvers.solve` is the function.
-ORIGIN = "nowhere 0.0"
-SOLVE = importlib.import_module("remat_solvers.solve")
-CHAIN = with_batch(unit_chain(6), 10)
-PEAK = simulate(CHAIN, store_all(CHAIN)).peak_bytes
 PERMISSIVE = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def check(graph, found):
-    """What holds for every curve."""
-    budgets = [point.budget_bytes for point in found.points]
-    assert budgets == sorted(set(budgets))
-    for point in found.points:
-        solution = point.solution
-        if solution is None:
-            assert point.status is (Status.INFEASIBLE if point.proved_infeasible else Status.LIMIT)
-            assert (point.lower_bound is None) == point.proved_infeasible
-            continue
-        assert not point.proved_infeasible
-        timeline = simulate(graph, solution.schedule)
-        assert timeline.peak_bytes == solution.peak_bytes <= point.budget_bytes
-        assert solution.time == timeline.time >= point.lower_bound == solution.lower_bound
-        assert solution.peak_bytes >= found.smallest_bytes
-    times = [math.inf if p.solution is None else p.solution.time for p in found.points]
-    bounds = [math.inf if p.lower_bound is None else p.lower_bound for p in found.points]
-    assert times == sorted(times, reverse=True)
-    assert bounds == sorted(bounds, reverse=True)
-    assert found.least_bytes <= found.smallest_bytes <= found.store_all_peak_bytes
-
-
-class Fake(StoreAll):
-    """Answers by a function of the problem, and remembers what it was asked."""
-
-    name = "fake"
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.asked = []
-
-    def solve(self, problem, limit, report):
-        self.asked.append((problem.budget_bytes, limit.seconds, problem.start))
-        return self.answer(problem)
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    def make(answer):
-        made = Fake(answer)
-        for module in (SOLVE, tradeoff_module, curve):
-            monkeypatch.setattr(
-                module, "resolve_solver", lambda name: Chosen(made, name, ORIGIN, None)
-            )
-        return made
-
-    return make
-
-
-def nothing(problem, status=Status.LIMIT, bound=None):
-    return Solution(status, None, math.inf, 0, bound, "fake", 0.0)
-
-
-def repaired(problem, bound=None):
-    """Some schedule that fits, or nothing."""
-    wiring = Wiring.of(problem.graph)
-    found = evict(wiring, np.arange(wiring.op_count), problem.budget_bytes)
-    if found.peak_bytes > problem.budget_bytes:
-        return nothing(problem)
-    schedule = expand(wiring, found.sequence)
-    return Solution(Status.FEASIBLE, schedule, 0.0, 0, bound, "fake", 0.0)
+    return functools.partial(answered_by, monkeypatch)
 
 
 @PERMISSIVE
@@ -333,38 +257,6 @@ def test_a_schedule_in_an_order_of_its_own_contradicts_nobody(fake):
     assert tradeoff(graph, budgets=[fits.peak_bytes], solver="fake").points[0].lower_bound == truth
 
 
-@pytest.mark.parametrize("points", [1, 0, -3, 2.5, True, "8"])
-def test_points_that_are_no_curve_are_refused(points):
-    with pytest.raises(InvalidProblem, match="points="):
-        tradeoff(CHAIN, points=points)
-
-
-@pytest.mark.parametrize(
-    "budgets",
-    [[], (), "", [0], [-1], [0.0], [-0.5], [1.5], [math.nan], [math.inf], [True], ["8GiB"], [None],
-     "50%", [0.5, 0]],
-    ids=repr,
-)  # fmt: skip
-def test_what_is_no_budget_is_refused(budgets):
-    with pytest.raises(InvalidProblem, match="budget"):
-        tradeoff(CHAIN, budgets=budgets)
-
-
-def test_what_else_is_refused_before_work(fake, monkeypatch):
-    def never(*args, **kwargs):
-        raise AssertionError("work was done")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(curve, "smallest_budget", never)
-        with pytest.raises(UnknownSolver):
-            tradeoff(CHAIN, solver="refined")
-        with pytest.raises(InvalidProblem, match="limit_seconds"):
-            tradeoff(CHAIN, limit_seconds=-1)
-    fake(repaired).needs_hierarchy = True
-    with pytest.raises(UnsuitableSolver, match="hierarchy"):
-        tradeoff(CHAIN, solver="fake", budgets=[PEAK - 10])
-
-
 def test_budgets_are_sorted_counted_once_and_mixed():
     found = tradeoff(CHAIN, budgets=[PEAK, 1.0, np.int64(5 * PEAK), 1, np.float64(0.99), 1])
     check(CHAIN, found)
@@ -382,97 +274,3 @@ def test_a_graph_with_nothing_to_trade_has_one_point():
         assert (point.budget_bytes, point.status) == (budget, Status.OPTIMAL)
         assert found.overhead(point.solution.time) == 0.0
     assert tradeoff(one, budgets=[6]).points[0].proved_infeasible
-
-
-def test_progress_after_every_point():
-    reports = []
-    found = tradeoff(CHAIN, points=4, progress=reports.append)
-    done = [report for report in reports if report.message.startswith(f"{report.round} of 4, ")]
-    assert [report.round for report in done] == [1, 2, 3, 4]
-    assert "optimal" in done[0].message
-    assert any(report.solver == "refine" and "of 4: " in report.message for report in reports)
-    assert done[-1].incumbent_time == found.points[0].solution.time
-
-
-def test_what_the_progress_raises_is_raised(fake):
-    fake(repaired)
-
-    def full(report):
-        raise LookupError("enough")
-
-    with pytest.raises(LookupError, match="enough"):
-        tradeoff(CHAIN, progress=full)
-
-
-def test_ctrl_c_is_raised(fake):
-    def answer(problem):
-        raise KeyboardInterrupt
-
-    fake(answer)
-    with pytest.raises(KeyboardInterrupt):
-        tradeoff(CHAIN, solver="fake")
-
-
-class Recorded(Executor):
-    """Runs at once, with a number of workers; records what it was given."""
-
-    def __init__(self, workers=None):
-        self.calls = []
-        if workers is not None:
-            self._max_workers = workers
-
-    def submit(self, function, /, *arguments):
-        self.calls.append(arguments)
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-
-@pytest.mark.parametrize("workers", [None, 1, 2, 3, 50])
-def test_the_executor_gives_the_same_kind_of_curve(workers):
-    executor = Recorded(workers)
-    here = tradeoff(CHAIN, points=5)
-    found = tradeoff(CHAIN, points=5, executor=executor)
-    check(CHAIN, found)
-    assert [(p.budget_bytes, p.solution.time) for p in found.points] == [
-        (p.budget_bytes, p.solution.time) for p in here.points
-    ]
-    assert 1 <= len(executor.calls) <= 4
-
-
-def test_the_time_of_an_executor_is_shared_by_rounds(fake):
-    solver = fake(nothing)
-    budgets = list(range(PEAK - 40, PEAK, 10))
-    tradeoff(CHAIN, budgets=budgets, solver="fake", executor=Recorded(2), limit_seconds=1000)
-    seconds = [limit for _, limit, _ in solver.asked]
-    assert len(seconds) == 4
-    assert all(400 < s <= 500 for s in seconds[:2])
-    assert all(900 < s <= 1000 for s in seconds[2:])
-
-
-def test_an_object_is_asked_in_processes_too(processes):
-    found = tradeoff(CHAIN, points=3, solver=Rotor(slots=40), limit_seconds=6, executor=processes)
-    assert found.solver == "rotor(slots=40)"
-    asked = {point.solution.solver for point in found.points}
-    assert asked <= {"rotor(slots=40)", "store-all", "smallest-budget"}
-    middle = found.points[1].budget_bytes
-    assert solve(CHAIN, middle, solver=Rotor(slots=40)).time >= found.points[1].solution.time
-    assert max_batch_size(CHAIN, 60, solver=Rotor(slots=40)).batch_size >= 1
-
-
-def test_a_pool_of_processes(processes):
-    found = tradeoff(CHAIN, points=4, executor=processes)
-    check(CHAIN, found)
-    assert all(point.status is Status.OPTIMAL for point in found.points)
-
-
-def test_an_executor_that_loses_a_budget_says_which():
-    class Cancelling(Recorded):
-        def submit(self, function, /, *arguments):
-            future = Future()
-            future.cancel()
-            future.set_running_or_notify_cancel()
-            return future
-
-    with pytest.raises(WorkerDied, match=rf"budget of {PEAK - 10} bytes"):
-        tradeoff(CHAIN, budgets=[PEAK - 10], executor=Cancelling())
