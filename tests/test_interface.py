@@ -3,77 +3,25 @@
 import copy
 import gc
 import inspect
-import io
 import logging
-import pickle
 import weakref
 
 import pytest
 import torch
-import transformers
 from exec_cases.models import Scheduled
 from exec_cases.training import assert_bitwise_equal, assert_close, train
+from integration_cases.one_net import LIMIT_SECONDS, Net, batch, loss, net, planned, step
 from torch import nn
 
 import remat
 import zoo
 from remat_graph.torch import capture
 
-LIMIT_SECONDS = 0.1
-
-
-class Net(nn.Module):
-    """Two layers tied to one another, a buffer, dropout, and arguments of every kind."""
-
-    def __init__(self, width=24):
-        super().__init__()
-        self.config = {"width": width}
-        self.enter, self.leave = nn.Linear(8, width), nn.Linear(width, 8)
-        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.2)
-        self.again = nn.Linear(8, width)
-        self.again.weight = self.enter.weight
-
-    def forward(self, x, /, scale=1.0, *, shift=None, deep=False):
-        h = self.drop(torch.tanh(self.norm(self.enter(x)))) * scale
-        if shift is not None:
-            h = h + shift
-        if deep:
-            h = torch.tanh(self.again(self.leave(h)))
-        return self.leave(torch.exp(torch.sin(h)))
-
-    def describe(self):
-        """A method that is no forward."""
-        return f"{type(self).__name__} {self.config['width']}"
-
-
-def net():
-    torch.manual_seed(0)
-    return Net()
-
-
-def batch(size=64, seed=1):
-    return torch.randn(size, 8, generator=torch.Generator().manual_seed(seed))
-
-
-def loss(output):
-    return output.square().mean()
-
-
-def planned(model=None, args=(), **kwargs):
-    kwargs.setdefault("budget", 0.7)
-    return remat.rematerialize(
-        model or net(), args or (batch(),), limit_seconds=LIMIT_SECONDS, **kwargs
-    )
-
 
 @pytest.fixture(scope="module")
 def shared():
     """A planned model for tests that leave it as it is."""
     return planned()
-
-
-def step(model, x=None, **kwargs):
-    return train(model, lambda m, _: m(batch() if x is None else x, **kwargs), loss)
 
 
 def test_the_class_and_everything_on_it_are_those_of_the_model(shared):
@@ -217,47 +165,6 @@ def test_a_shallow_copy_is_refused_since_it_would_run_the_first(shared):
     assert shared(batch()).shape == (64, 8)
 
 
-def test_a_deepcopy_trains_alone_and_is_planned_anew():
-    model = planned()
-    other = copy.deepcopy(model)
-    assert type(other) is Net
-    assert other.enter.weight is other.again.weight
-    assert other.enter.weight is not model.enter.weight
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert_bitwise_equal(step(other), step(planned()))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert other.plan is not model.plan
-    assert other.plan.budget_bytes == model.plan.budget_bytes
-
-
-def test_pickling_keeps_the_settings_and_plans_anew():
-    model = planned()
-    other = pickle.loads(pickle.dumps(model))
-    assert type(other) is Net
-    stale = other.plan
-    assert_bitwise_equal(step(other), step(model))
-    assert other.plan is not stale
-    assert other.plan.budget_bytes == model.plan.budget_bytes
-
-
-def test_saving_and_loading_the_whole_model():
-    model = planned()
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    other = torch.load(file, weights_only=False)
-    assert_bitwise_equal(step(other), step(model))
-
-
-def test_a_checkpoint_goes_from_one_to_the_other():
-    model, eager = planned(), net()
-    step(model)
-    eager.load_state_dict(model.state_dict())
-    assert_close(step(model), step(eager))
-    model.load_state_dict(net().state_dict())
-    assert_close(step(model), step(net()))
-
-
 def test_without_an_example_the_plan_is_made_at_the_first_training_call():
     model = remat.rematerialize(net(), budget=0.7, limit_seconds=LIMIT_SECONDS)
     assert str(model.plan) == "remat plan: not made yet; it is made at the first training call"
@@ -366,69 +273,10 @@ def test_autocast_is_part_of_the_plan():
     assert got.tensors["output 0 of step 0"].dtype == torch.bfloat16
 
 
-def test_data_parallel_over_the_result(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        parallel = nn.parallel.DistributedDataParallel(planned())
-        got = step(parallel, deep=True)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert_bitwise_equal(got, step(planned(), deep=True))
-
-
 def test_what_torch_compile_is_told_it_leaves_alone():
     compiled = torch.compile(nn.Sequential(planned(), nn.Linear(8, 2)), backend="eager")
     compiled(batch()).sum().backward()
     assert all(p.grad is not None for n, p in compiled.named_parameters() if "again" not in n)
-
-
-@pytest.fixture(scope="module")
-def gpt2():
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=32, bos_token_id=0,
-        eos_token_id=63, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"
-    return model.train()
-
-
-def test_a_hugging_face_model_stays_one(gpt2, tmp_path):
-    tokens = torch.randint(1, 60, (4, 16), generator=torch.Generator().manual_seed(0))
-    model = remat.rematerialize(
-        copy.deepcopy(gpt2), (), {"input_ids": tokens, "labels": tokens}, budget=0.6,
-        limit_seconds=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert isinstance(model, transformers.PreTrainedModel)
-    assert model.config.n_layer == 2
-    results = []
-    for each in (model, copy.deepcopy(gpt2)):
-        torch.manual_seed(3)
-        output = each(input_ids=tokens, labels=tokens)
-        output.loss.backward()
-        results.append((output, [p.grad for p in each.parameters()]))
-    (output, gradients), (expected, expected_gradients) = results
-    assert type(output) is type(expected)
-    assert list(output) == list(expected)
-    assert list(output)[:2] == ["loss", "logits"]
-    ours, theirs = output[2], expected[2]  # keys and values: their name differs between releases
-    assert type(ours) is type(theirs)
-    torch.testing.assert_close(output.logits, expected.logits)
-    assert output[0] is output.loss
-    for our_layer, their_layer in zip(ours.layers, theirs.layers, strict=True):
-        torch.testing.assert_close(our_layer.keys, their_layer.keys)
-        torch.testing.assert_close(our_layer.values, their_layer.values)
-    for ours, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    model.eval()
-    generated = model.generate(tokens[:1, :4], max_new_tokens=3, do_sample=False)
-    assert generated.shape == (1, 7)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert torch.equal(loaded.transformer.wte.weight, model.transformer.wte.weight)
 
 
 def test_a_zoo_model_of_every_output_structure_gives_it_back():
