@@ -364,7 +364,7 @@ class Deep(nn.Module):
         torch.empty(self.taken, dtype=torch.uint8)
 
 
-def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record():
+def test_a_step_of_more_calls_than_were_planned_for_is_told_of():
     torch.manual_seed(0)
     model = remat.rematerialize(Deep(), budget=400_000, limit_seconds=0.05)
     for _ in range(5):
@@ -377,6 +377,21 @@ def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record(
         took = int(re.search(r"took ([\d,]+) bytes", told)[1].replace(",", ""))
         assert model.plan.budget_bytes < took <= peak
         assert not told_by(lambda: run(model))
+
+
+def test_a_step_of_more_calls_than_were_planned_for_is_told_of_without_a_record():
+    """A profiler of the user's keeps it from being recorded."""
+    torch.manual_seed(0)
+    model = remat.rematerialize(Deep(), budget=400_000, limit_seconds=0.05)
+    for _ in range(5):
+        run(model)
+    model.depth = 12
+    with torch.profiler.profile():
+        (told,) = told_by(lambda: run(model))
+    assert "what runs between them was not recorded" in told
+    assert int(re.search(r"took ([\d,]+) bytes", told)[1].replace(",", "")) > 400_000
+    model.depth = 2
+    assert not told_by(lambda: run(model))
 
 
 def test_a_share_of_more_calls_than_were_planned_for_is_one_of_what_plain_takes_for_them():
