@@ -216,7 +216,7 @@ def test_what_is_built_is_legal_whatever_the_point_says(graph, seed, share):
     program = relaxation.program
     for _ in range(3):
         point = np.clip(rng.random(relaxation.columns), program.lower, program.upper)
-        built = construct(wiring, read_point(relaxation, wiring, point))  # raises what is not
+        built = construct(wiring, read_point(relaxation, point))  # raises what is not
         assert built is None or is_in_order(wiring, built)
 
 

@@ -88,7 +88,7 @@ def test_a_segment_that_is_cut_counts_what_runs_twice_in_it():
         bounds.append(chain.time * (1 + answer.bound / COST_OF_ONCE))
     assert bounds == pytest.approx([22, 23], rel=1e-5)
     assert least == 23
-    built = construct(wiring, read_point(relaxation, wiring, answer.point))
+    built = construct(wiring, read_point(relaxation, answer.point))
     assert simulate(chain, expand(wiring, built)).time == 23
 
 

@@ -123,7 +123,7 @@ class Heuristics:
         state = self._state
         if answer.point is None:
             return None
-        stagewise = read_point(relaxation, state.wiring, answer.point)
+        stagewise = read_point(relaxation, answer.point)
         sequence = construct(state.wiring, stagewise)
         if sequence is None:
             return None

@@ -93,7 +93,7 @@ class Neighbourhood:
         if answer.point is None:
             return now
         point[free] = answer.point
-        sequence = construct(wiring, read_point(relaxation, wiring, point))
+        sequence = construct(wiring, read_point(relaxation, point))
         if sequence is None:
             return now
         built = trace(wiring, sequence)

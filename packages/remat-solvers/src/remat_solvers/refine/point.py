@@ -43,7 +43,7 @@ class Stagewise:
         return k == len(self.checkpoints) or value in self.kept[k]
 
 
-def read_point(relaxation: Relaxation, wiring: Wiring, point: Floats) -> Stagewise:
+def read_point(relaxation: Relaxation, point: Floats) -> Stagewise:
     """Read which values are kept and which ops redone off a point of the program."""
     full = np.append(point, 0.0)
     kept = full[relaxation.kept_column] > 0.5

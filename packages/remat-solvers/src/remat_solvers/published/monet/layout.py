@@ -88,7 +88,7 @@ class Layout:
             order[list(node.ops)] = np.arange(at, at + len(node.ops))
             at += len(node.ops)
         segments = tuple(_segments(wiring, alternatives, place))
-        last_keep, last_run = _last_uses(wiring, nodes, segments, place)
+        last_keep, last_run = _last_uses(wiring, nodes, segments)
         return cls(wiring, alternatives, nodes, segments, place, order, last_keep, last_run)
 
     @property
@@ -193,7 +193,7 @@ def _ways(wiring: Wiring, alternatives: Alternatives, group: int, place: Ints) -
 
 
 def _last_uses(
-    wiring: Wiring, nodes: tuple[Node, ...], segments: tuple[Segment, ...], place: Ints
+    wiring: Wiring, nodes: tuple[Node, ...], segments: tuple[Segment, ...]
 ) -> tuple[Ints, Ints]:
     """Find up to which segment values and runs matter, by following reads until nothing changes."""
     keep = np.zeros(wiring.value_count, dtype=np.int64)
