@@ -29,9 +29,9 @@ from types import MappingProxyType
 __all__ = [
     "Plugin",
     "Registry",
+    "described",
     "find_plugins",
     "interrupts_deferred",
-    "offering",
     "read_settings",
     "with_settings",
 ]
@@ -207,7 +207,7 @@ def interrupts_deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def offering(group: str, name: str, instance: object) -> Plugin | None:
+def _offering(group: str, name: str, instance: object) -> Plugin | None:
     """Find the one plugin of a name, if what it names is the class of this object."""
     plugins = find_plugins(group).get(name, ())
     if len(plugins) != 1:
@@ -216,6 +216,19 @@ def offering(group: str, name: str, instance: object) -> Plugin | None:
         return plugins[0] if plugins[0].load() is type(instance) else None
     except (Exception, SystemExit):  # the error comes where it is asked for by its name
         return None
+
+
+def described(group: str, name: str, instance: object) -> tuple[str, str, str | None]:
+    """Say what an object is called, where it comes from, and all that its answers depend on.
+
+    The last is `None` if that is not known: of a class that no installed distribution offers, or of
+    settings that cannot be written down.
+    """
+    full_name, offered = with_settings(name, instance), _offering(group, name, instance)
+    kind = type(instance)
+    origin = f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin
+    identity = None if full_name is None or offered is None else f"{full_name} of {offered}"
+    return full_name or name, origin, identity
 
 
 def with_settings(name: str, instance: object) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
-from remat_graph.plugins import Plugin, find_plugins, offering, read_settings, with_settings
+from remat_graph.plugins import Plugin, described, find_plugins, read_settings, with_settings
 from remat_partition.errors import (
     BrokenPartitioner,
     DuplicatePartitioner,
@@ -95,17 +95,9 @@ def resolve_partitioner(
             f"partitioner={partitioner!r} is neither the name of an installed partitioner nor an "
             f"object with a `name`, a string, and `partition`"
         )
-    full_name = with_settings(partitioner.name, partitioner)
     if options:
         raise UnknownOption(partitioner.name, min(options), None)
-    kind = type(partitioner)
-    offered = offering(GROUP, partitioner.name, partitioner)
-    return Chosen(
-        partitioner,
-        full_name or partitioner.name,
-        f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
-        None if full_name is None or offered is None else f"{full_name} of {offered}",
-    )
+    return Chosen(partitioner, *described(GROUP, partitioner.name, partitioner))
 
 
 def find(name: str) -> Plugin:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from remat_graph.plugins import Plugin, Registry, offering, read_settings, with_settings
+from remat_graph.plugins import Plugin, Registry, described, read_settings
 from remat_solvers.core.problem import Solver
 from remat_solvers.errors import BrokenSolver, DuplicateSolver, InvalidProblem, UnknownSolver
 
@@ -95,15 +95,7 @@ def resolve_solver(solver: str | Solver) -> Chosen:
             f"solver={solver!r}{lacks}; give a name, such as 'auto' or 'refine', or a solver with "
             f"its settings, such as Checkmate(gap=0.01)"
         )
-    full_name = with_settings(solver.name, solver)
-    offered = offering(GROUP, solver.name, solver)
-    kind = type(solver)
-    return Chosen(
-        solver,
-        full_name or solver.name,
-        f"{kind.__module__}.{kind.__qualname__}" if offered is None else offered.origin,
-        None if full_name is None or offered is None else f"{full_name} of {offered}",
-    )
+    return Chosen(solver, *described(GROUP, solver.name, solver))
 
 
 def _missing(solver: object) -> list[str]:
