@@ -23,7 +23,7 @@ def example():
 def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
     before = {name: tensor.clone() for name, tensor in example.model.state_dict().items()}
     call = (example.model, example.args, example.kwargs)
-    curve = remat.tradeoff(*call, points=3, costs="estimate", limit_seconds=1)
+    curve = remat.tradeoff(*call, points=3, costs="estimate", limit_seconds=0.3)
     first, middle, last = curve.points
     assert last.budget_bytes == curve.store_all_peak_bytes
     assert last.status is Status.OPTIMAL
@@ -34,10 +34,10 @@ def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
     plan = remat.plan(*call, budget=last.budget_bytes, costs="estimate")
     assert plan.solution.time == curve.store_all_time
     assert simulate(plan.graph, middle.solution.schedule).time == middle.solution.time
-    tighter = remat.plan(*call, budget=last.budget_bytes - 1, costs="estimate", limit_seconds=1)
+    tighter = remat.plan(*call, budget=last.budget_bytes - 1, costs="estimate", limit_seconds=0.3)
     assert tighter.solution.solver != "store-all"
     with pytest.raises(remat.BudgetTooSmall):
-        remat.plan(*call, budget=curve.least_bytes - 1, costs="estimate", limit_seconds=1)
+        remat.plan(*call, budget=curve.least_bytes - 1, costs="estimate", limit_seconds=0.3)
     assert all(torch.equal(before[k], v) for k, v in example.model.state_dict().items())
 
 
@@ -50,10 +50,10 @@ def test_measured_with_a_loss_and_fractions_of_plain():
         return (output - 1).square().mean()
 
     def curve(**options):
-        return remat.tradeoff(model, batch, limit_seconds=3, **options)
+        return remat.tradeoff(model, batch, limit_seconds=0.5, **options)
 
     with_loss = curve(budgets=[0.9, "1.0 GiB"], loss=loss)
-    plan = remat.plan(model, batch, budget=0.9, loss=loss, limit_seconds=1)
+    plan = remat.plan(model, batch, budget=0.9, loss=loss, limit_seconds=0.3)
     assert with_loss.points[0].budget_bytes == pytest.approx(plan.budget_bytes, rel=0.02)
     assert with_loss.points[1].budget_bytes == 2**30
     assert with_loss.points[1].status is Status.OPTIMAL
