@@ -8,6 +8,7 @@ is measured to be within a budget that nothing but slices reaches.
 """
 
 import pytest
+from integration_cases.sweeps import swept
 from integration_cases.unequal import are_eagers
 from stack_cases import processes, sliced
 from stack_cases.ranks import any_case, example, one_plan
@@ -32,26 +33,33 @@ CASES = {
 }
 
 
-IN_SLICES = ("DDP", "FSDP2")
+SWEPT = {"DDP, static graph", "DDP, small buckets", "examples/ddp.py", "examples/fsdp2.py"}
+IN_SLICES = {"DDP in slices": "DDP", "FSDP2 in slices": "FSDP2"}
+LENGTHS = "batches of other lengths"
+ALL = {
+    **{name: (processes.beside_plain, case) for name, case in CASES.items()},
+    **{name: (sliced.beside_plain, kind) for name, kind in IN_SLICES.items()},
+    LENGTHS: (are_eagers, 4),
+}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What two processes found, all cases in one start: that takes seconds."""
-    cases = {name: (processes.beside_plain, case) for name, case in CASES.items()}
-    cases |= {f"{kind} in slices": (sliced.beside_plain, kind) for kind in IN_SLICES}
-    cases["lengths"] = are_eagers, 4
+def found(request, tmp_path_factory):
+    """What two processes found, all cases that are asked for in one start: that takes seconds."""
+    here = [item for item in request.session.items if item.path == request.path]
+    asked = {item.callspec.params["case"] for item in here}
+    cases = {name: case for name, case in ALL.items() if name in asked}
     return run_ranks(tmp_path_factory.mktemp("ranks"), any_case, cases)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", swept(CASES, CASES.keys() - SWEPT))
 def test_gradients_and_weights_are_those_of_plain_training(found, case):
     processes.assert_same_records(found[case])
 
 
-@pytest.mark.parametrize("kind", IN_SLICES)
-def test_ranks_train_in_slices(found, kind):
-    for of_rank in found[f"{kind} in slices"]:
+@pytest.mark.parametrize("case", swept(IN_SLICES, ["FSDP2 in slices"]))
+def test_ranks_train_in_slices(found, case):
+    for of_rank in found[case]:
         assert not isinstance(of_rank, str), of_rank
         steps, is_sliced = of_rank
         assert any(is_sliced)
@@ -59,8 +67,9 @@ def test_ranks_train_in_slices(found, kind):
             sliced.assert_close(got, expected)
             assert peak_bytes <= sliced.BUDGET
             assert gathered == gathered_by_plain  # a head in slices is not gathered for each
-            assert (gathered > 0) == (kind == "FSDP2")
+            assert (gathered > 0) == (IN_SLICES[case] == "FSDP2")
 
 
-def test_ranks_have_batches_of_other_lengths(found):
-    assert found["lengths"] == [True, True]
+@pytest.mark.parametrize("case", [LENGTHS])
+def test_ranks_have_batches_of_other_lengths(found, case):
+    assert found[case] == [True, True]
