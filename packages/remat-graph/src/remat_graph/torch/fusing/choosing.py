@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from remat_graph.torch.fusing.groups import find_groups
+from remat_graph.torch.fusing.norms import norms_apart
 from remat_graph.torch.fusing.program import fused, name_of
 from remat_graph.torch.program import Program
 
@@ -26,12 +27,14 @@ def ops_left_out(
     alone = times_of(program)
     left_out: frozenset[str] = frozenset()
     for _ in range(_ROUNDS):
-        groups = find_groups(program, left_out)
-        times = times_of(fused(program, groups))
+        apart, part_of = norms_apart(program, left_out)
+        groups = find_groups(apart, left_out)
+        times = times_of(fused(apart, groups))
         slower = [
             group
             for group in groups
-            if group.body.outputs and times[name_of(group)] > sum(alone[op] for op in group.runs)
+            if group.body.outputs
+            and times[name_of(group)] > sum(alone[op] for op in _of_parts(group.runs, part_of))
         ]
         if not slower:
             return left_out
@@ -40,5 +43,10 @@ def ops_left_out(
                 "not compiled, for it is slower: %s",
                 ", ".join(str(c.target) for c in group.body.calls),
             )
-        left_out = left_out.union(*(group.ops for group in slower))
+        left_out = left_out.union(*(_of_parts(group.ops, part_of) for group in slower))
     return left_out
+
+
+def _of_parts(ops: Iterable[str], part_of: Mapping[str, str]) -> set[str]:
+    """Name the ops of a program that these are, or are parts of."""
+    return {part_of.get(op, op) for op in ops}

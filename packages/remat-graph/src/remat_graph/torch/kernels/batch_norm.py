@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["batch_norm", "batch_norm_again", "batch_norm_backward"]
+__all__ = ["batch_norm", "batch_norm_again", "batch_norm_backward", "running_statistics"]
 
 aten = torch.ops.aten
 
@@ -83,3 +83,12 @@ def batch_norm_backward(
         gradient if is_wanted else None
         for gradient, is_wanted in zip(gradients, wanted, strict=True)
     ]
+
+
+def running_statistics(
+    mean: Tensor, var: Tensor, of_batch: Tensor, var_of_batch: Tensor, count: int, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Give running statistics anew, from those of a batch of so many elements for each channel."""
+    unbiased = var_of_batch.view_as(var) * (count / (count - 1))
+    new_mean = torch.lerp(mean, of_batch.view_as(mean).to(mean.dtype), momentum)
+    return new_mean, torch.lerp(var, unbiased.to(var.dtype), momentum)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from remat_graph.graph import Numerics
 from remat_graph.torch.fusing.groups import find_groups
+from remat_graph.torch.fusing.norms import norms_apart
 from remat_graph.torch.fusing.program import fused
 from remat_graph.torch.program import Program
 from remat_graph.torch.ways.alternatives import add_alternatives
@@ -38,6 +39,7 @@ class Choice:
         """Write a program without alternatives as chosen; `cuts` are those of it, begun."""
         program = self.before_groups(program, cuts)
         if self.unfused is not None:
+            program, _ = norms_apart(program, self.unfused)
             groups = find_groups(program, self.unfused, give_again=self.gives_again)
             program = fused(program, groups)
         return add_alternatives(program, self.numerics)
