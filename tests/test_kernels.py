@@ -281,7 +281,7 @@ def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
 
 
 @pytest.mark.filterwarnings("ignore:a step of:remat.BudgetWarning")
-@pytest.mark.parametrize("on_infeasible", ["raise", "plain"])
+@pytest.mark.parametrize("on_infeasible", ["raise", pytest.param("plain", marks=pytest.mark.sweep)])
 def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog, on_infeasible):
     monkeypatch.setattr(step_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", False)
