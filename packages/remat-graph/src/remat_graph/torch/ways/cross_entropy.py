@@ -236,6 +236,6 @@ def _made_in_rows(program: Program, name: str, shape: tuple[int, ...]) -> tuple[
     return replace(
         program,
         views={name: call, **program.views},
-        storage={**storage, new: new},
+        storage={new: new, **storage},  # first what others are views of
         facts={**program.facts, new: _rows(facts, shape)},
     ), new
