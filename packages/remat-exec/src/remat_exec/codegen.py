@@ -159,16 +159,13 @@ def generate(
         InvalidSchedule: if the simulator rejects the schedule, or it reads a parameter whose
             gradient has left.
     """
-    held = simulate(graph, schedule).during_bytes
-    late = reads_after_leaving(graph, schedule)
-    if late is not None:
-        raise InvalidSchedule(
-            f"computes {late[0]!r} with {late[1]!r} after that, or its gradient, has left"
-        )
-    shared, lowered = exposed_reads(program), {}
-    if autocast is not None:
-        lowered = lowered_bytes(program, autocast)
     generic = program.generic
+    checked = None if generic is None else generic.texts.get((schedule, autocast))
+    if checked is None or checked.graph is not graph:
+        checked = _Checked.of(program, graph, schedule, autocast)
+        if generic is not None:
+            generic.texts[schedule, autocast] = checked
+    shared, lowered = checked.shared, checked.lowered
     asked = schedule, save_all, missing, unwanted, autocast, noted, shared, frozenset(lowered)
     text = None if generic is None else generic.texts.get(asked)
     if text is None:
@@ -191,13 +188,41 @@ def generate(
     sizes: dict[str, Any] = {} if generic is None else dict(generic.numbers)
     sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
     bodies = {bound: body_in_slices(program.calls[op]) for bound, op in text.bodies.items()}
-    return Code(
-        _peak(schedule, held, lowered),
-        _peak(schedule, _with_staying(graph, schedule, held), lowered),
-        text,
-        sizes,
-        bodies,
-    )
+    return Code(checked.peak_bytes, checked.staying_peak_bytes, text, sizes, bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What is known of a schedule of a graph, whatever numbers the program has that are no sizes.
+
+    What is compared, what an autocast takes beside by op, and both peaks, as in `Code`.
+    """
+
+    graph: Graph
+    shared: ExposedReads
+    lowered: dict[str, int]
+    peak_bytes: int
+    staying_peak_bytes: int
+
+    @classmethod
+    def of(
+        cls, program: Program, graph: Graph, schedule: Schedule, autocast: torch.dtype | None
+    ) -> _Checked:
+        """Check a schedule, as `generate` says."""
+        held = simulate(graph, schedule).during_bytes
+        late = reads_after_leaving(graph, schedule)
+        if late is not None:
+            raise InvalidSchedule(
+                f"computes {late[0]!r} with {late[1]!r} after that, or its gradient, has left"
+            )
+        lowered = {} if autocast is None else lowered_bytes(program, autocast)
+        return cls(
+            graph,
+            exposed_reads(program),
+            lowered,
+            _peak(schedule, held, lowered),
+            _peak(schedule, _with_staying(graph, schedule, held), lowered),
+        )
 
 
 def _written(

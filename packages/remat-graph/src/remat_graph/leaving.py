@@ -83,6 +83,8 @@ def leave_late(graph: Graph, schedule: Schedule) -> Schedule:
 
     What is freed of that is freed there. It is the schedule itself if nothing moves.
     """
+    if not any(leaves(op.name) for op in graph.ops):
+        return schedule
     steps = schedule.steps
     at: dict[str, int] = {}
     last: dict[str, int] = {}

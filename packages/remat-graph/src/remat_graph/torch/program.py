@@ -167,6 +167,16 @@ class Program:
         names = (*(i.variable for i in self.inputs), *self.constants)
         return frozenset(self.storage[n] for n in names if n in self.storage)
 
+    def calls_by_variable(self) -> dict[str, Call]:
+        """Give the call that makes each variable, also of views."""
+        return {
+            name: call
+            for calls in (self.calls, self.views)
+            for call in calls.values()
+            for name in call.results
+            if name is not None
+        }
+
     def makers(self) -> dict[str, str]:
         """Name, for each value, the op that makes it."""
         return {

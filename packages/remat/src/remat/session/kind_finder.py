@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -134,15 +135,14 @@ class KindFinder:
         return limit if of_user is None else min(limit, of_user)
 
     def _solved(self, name: str, capture: Capture) -> RegionKind:
-        """Find the options of a region; of one of many sizes among those of the other sizes."""
+        """Find the options of a region; of one of many sizes those of the nearest of these."""
         settings, graph = self.settings, capture.graph
         alike = list(islice((kind for kind in self.kinds if kind.is_like(capture)), _SIZES))
         family = alike[0].family if alike else len(self.kinds)
         if len(alike) >= _SIZES:
-            options = [option for kind in alike for option in kind.front.options]
-            front = front_from_schedules(
-                graph, dict.fromkeys(option.schedule for option in options)
-            )
+            all_bytes = _bytes(graph)
+            near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
+            front = front_from_schedules(graph, [each.schedule for each in near.front.options])
             return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
         limit = self._limit_seconds(graph)
         solver = "refine" if settings.solver == "auto" else settings.solver
@@ -181,6 +181,10 @@ class KindFinder:
         if position is not None:
             raise self.user_plan.mismatch(position, name, capture)
         return None
+
+
+def _bytes(graph: Graph) -> int:
+    return max(1, sum(value.size_bytes for value in graph.values))
 
 
 def _deferred(program: Capture) -> tuple[tuple[int, int], ...]:

@@ -61,13 +61,7 @@ class ProgramOfSizes:
         self._names = {numbers[at]: f"size_{at}__" for at in joint.distinct}
         self._texts: dict[Any, Any] = {}
         self._of_terms: dict[str, Call] = {}
-        self._made_by = {
-            name: call
-            for calls in (program.calls, program.views)
-            for call in calls.values()
-            for name in call.results
-            if name is not None
-        }
+        self._made_by = program.calls_by_variable()
         for name, facts in program.facts.items():
             self._read_facts(name, facts)
         for calls in (program.calls, program.views):

@@ -27,13 +27,7 @@ class Resizer:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._made_by = {
-            name: call
-            for calls in (program.calls, program.views)
-            for call in calls.values()
-            for name in call.results
-            if name is not None
-        }
+        self._made_by = program.calls_by_variable()
 
     def resized(self, cut: Cut) -> Cut | None:
         """Give the same cut of this program; `None` where rules do not allow it for its sizes."""
