@@ -162,7 +162,6 @@ def test_batch_norm_is_the_one_that_eager_takes(device):
     assert "batch_norm_legit_no_stats" in plan.source  # it is computed again
 
 
-@anywhere
 class _Transposed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -184,6 +183,7 @@ def test_a_group_norm_before_what_is_transposed(device):
         torch.testing.assert_close(got.grad, expected.grad)
 
 
+@anywhere
 def test_a_model_under_autocast_trains_within_the_budget(device):
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)))
