@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import remat
-from remat_exec import Executable, measure_peak
+from remat_exec import DeferredTensor, Executable, measure_peak
 from remat_graph import Numerics, simulate
 from remat_graph.torch import capture
 from remat_solvers import store_all
@@ -127,3 +127,19 @@ def test_a_wrong_target_is_refused_as_by_torch():
     with pytest.raises(IndexError, match="out of bounds"):
         planned(words, wrong)
     gradients(planned, (words, target))
+
+
+@pytest.mark.parametrize(("budget", "is_made"), [("40MiB", True), ("6MiB", False)])
+def test_scores_that_nobody_reads_are_made_where_there_is_room(budget, is_made):
+    """To make them later, all that they are made of is summed up in each step."""
+    model, args = built(logits=True)
+    expected = gradients(copy.deepcopy(model), args)
+    planned = remat.rematerialize(model, args, budget=budget, numerics="rounding", costs="estimate")
+    for _ in range(4):
+        with measure_peak() as peak:
+            assert_like(gradients(planned, args), expected, 1e-6)
+    assert peak.peak_bytes <= planned.plan.budget_bytes
+    loss, scores = planned(*args)
+    assert isinstance(scores, DeferredTensor) != is_made
+    loss.backward()
+    torch.testing.assert_close(scores + 0, model.head(model.blocks(model.embed(args[0]))))

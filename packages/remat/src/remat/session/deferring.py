@@ -1,7 +1,8 @@
 """Which outputs of a region its steps make: those that are named, or else those that were read.
 
 Without names all are made at first, and watched. Those that no step has read by the time that its
-backward begins are not made from then on; where no plan fits otherwise, none beside the loss is.
+backward begins are not made from then on, unless there is room for all and it would be slower;
+where no plan fits otherwise, none beside the loss is made.
 
 Of several regions, the first step has ordinary tensors, of which it is seen by their memory whether
 later regions read them, and whether the model returns them under a name. Only what no region reads
@@ -11,6 +12,7 @@ what an output is made of, as the parameters of FSDP2, all are made.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,8 +30,17 @@ from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Region
-from remat_exec import Ability, DeferredTensor, abilities_of, get_executor
+from remat_exec import (
+    Ability,
+    BudgetExceeded,
+    DeferredTensor,
+    abilities_of,
+    checksum,
+    get_executor,
+)
+from remat_graph import simulate
 from remat_graph.torch import Capture, Program, flatten
+from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
     "OutputUses",
@@ -72,16 +83,56 @@ def with_outputs(
 
 
 def note_deferred(
-    settings: Settings, region: Region, captured: Capture, planned: RunnablePlan
+    settings: Settings,
+    region: Region,
+    captured: Capture,
+    planned: RunnablePlan,
+    inputs: Sequence[Any],
+    plan: Callable[[Capture], RunnablePlan],
 ) -> RunnablePlan:
-    """Give a plan that watches the outputs which it makes, until steps have said what is read."""
+    """Give a plan that watches the outputs which it makes, until steps have said what is read.
+
+    By then it may be another, which makes outputs that nobody reads, if `plan` finds that faster.
+    """
     if not learns_outputs(settings):
         return planned
+    planned = _better_made(settings, captured, planned, inputs, plan)
     deferred = planned.capture.program.deferred
     if region.unread is None and not deferred:
         return replace(planned, watched=captured.deferrable)
     region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
     return planned
+
+
+def _better_made(
+    settings: Settings,
+    whole: Capture,
+    planned: RunnablePlan,
+    inputs: Sequence[Any],
+    plan: Callable[[Capture], RunnablePlan],
+) -> RunnablePlan:
+    """Give a plan by which outputs are made that nobody reads, where that is faster.
+
+    Making them later has its price, too: what they are made of is summed up in each step. It is
+    looked at where all can be stored within the budget of the plan without them; for `whole` makes
+    them.
+    """
+    capture, budget = planned.capture, planned.plan.budget_bytes
+    if not capture.program.deferred or settings.region_plan is not None:
+        return planned
+    whole = whole.with_leaving_gradients(capture.leaving_gradients)
+    if simulate(whole.graph, store_all(whole.graph)).peak_bytes > budget:
+        return planned
+    try:
+        made = plan(whole)
+    except (BudgetTooSmall, BudgetExceeded):
+        return planned
+    start = time.perf_counter()
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            checksum(item)
+    sums = time.perf_counter() - start
+    return made if made.plan.time <= planned.plan.time + sums else planned
 
 
 def with_unread_deferred(settings: Settings, region: Region, captured: Capture) -> Capture:

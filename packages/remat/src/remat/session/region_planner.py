@@ -245,10 +245,13 @@ class RegionPlanner:
             for seen in dict.fromkeys((seen_loss, None))
         )
         captured, seen = next(ways)
+
+        def plan(captured: Capture) -> RunnablePlan:
+            return self._plan(region, inputs, captured, loss, seen)
+
         while True:
-            start = time.perf_counter()
             try:
-                planned = self._plan(region, inputs, captured, loss, seen, start)
+                planned = plan(captured)
                 break
             except (BudgetTooSmall, BudgetExceeded) as error:
                 following = next(ways, None)
@@ -257,7 +260,7 @@ class RegionPlanner:
                 (captured, seen), reason = following, str(error)
         if seen is None and seen_loss is not None:
             region.leave_loss(inputs, reason)
-        return note_deferred(self.settings, region, whole, planned)
+        return note_deferred(self.settings, region, whole, planned, inputs, plan)
 
     def _able_to_leave(
         self, region: Region, inputs: Sequence[Any], captured: Capture
@@ -281,14 +284,13 @@ class RegionPlanner:
         captured: Capture,
         loss: Loss | None,
         seen_loss: SeenLoss | None,
-        start: float,
     ) -> RunnablePlan:
         """Plan for a region that is all of the function.
 
         The graph is captured with estimated costs first: if it is known, or has the ops of one that
         is, its plan is too, and nothing is measured or solved.
         """
-        settings = self.settings
+        start, settings = time.perf_counter(), self.settings
         grouped = self._runs_groups(region, inputs, captured)
         captured, kin = with_kin(captured, self._planned, grouped=grouped)
         if region.released_outputs:
