@@ -96,7 +96,7 @@ def note_deferred(
     """
     if not learns_outputs(settings):
         return planned
-    planned = _better_made(settings, captured, planned, inputs, plan)
+    planned = _with_outputs_if_faster(settings, captured, planned, inputs, plan)
     deferred = planned.capture.program.deferred
     if region.unread is None and not deferred:
         return replace(planned, watched=captured.deferrable)
@@ -104,7 +104,7 @@ def note_deferred(
     return planned
 
 
-def _better_made(
+def _with_outputs_if_faster(
     settings: Settings,
     whole: Capture,
     planned: RunnablePlan,

@@ -58,7 +58,7 @@ class ChoiceOfSizes:
 
     def _resized(self, plain: Program) -> Cuts | None:
         """Give the cuts that are chosen; of other kinds none."""
-        resizer = Resizer(self.choice.begun(plain))
+        resizer = Resizer(self.choice.prepare(plain))
         slices_of = dict(self.choice.sliced)
         cuts: list[tuple[Cut, ...]] = []
         for kind, of_kind in enumerate(self.cuts):

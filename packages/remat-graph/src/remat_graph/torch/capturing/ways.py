@@ -170,19 +170,19 @@ class Ways:
     def cuts(self) -> tuple[tuple[Cut, ...], ...]:
         """Where the program can be cut into slices, by kinds: first what holds most."""
         if "found" not in self._cuts:
-            self._cuts["found"] = cuts_of(self._begun)
+            self._cuts["found"] = cuts_of(self._program_to_cut)
         return self._cuts["found"]
 
     @property
-    def _begun(self) -> Program:
+    def _program_to_cut(self) -> Program:
         """The program that slices are cut of: rounding may differ."""
         plain = self if self._plain is None else self._plain
-        return Choice(Numerics.ROUNDING).begun(plain.program)
+        return Choice(Numerics.ROUNDING).prepare(plain.program)
 
     def bytes_of_slices(self, kind: int, slices: int) -> int:
         """Predict the most that a cut of this kind needs in so many slices: with its border."""
         kept = self.graph.resident | self.graph.results
-        return bytes_of_cut(self._begun, self.cuts[kind][0], slices, kept)
+        return bytes_of_cut(self._program_to_cut, self.cuts[kind][0], slices, kept)
 
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Self:
         """Give the same graph, with each of these kinds of cuts in so many slices.

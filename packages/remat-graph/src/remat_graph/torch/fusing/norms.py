@@ -95,7 +95,7 @@ class _Parts:
 
     op: str
     call: Call
-    known: Mapping[str, TensorFacts]
+    before: Mapping[str, TensorFacts]
     calls: dict[str, Call] = field(default_factory=dict)
     views: dict[str, Call] = field(default_factory=dict)
     facts: dict[str, TensorFacts] = field(default_factory=dict)
@@ -104,33 +104,33 @@ class _Parts:
     def __post_init__(self) -> None:
         x, weight, bias, mean, var, _, momentum, eps = self.call.args
         result, saved_mean, saved_deviation, new_mean, new_var = self.call.results
-        shape, dtype = self.known[x.name].shape, self.known[x.name].dtype
+        shape, dtype = self.before[x.name].shape, self.before[x.name].dtype
         axes = [axis for axis in range(len(shape)) if axis != 1]
         is_short = dtype in _SHORT
         if is_short:
-            (x,) = self._made(aten._to_copy.default, x, names=("longer",), dtype=torch.float32)
-        var_of_batch, mean_of_batch = self._made(
+            (x,) = self._add(aten._to_copy.default, x, names=("longer",), dtype=torch.float32)
+        var_of_batch, mean_of_batch = self._add(
             aten.var_mean.correction, x, axes, names=("var", "mean"), correction=0, keepdim=True
         )
-        (shifted,) = self._made(aten.add.Tensor, var_of_batch, eps, names=("shifted",))
-        (deviation,) = self._made(aten.rsqrt.default, shifted, names=("deviation",))
-        (y,) = self._made(aten.sub.Tensor, x, mean_of_batch, names=("centred",))
-        (y,) = self._made(aten.mul.Tensor, y, deviation, names=("normal",))
+        (shifted,) = self._add(aten.add.Tensor, var_of_batch, eps, names=("shifted",))
+        (deviation,) = self._add(aten.rsqrt.default, shifted, names=("deviation",))
+        (y,) = self._add(aten.sub.Tensor, x, mean_of_batch, names=("centred",))
+        (y,) = self._add(aten.mul.Tensor, y, deviation, names=("normal",))
         of_channels = [shape[1], *[1] * (len(shape) - 2)]
         for name, operator, affine in (
             ("scaled", aten.mul.Tensor, weight),
             ("moved", aten.add.Tensor, bias),
         ):
             if affine is not None:
-                channels = self._viewed(f"{self.op}__by_{name}", affine, of_channels)
-                (y,) = self._made(operator, y, channels, names=(name,))
+                channels = self._view(f"{self.op}__by_{name}", affine, of_channels)
+                (y,) = self._add(operator, y, channels, names=(name,))
         if is_short:
-            (y,) = self._made(aten._to_copy.default, y, names=("shorter",), dtype=dtype)
+            (y,) = self._add(aten._to_copy.default, y, names=("shorter",), dtype=dtype)
         del self.facts[y.name]
         self.calls[self.op] = replace(self.calls.pop(y.name), results=(result,))
         for saved, of in ((saved_mean, mean_of_batch), (saved_deviation, deviation)):
             if saved is not None:
-                self._viewed(saved, of, [shape[1]])
+                self._view(saved, of, [shape[1]])
         if new_mean is not None or new_var is not None:
             count = math.prod(shape) // shape[1]
             args = mean, var, mean_of_batch, var_of_batch, count, momentum
@@ -138,7 +138,7 @@ class _Parts:
                 running_statistics, args, {}, (new_mean, new_var), sequence=True
             )
 
-    def _made(
+    def _add(
         self, operator: Any, *args: Any, names: tuple[str, ...], **kwargs: Any
     ) -> list[Variable]:
         """Add a call that makes variables with these names behind that of the op."""
@@ -149,14 +149,14 @@ class _Parts:
         self.calls[names[-1]] = Call(operator, args, kwargs, names, sequence=len(names) > 1)
         return [*map(Variable, names)]
 
-    def _viewed(self, name: str, of: Variable, shape: list[int]) -> Variable:
+    def _view(self, name: str, of: Variable, shape: list[int]) -> Variable:
         """Add a view."""
         self.views[name] = Call(aten.view.default, (of, shape), {}, (name,), sequence=False)
         self._note(name, self._tensor(of).view(shape))
         return Variable(name)
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:
-        device = self.known[self.call.args[0].name].device
+        device = self.before[self.call.args[0].name].device
         self._empty[name] = tensor
         self.facts[name] = replace(TensorFacts.of(tensor), device=device)
 
@@ -165,7 +165,7 @@ class _Parts:
         if not isinstance(item, Variable):
             return item
         if item.name not in self._empty:
-            facts = self.known[item.name]
+            facts = self.before[item.name]
             self._empty[item.name] = torch.empty_strided(
                 facts.shape, facts.stride, dtype=facts.dtype, device="meta"
             )

@@ -36,7 +36,7 @@ class Choice:
     gives_again: bool = False
 
     def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
-        """Write a program without alternatives as chosen; `cuts` are those of it, begun."""
+        """Write a program without alternatives as chosen; `cuts` are those of it, prepared."""
         program = self.before_groups(program, cuts)
         if self.unfused is not None:
             program, _ = norms_apart(program, self.unfused)
@@ -47,9 +47,9 @@ class Choice:
     def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
         """Write it in these slices and layouts alone."""
         chosen = chosen_cuts(cuts, self.sliced) if self.sliced else []
-        return lay_out(in_slices(self.begun(program), chosen), self.laid)
+        return lay_out(in_slices(self.prepare(program), chosen), self.laid)
 
-    def begun(self, program: Program) -> Program:
+    def prepare(self, program: Program) -> Program:
         """Write it with what is better in any case, where rounding may differ."""
         may_round = self.numerics.allows(Numerics.ROUNDING)
         return with_cross_entropies(program) if may_round else program

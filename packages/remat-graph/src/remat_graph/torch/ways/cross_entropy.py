@@ -33,8 +33,10 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 def with_cross_entropies(program: Program) -> Program:
     """Write a program without alternatives anew with these calls, where there are large ones."""
-    for loss in _Finder(program).losses():
-        program = loss.in_place_of(program)
+    targets = (call.target for call in program.calls.values())
+    if aten._log_softmax.default in targets:
+        for loss in _Finder(program).losses():
+            program = loss.in_place_of(program)
     return program
 
 
@@ -62,7 +64,7 @@ class _Loss:
         )
         shape = program.facts[of_targets.args[0].name].shape
         program, scores = _in_rows(program, self.scores, shape)
-        program, gradient = _made_in_rows(program, self.gradient, shape)
+        program, gradient = _result_in_rows(program, self.gradient, shape)
         bytes_beside = workspace_bytes(program.facts[scores], self.dtype)
         forward, backward = (f"{ops[-1]}__of_scores" for ops in (self.forward, self.backward))
         calls = {
@@ -225,7 +227,7 @@ def _in_rows(program: Program, name: str, shape: tuple[int, ...]) -> tuple[Progr
     ), new
 
 
-def _made_in_rows(program: Program, name: str, shape: tuple[int, ...]) -> tuple[Program, str]:
+def _result_in_rows(program: Program, name: str, shape: tuple[int, ...]) -> tuple[Program, str]:
     """Give the variable of this shape that an op is to make, of which another is then a view."""
     facts = program.facts[name]
     if facts.shape == shape:
