@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from integration_cases.searches import repeat_searches
 from torch import nn
 
 import remat
@@ -109,17 +110,7 @@ def refused(original, budget):
     "ignore:step [0-9]+ took:remat.BudgetWarning"
 )  # of sizes not planned for
 def test_a_budget_that_cannot_be_had_is_told_once_and_refused_at_the_third_step(monkeypatch):
-    found, front = [], kind_finder.region_front
-
-    def same_again(graph, **options):
-        """Give what the search found the first time: where it ends, the clock decides."""
-        for before, of_before in found:
-            if graph == before:
-                return of_before
-        found.append((graph, front(graph, **options)))
-        return found[-1][1]
-
-    monkeypatch.setattr(kind_finder, "region_front", same_again)
+    repeat_searches(monkeypatch)
     original, _, most = pair()
     smallest, least = refused(original, most // 8)
     enough = int(1.2 * smallest)  # a later batch chooses more rows
