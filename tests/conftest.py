@@ -14,7 +14,7 @@ os.environ["REMAT_CACHE"] = "0"  # neither read nor write what is of the user
 os.environ.pop("REMAT_PLANS", None)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _short_searches():
     """Search briefly where no limit is given: how fast plans are is tested beside the solvers."""
     with pytest.MonkeyPatch.context() as patch:
