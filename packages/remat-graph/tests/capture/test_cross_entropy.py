@@ -8,13 +8,15 @@ from torch import nn
 from torch.nn import functional
 
 from remat_graph import Numerics
-from remat_graph.torch import capture
-from remat_graph.torch.kernels import cross_entropy as kernel
+from remat_graph.torch import TensorFacts, capture
+from remat_graph.torch.cost.memory import AllocationRecorder
 from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_over,
+    workspace_bytes,
 )
+from remat_graph.torch.ways.slicing import run_in_slices
 
 aten = torch.ops.aten
 CLASSES = 4096
@@ -30,11 +32,11 @@ _NONE, _MEAN, _SUM = 0, 1, 2
     ignored=st.sampled_from([-100, 1, 0]),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     scale=st.sampled_from([1.0, 300.0]),
-    cached=st.integers(1, 400),
+    at_once=st.integers(1, 10),
     seed=st.integers(0, 999),
 )
 def test_it_gives_what_torch_gives(
-    rows, classes, reduction, weighted, ignored, dtype, scale, cached, seed
+    rows, classes, reduction, weighted, ignored, dtype, scale, at_once, seed
 ):
     generator = torch.Generator().manual_seed(seed)
     scores = (scale * torch.randn(rows, classes, generator=generator)).to(dtype)
@@ -47,13 +49,11 @@ def test_it_gives_what_torch_gives(
     grad = torch.randn(loss.shape, generator=generator).to(long)
     of_logs = aten.nll_loss_backward(grad, logs, target, weight, reduction, ignored, total)
     of_scores = aten._log_softmax_backward_data(of_logs, logs, 1, long).to(dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_CACHED_BYTES", cached)
-        found, weight_of_all = cross_entropy(scores, target, weight, reduction, ignored, long)
-        args = grad, target, weight, reduction, ignored, weight_of_all, long
-        gradient = cross_entropy_backward(scores, *args)
-        over = scores.clone()
-        assert cross_entropy_over(over, *args) is over
+    found, weight_of_all = cross_entropy(scores, target, weight, reduction, ignored, long, at_once)
+    args = grad, target, weight, reduction, ignored, weight_of_all, long, at_once
+    gradient = cross_entropy_backward(scores, *args)
+    over = scores.clone()
+    assert cross_entropy_over(over, *args) is over
     torch.testing.assert_close(found, loss, equal_nan=True)
     if reduction != _NONE:
         torch.testing.assert_close(weight_of_all, total)
@@ -61,11 +61,27 @@ def test_it_gives_what_torch_gives(
     assert torch.equal(over.nan_to_num(), gradient.nan_to_num())
 
 
+@pytest.mark.parametrize("at_once", [3, 64, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_it_takes_no_more_beside_than_it_says(dtype, at_once):
+    scores, target = torch.randn(500, 4096).to(dtype), torch.randint(4096, (500,))
+    how = target, None, _MEAN, -100
+    own = torch.float32, at_once
+    most = workspace_bytes(TensorFacts.of(scores), *own)
+    with AllocationRecorder(scores.device) as recorder:
+        _, total = cross_entropy(scores, *how, *own)
+    assert recorder.requested_bytes <= most
+    grad = torch.ones(())
+    with AllocationRecorder(scores.device) as recorder:
+        cross_entropy_over(scores, grad, *how, total, *own)
+    assert recorder.requested_bytes <= most
+
+
 def test_a_target_that_is_no_class_is_refused_as_by_torch():
     scores = torch.randn(3, 5)
     for wrong in (5, -1):
         with pytest.raises(IndexError, match=rf"Target {wrong} is out of bounds"):
-            cross_entropy(scores, torch.tensor([0, wrong, 1]), None, _MEAN, -100, torch.float32)
+            cross_entropy(scores, torch.tensor([0, wrong, 1]), None, _MEAN, -100, torch.float32, 2)
 
 
 class Head(nn.Module):
@@ -180,3 +196,27 @@ def test_few_classes_stay_as_they_are():
     x, target = sample()
     able = capture(module, (x, target % 1000)).with_alternatives(Numerics.ROUNDING)
     assert not able.has_other_ops
+
+
+def made_up(facts):
+    if facts.dtype is torch.int64:
+        return torch.zeros(facts.shape, dtype=facts.dtype)
+    return torch.randn(facts.shape, dtype=facts.dtype)
+
+
+@pytest.mark.parametrize("slices", [1, 3, 16, 256])
+def test_slices_take_no_more_than_they_say(slices):
+    """What a part takes does not shrink with the slice, until that has fewer rows."""
+    x, target = torch.randn(4, 64, 8), torch.randint(CLASSES, (4, 64))
+    able = capture(Head(flat), (x, target), costs="estimate").with_alternatives(Numerics.ROUNDING)
+    kinds = [(kind, slices) for kind in range(len(able.cuts))]
+    assert kinds
+    for kind in kinds:
+        for call in able.in_slices([kind]).program.calls.values():
+            if call.target is run_in_slices:
+                body, count, *_ = call.args
+                tensors = [made_up(body.facts[name]) for name in body.body.inputs]
+                with AllocationRecorder(x.device) as recorder:
+                    results = body.run(tensors, body.bounds(count))
+                given = sum(result.untyped_storage().nbytes() for result in results)
+                assert recorder.requested_bytes - given <= call.workspace_bytes + 4096

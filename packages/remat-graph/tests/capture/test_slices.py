@@ -689,10 +689,11 @@ def _cross_entropy(d, target):
     scores, wanted = d.signed(rows, classes), d.indices(classes, rows)
     weight, reduction = d.of(None, d.tensor(classes)), d.of(_NONE, _MEAN, _SUM)
     given = [wanted, weight, reduction, d.of(-100, 1)]
+    how = scores.dtype, d.int(1, 4)
     if target is cross_entropy:
-        return [scores, *given, scores.dtype], {}
-    made, total = cross_entropy(scores, *given, scores.dtype)
-    return [scores, d.signed(*made.shape), *given, total, scores.dtype], {}
+        return [scores, *given, *how], {}
+    made, total = cross_entropy(scores, *given, *how)
+    return [scores, d.signed(*made.shape), *given, total, *how], {}
 
 
 def nll(d, target, forward, space):

@@ -19,6 +19,7 @@ from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy,
     cross_entropy_backward,
     cross_entropy_over,
+    workspace_bytes,
 )
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
@@ -65,6 +66,8 @@ class Operator:
     - `sum_in_terms`: a loss whose result, though one number, takes the memory of all its terms.
     - `in_slices` lists the ways in which a call of it can be run slice by slice.
     - `adds_to` adds its result to a tensor, without a buffer for what it adds.
+    - `workspace` gives the bytes that a call takes beside what it reads and gives, of what is known
+      of its first argument, of which slices have fewer rows, and of the call.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     - `fuses`: a compiler makes loops of it and joins them with those of its neighbours, as of all
       that is pointwise.
@@ -88,6 +91,7 @@ class Operator:
     sum_in_terms: bool = False
     in_slices: Rule | None = None
     adds_to: Function | None = None
+    workspace: Callable[[TensorFacts, Call], int] | None = None
     flops_like: Function | None = None
     fuses: bool = False
 
@@ -132,6 +136,10 @@ def _over_gradient(operator: Any) -> Function:
 
     over_gradient.__name__ = f"{operator.__name__}_"
     return over_gradient
+
+
+def _of_rows(scores: TensorFacts, call: Call) -> int:
+    return workspace_bytes(scores, *call.args[-2:])
 
 
 _DECISIONS = (
@@ -231,12 +239,14 @@ OPERATORS: dict[Any, Operator] = {
     },
     # functions of ours and of Python's
     backward_of_kept: Operator(in_place=keep_in_place, deterministic=True),
-    cross_entropy_backward: Operator(in_place=cross_entropy_over, deterministic=True),
+    cross_entropy: Operator(deterministic=True, workspace=_of_rows),
+    cross_entropy_backward: Operator(
+        in_place=cross_entropy_over, deterministic=True, workspace=_of_rows
+    ),
     scaled: Operator(in_place=scaled_in_place, deterministic=True),
     **dict.fromkeys(
         (
             backward_of_pool,
-            cross_entropy,
             pack_above,
             pack_mask,
             pack_offsets,

@@ -16,34 +16,51 @@ from torch import Tensor
 from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.kernels.unit_tangent import total_weight
 
-__all__ = ["cross_entropy", "cross_entropy_backward", "cross_entropy_over", "workspace_bytes"]
+__all__ = [
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_over",
+    "rows_at_once",
+    "workspace_bytes",
+]
 
 aten = torch.ops.aten
 
 _NONE, _MEAN = 0, 1  # at::Reduction
 _CACHED_BYTES = 1 << 20  # for each thread of a CPU
 _LAUNCHED_BYTES = 1 << 26  # of another device, where each kernel is launched
+_SMALL = 4096  # numbers, sums and blocks of an allocator
 
 
-def workspace_bytes(scores: TensorFacts, dtype: torch.dtype) -> int:
+def rows_at_once(scores: TensorFacts, dtype: torch.dtype) -> int:
+    """Give how many rows are worked on at a time, with as many threads as there are now."""
+    cached = _CACHED_BYTES * torch.get_num_threads()
+    most = cached if scores.device.type == "cpu" else _LAUNCHED_BYTES
+    return max(1, most // (scores.shape[1] * dtype.itemsize))
+
+
+def workspace_bytes(scores: TensorFacts, dtype: torch.dtype, at_once: int) -> int:
     """Bound what either function takes beside what it is given and gives."""
     rows, classes = scores.shape
-    return 2 * _rows_at_once(classes, dtype, scores.device) * classes * dtype.itemsize + 64 * rows
+    buffers = 1 if scores.dtype is dtype else 2
+    return buffers * min(rows, at_once) * classes * dtype.itemsize + 64 * rows + _SMALL
 
 
 def cross_entropy(
     scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype, at_once: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Give what `nll_loss` does of the log-softmax of scores [rows, classes], and its total weight.
 
-    It is computed in `dtype`; `reduction` is the number that `nll_loss_forward` takes.
+    It is computed in `dtype`, so many rows `at_once`; `reduction` is the number that
+    `nll_loss_forward` takes.
     """
     terms = scores.new_empty(len(scores), dtype=dtype)
-    for start, stop in _parts(scores, dtype):
+    for start, stop in _parts(len(scores), at_once):
         rows = aten._log_softmax(scores[start:stop].to(dtype), 1, False)
         own = aten.nll_loss_forward(rows, target[start:stop], weight, _NONE, ignore_index)[0]
         terms[start:stop] = own
+        del rows
     if reduction == _NONE:
         return terms, terms.new_zeros(())
     total = total_weight(target, weight, ignore_index, dtype)
@@ -53,11 +70,12 @@ def cross_entropy(
 
 def cross_entropy_backward(
     scores: Tensor, grad: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
-    ignore_index: int, total: Tensor, dtype: torch.dtype,
+    ignore_index: int, total: Tensor, dtype: torch.dtype, at_once: int,
 ) -> Tensor:  # fmt: skip
     """Give the gradient of the scores, in their type, for `grad` of the loss."""
     into = torch.empty_like(scores)
-    return _backward(into, scores, grad, target, weight, reduction, ignore_index, total, dtype)
+    settings = target, weight, reduction, ignore_index, total, dtype, at_once
+    return _backward(into, scores, grad, *settings)
 
 
 def cross_entropy_over(scores: Tensor, *args: Any) -> Tensor:
@@ -67,7 +85,7 @@ def cross_entropy_over(scores: Tensor, *args: Any) -> Tensor:
 
 def _backward(
     into: Tensor, scores: Tensor, grad: Tensor, target: Tensor, weight: Tensor | None,
-    reduction: int, ignore_index: int, total: Tensor, dtype: torch.dtype,
+    reduction: int, ignore_index: int, total: Tensor, dtype: torch.dtype, at_once: int,
 ) -> Tensor:  # fmt: skip
     """Write the gradient; `total` is the weight of all targets, by which a mean divides."""
     is_ignored = target == ignore_index
@@ -78,23 +96,15 @@ def _backward(
     if reduction == _MEAN:
         factor = factor / total
     factor = factor.masked_fill(is_ignored.unsqueeze(1), 0)
-    of_target = scores.new_empty((len(scores), 1), dtype=dtype)
-    for start, stop in _parts(scores, dtype):
+    for start, stop in _parts(len(scores), at_once):
         rows = aten._softmax(scores[start:stop].to(dtype), 1, False)
-        torch.gather(rows, 1, place[start:stop], out=of_target[start:stop])
-        torch.mul(rows, factor[start:stop], out=into[start:stop])
-    of_target = of_target.sub_(1).mul_(factor).to(into.dtype)
-    return into.scatter_(1, place, of_target)
+        own = place[start:stop]
+        rows.scatter_(1, own, rows.gather(1, own).sub_(1))
+        into[start:stop].copy_(rows.mul_(factor[start:stop]))
+        del rows
+    return into
 
 
-def _parts(scores: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-    """Cut rows into parts, each as large as is worked on at a time."""
-    count, classes = scores.shape
-    step = _rows_at_once(classes, dtype, scores.device)
-    return ((start, min(count, start + step)) for start in range(0, count, step))
-
-
-def _rows_at_once(classes: int, dtype: torch.dtype, device: torch.device) -> int:
-    cached = _CACHED_BYTES * torch.get_num_threads()
-    most = cached if device.type == "cpu" else _LAUNCHED_BYTES
-    return max(1, most // (classes * dtype.itemsize))
+def _parts(count: int, at_once: int) -> Iterator[tuple[int, int]]:
+    """Cut so many rows into parts."""
+    return ((start, min(count, start + at_once)) for start in range(0, count, at_once))

@@ -17,6 +17,7 @@ from remat_graph.torch.calls import Call, TensorFacts, Variable
 from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy,
     cross_entropy_backward,
+    rows_at_once,
     workspace_bytes,
 )
 from remat_graph.torch.program import Program
@@ -65,7 +66,8 @@ class _Loss:
         shape = program.facts[of_targets.args[0].name].shape
         program, scores = _in_rows(program, self.scores, shape)
         program, gradient = _result_in_rows(program, self.gradient, shape)
-        bytes_beside = workspace_bytes(program.facts[scores], self.dtype)
+        own = self.dtype, rows_at_once(program.facts[scores], self.dtype)
+        bytes_beside = workspace_bytes(program.facts[scores], *own)
         forward, backward = (f"{ops[-1]}__of_scores" for ops in (self.forward, self.backward))
         calls = {
             op: call
@@ -73,13 +75,13 @@ class _Loss:
             if op not in self.forward and op not in self.backward
         }
         calls[forward] = Call(
-            cross_entropy, (Variable(scores), *of_targets.args[1:5], self.dtype), {},
+            cross_entropy, (Variable(scores), *of_targets.args[1:5], *own), {},
             of_targets.results,
             sequence=True, workspace_bytes=bytes_beside,
         )  # fmt: skip
         grad, _, *settings, total = of_loss.args
         calls[backward] = Call(
-            cross_entropy_backward, (Variable(scores), grad, *settings, total, self.dtype), {},
+            cross_entropy_backward, (Variable(scores), grad, *settings, total, *own), {},
             (gradient,), sequence=False, workspace_bytes=bytes_beside,
         )  # fmt: skip
         groups = dict.fromkeys(self.forward, forward) | dict.fromkeys(self.backward, backward)
@@ -119,6 +121,8 @@ class _Finder:
         of_loss = self._reader(logs, aten.nll_loss_backward.default, 3)
         of_softmax = self._reader(logs, aten._log_softmax_backward_data.default, 3)
         if of_targets is None or of_loss is None or of_softmax is None:
+            return None
+        if facts[self.program.calls[of_targets].args[1].name].dtype is not torch.int64:
             return None
         between, gradient = self._result(of_loss), self._result(of_softmax)
         if self._reader(between, aten._log_softmax_backward_data.default, 1) != of_softmax:

@@ -198,13 +198,23 @@ class SlicedBody:
                     share = longest if isinstance(self.places[name], Sliced) else self.units
                     facts = self.facts[name]
                     held[name] = math.prod(facts.shape) * facts.dtype.itemsize * share // self.units
-            most = max(most, wider_bytes + sum(held.values()))
+            beside = wider_bytes + self._workspace_of(call, longest)
+            most = max(most, beside + sum(held.values()))
             for name in gone:
                 root = base.get(name, name)
                 users.get(root, set()).discard(name)
                 if not users.get(root):
                     held.pop(root, None)
         return most
+
+    def _workspace_of(self, call: Call, units: int) -> int:
+        """Predict what a call takes of its own in a slice of so many units."""
+        own = operator_of(call.target).workspace
+        if own is None:
+            return call.workspace_bytes
+        facts = self.facts[call.reads[0]]
+        rows = -(-facts.shape[0] * units // self.units)
+        return own(replace(facts, shape=(rows, *facts.shape[1:])), call)
 
     def _is_wider(self, name: str, slices: int) -> bool:
         """Whether it is added up in more bits than it has."""
