@@ -137,8 +137,8 @@ class _Finder:
                 scores, gradient = Variable(source), result
         if (
             facts[scores.name].dtype != facts[gradient].dtype
-            or not _is_whole(facts[scores.name])
-            or not _is_whole(facts[gradient])
+            or not _is_in_rows(facts[scores.name])
+            or not _is_in_rows(facts[gradient])
         ):
             return None
         return _Loss(forward, backward, scores.name, gradient, of_logs.dtype)
@@ -197,11 +197,10 @@ class _Finder:
         return name
 
 
-def _is_whole(facts: TensorFacts) -> bool:
-    """Whether a tensor has all of its memory, row by row."""
-    count = math.prod(facts.shape)
+def _is_in_rows(facts: TensorFacts) -> bool:
+    """Whether a tensor has all elements of its memory, row by row."""
     dense = tuple(math.prod(facts.shape[at + 1 :]) for at in range(len(facts.shape)))
-    return facts.stride == dense and facts.storage_bytes == count * facts.dtype.itemsize
+    return facts.is_whole and facts.stride == dense
 
 
 def _rows(facts: TensorFacts, shape: tuple[int, ...]) -> TensorFacts:
