@@ -52,6 +52,23 @@ OTHERS = {  # what else is read: numbers, and tensors, of which some have no dim
     ),
 }
 
+PLACES = torch.tensor([4000, 3, 3, 0, 17, 4000])
+VALUES = torch.tensor([1.5, -0.37, 1e-3, 6.0, -0.0, 2.25])
+MASK = torch.arange(4099) % 3 == 0
+ASSIGNED = {  # what is behind the tensor that some elements are written to
+    aten.index_add.default: lambda values: (0, PLACES, values),
+    aten.index_copy.default: lambda values: (0, PLACES[2:], values[2:]),
+    aten.index_put.default: lambda values: ([PLACES], values, True),
+    aten._unsafe_index_put.default: lambda values: ([PLACES], values, True),
+    aten.masked_fill.Scalar: lambda values: (MASK, 0.37),
+    aten.masked_fill.Tensor: lambda values: (MASK, values[1]),
+    aten.masked_scatter.default: lambda values: (MASK, values.repeat(300)),
+    aten.put.default: lambda values: (PLACES, values, True),
+    aten.scatter.src: lambda values: (0, PLACES[2:], values[2:]),
+    aten.scatter.value: lambda values: (0, PLACES, 0.37),
+    aten.scatter_add.default: lambda values: (0, PLACES, values),
+}
+
 
 def same(one, other):
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
@@ -75,6 +92,18 @@ def test_a_function_over_its_input_gives_the_same_bits(operator, dtype):
         expected = operator(x, *rest)
         found = OPERATORS[operator].in_place(x.clone(), *rest)
         assert same(found, expected), rest
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("operator", [*ASSIGNED], ids=str)
+def test_what_writes_some_elements_in_place_gives_the_same_bits(operator, dtype):
+    x, rest = torch.randn(4099).to(dtype), ASSIGNED[operator](VALUES.to(dtype))
+    with AllocationRecorder(x.device) as apart:
+        expected = operator(x, *rest)
+    with AllocationRecorder(x.device) as over:
+        OPERATORS[operator].in_place(x, *rest)
+    assert same(x, expected)
+    assert over.requested_bytes <= apart.requested_bytes - x.nbytes
 
 
 @pytest.mark.parametrize("dtype", TYPES[:3], ids=str)
@@ -126,6 +155,7 @@ def test_all_that_may_overwrite_is_tried_here():
     assert {target for target, operator in OPERATORS.items() if operator.in_place} == {
         *OTHERS,
         *ARGUMENTS,
+        *ASSIGNED,
         packing.backward_of_kept,
         unit_tangent.scaled,
         cross_entropy.cross_entropy_backward,  # in test_cross_entropy.py
@@ -162,6 +192,39 @@ def test_a_gradient_is_written_over_unless_it_came_from_outside():
     graph = capture(model, (torch.randn(4, 8),), costs="estimate").graph
     found = {op.name: bool(op.overwrites) for op in graph.ops if "backward" in op.name}
     assert found == {"hardtanh_backward": False, "threshold_backward": True}
+
+
+READERS = {
+    "lookup": lambda x: x[:, torch.arange(8, 0, -1, device=x.device)],
+    "gather": lambda x: x.gather(1, x.argsort(1)),
+    "index select": lambda x: x.index_select(1, x[0].argsort()),
+    "maximum": lambda x: x.max(1)[0],
+    "sort": lambda x: x.sort(1)[0],
+    "take": lambda x: x.take(torch.arange(9, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_backward_writes_into_its_zeros(name):
+    class Reads(nn.Module):
+        def forward(self, x):
+            return READERS[name](x.sin())
+
+    x = torch.randn(8, 64, requires_grad=True)
+    graph = capture(Reads(), (x,), costs="estimate").graph
+    (op,) = (op for op in graph.ops if any("zeros" in value for value in op.inputs))
+    assert [read for read, _ in op.overwrites] == [op.inputs[0]]
+
+
+def test_what_is_looked_up_by_itself_is_not_written_over():
+    class Own(nn.Module):
+        def forward(self, x):
+            numbers = x.argsort(0)
+            return x * numbers.index_put((numbers.view(-1),), numbers.new_zeros(()))
+
+    graph = capture(Own(), (torch.randn(64, requires_grad=True),), costs="estimate").graph
+    (op,) = (op for op in graph.ops if op.name.startswith("index_put"))
+    assert not op.overwrites
 
 
 class Tied(nn.Module):

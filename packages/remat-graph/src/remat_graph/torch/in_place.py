@@ -32,7 +32,7 @@ def overwrites_of(
         (result,) = call.results
         target = call.args[0].name
         value = storage[target]
-        others = [item.name for item in call.args[1:] if isinstance(item, Variable)]
+        others = call.variables[1:]
         if (
             result is not None
             and value not in outside

@@ -210,6 +210,24 @@ OPERATORS: dict[Any, Operator] = {
     # `mul_.Scalar` rounds the number to 16 bits
     aten.mul.Scalar: Operator(in_place=aten.mul_.Tensor),
     aten.div.Scalar: Operator(in_place=aten.div_.Scalar),
+    # what writes some elements, as backwards do into zeros
+    **{
+        getattr(packet, name): Operator(
+            in_place=getattr(getattr(aten, f"{packet.__name__}_"), name)
+        )
+        for packet, names in (
+            (aten.index_add, ("default",)),
+            (aten.index_copy, ("default",)),
+            (aten.index_put, ("default",)),
+            (aten.masked_fill, ("Scalar", "Tensor")),
+            (aten.masked_scatter, ("default",)),
+            (aten.put, ("default",)),
+            (aten.scatter, ("src", "value")),
+            (aten.scatter_add, ("default",)),
+        )
+        for name in names
+    },
+    aten._unsafe_index_put.default: Operator(in_place=aten.index_put_.default),
     # backwards of pointwise functions
     **{
         operator.default: Operator(in_place=_over_gradient(operator))
