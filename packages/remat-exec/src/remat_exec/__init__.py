@@ -32,6 +32,7 @@ from remat_exec.measure import (
     measure_peak,
     profile_step,
 )
+from remat_exec.outputs import HandOut
 from remat_exec.registry import get_executor, list_executors
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Executable",
     "ExecutionError",
     "Executor",
+    "HandOut",
     "Loss",
     "LossError",
     "MemoryChanged",

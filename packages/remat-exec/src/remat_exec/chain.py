@@ -25,7 +25,6 @@ from remat_exec.deferred import DeferredTensor, watched
 from remat_exec.errors import BackwardError, BudgetExceeded, SecondDerivative
 from remat_exec.gradient_groups import Group
 from remat_exec.on_demand import OnDemand, Recipe
-from remat_exec.output_hooks import OutputHooks
 from remat_exec.outputs import tangents_of
 from remat_exec.takers import any_stays, unwanted_inputs
 from remat_exec.variant import StepCode, Variant
@@ -51,7 +50,6 @@ class Observers:
     exceeded: Exceeded | None = None
     read: Read | None = None
     watched: frozenset[int] = frozenset()
-    hooks: OutputHooks | None = None
 
 
 def run_step(
@@ -215,8 +213,6 @@ class _Step:
         `node` is that of the forward in autograd's graph.
         """
         self.started = True
-        if self.observers.hooks is not None:
-            self.observers.hooks.begin(sum(each is not None for each in gradients))
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
         released_outputs = executable.capture.released_outputs

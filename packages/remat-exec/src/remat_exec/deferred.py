@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
 import torch
@@ -76,20 +76,21 @@ class DeferredTensor(torch.Tensor):
     _value: torch.Tensor | None
     _memory: _Memory
 
-    @staticmethod
+    @classmethod
     def like(
+        cls,
         meta: torch.Tensor,
         device: torch.device,
         make: Callable[[], torch.Tensor],
         source: DeferredTensor | None = None,
         memory: _Memory | None = None,
-    ) -> DeferredTensor:
+    ) -> Self:
         """Stand for a tensor of the sizes, strides and type of `meta`.
 
         It is a view of a `source` if it is given that one's `memory`, else a copy of it.
         """
-        made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
-            DeferredTensor,
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls,
             meta.size(),
             strides=meta.stride(),
             storage_offset=meta.storage_offset(),

@@ -13,13 +13,14 @@ from remat_exec.chain import Exceeded, Observers, Read, Started, run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
+from remat_exec.inner_reads import inner_reads
 from remat_exec.interface import Ability
 from remat_exec.loss import Loss
 from remat_exec.measure import Peak, measure_peak
 from remat_exec.on_demand import Recipe
-from remat_exec.output_hooks import OutputHooks, read_within
-from remat_exec.outputs import make_outputs
+from remat_exec.outputs import HandOut, Outputs
 from remat_exec.overlaps import check_apart
+from remat_exec.partial_gradients import connect
 from remat_exec.rehearsal import run_without_autograd
 from remat_exec.variant import Variant
 from remat_graph import Compute, Schedule, simulate
@@ -84,8 +85,8 @@ class Executable:
         inputs = enumerate(self.capture.program.inputs)
         self._written = [position for position, item in inputs if item.variable in targets]
         returned = self.capture.program.returned
-        self._read_within = read_within(whole)
         self.differentiable = frozenset({*self.capture.program.tangents.values(), *missing})
+        self._inner_reads = inner_reads(whole, self.differentiable)
         self.not_differentiable = tuple(set(range(len(returned))) - self.differentiable)
         planned = {name for group in self.code.groups for name in group.inputs}
         unplanned = tuple(name for name in self.capture.differentiable if name not in planned)
@@ -149,26 +150,26 @@ class Executable:
         exceeded: Exceeded | None = None,
         read: Read | None = None,
         watched: frozenset[int] = frozenset(),
+        hand_out: HandOut | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward as `Runnable` says; return the output tensors, connected to autograd.
 
         `read` gets the position of an output that the program does not make when it is read, and of
         those that are `watched`. If it is read between the halves, and there is no room, `exceeded`
-        gets the error, too, or it is raised.
+        gets the error, too, or it is raised. `hand_out` gets each output, with its position among
+        those of the user, and gives what is returned in its place.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        hooks = OutputHooks() if self._read_within else None
-        observers = Observers(started, finished, exceeded, read, watched, hooks)
+        observers = Observers(started, finished, exceeded, read, watched)
         handed, drop = run_step(self, bound, by_name, observers)
         if droppable is not None:
             droppable(drop)
-        outputs = make_outputs(self.whole_program, handed, by_name)
-        if hooks is not None:
-            for position in self._read_within:
-                hooks.watch(position, outputs[position])
-        return outputs
+        outputs = Outputs(self.whole_program, handed, by_name, hand_out)
+        if self._inner_reads is not None:
+            connect(outputs, self.whole_program, self._inner_reads, handed)
+        return outputs.all()
 
     @property
     def whole_program(self) -> Program:

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from remat_exec.errors import BackwardError
-from remat_graph.torch import Program, TensorFacts, Variable
+from remat_graph.torch import Output, Program, TensorFacts, Variable
 
-__all__ = ["make_outputs", "tangents_of"]
+__all__ = ["HandOut", "Outputs", "tangents_of"]
 
 aten = torch.ops.aten
 
+HandOut = Callable[[int, torch.Tensor], torch.Tensor]
+"""Gets the position of an output and the tensor; gives what the user gets, connected to it."""
 
-def make_outputs(
-    program: Program, handed: tuple[torch.Tensor, ...], inputs: dict[str, torch.Tensor]
-) -> list[torch.Tensor]:
-    """Make the user's output tensors of what autograd was handed, and of inputs by variable."""
-    whole = dict(zip(program.returned, program.handed, strict=True))
-    tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
-    outputs = []
-    for output in program.outputs:
-        tensor = tensors.get(output.variable)
+
+class Outputs:
+    """Makes the user's output tensors, each once, of what autograd was handed and of inputs.
+
+    `handed` are in the order of `program.handed`; what stands there may be put in place until an
+    output is made of it. `inputs` are tensors by variable. `hand_out` gets the position of each
+    output and the tensor, and makes what stands in its place.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        handed: Sequence[torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        hand_out: HandOut | None = None,
+    ) -> None:
+        self._program, self._hand_out = program, hand_out
+        self._whole = dict(zip(program.returned, program.handed, strict=True))
+        self._tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
+        self._outputs: dict[int, torch.Tensor] = {}
+
+    def replace(self, position: int, tensor: torch.Tensor) -> None:
+        """Put a tensor in the place of what was handed."""
+        self._tensors[self._program.handed[position]] = tensor
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        """Give an output."""
+        if at not in self._outputs:
+            tensor = self._made(self._program.outputs[at])
+            self._outputs[at] = self._hand_out(at, tensor) if self._hand_out else tensor
+        return self._outputs[at]
+
+    def all(self) -> list[torch.Tensor]:
+        """Give all outputs, in order."""
+        return [self[at] for at in range(len(self._program.outputs))]
+
+    def _made(self, output: Output) -> torch.Tensor:
+        tensor = self._tensors.get(output.variable)
         if output.kind == "input":
-            tensor = tensors[output.base]
+            tensor = self._tensors[output.base]
         if tensor is None:
-            base = whole.get(output.base, output.base)
-            tensor = _view(program, output.variable, base, tensors[base], output.layout)
+            base = self._whole.get(output.base, output.base)
+            whole = self._tensors[base]
+            tensor = _view(self._program, output.variable, base, whole, output.layout)
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()
-        outputs.append(tensor)
-    return outputs
+        return tensor
 
 
 def tangents_of(

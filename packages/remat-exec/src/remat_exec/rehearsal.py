@@ -11,7 +11,7 @@ import torch
 
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.on_demand import OnDemand, Recipe
-from remat_exec.outputs import make_outputs, tangents_of
+from remat_exec.outputs import Outputs, tangents_of
 from remat_exec.variant import StepCode
 
 __all__ = ["run_without_autograd"]
@@ -71,7 +71,7 @@ def _gradients_of_handed(
             for position, tensor in enumerate(handed)
         ]
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
-        outputs = make_outputs(step.whole_program, tuple(map(as_handed, leaves)), by_name)
+        outputs = Outputs(step.whole_program, tuple(map(as_handed, leaves)), by_name).all()
         returned = step.capture.output_structure.rebuild(iter(outputs))
         del outputs
         gradients, kept_by_loss = loss_gradients(loss, returned, leaves)

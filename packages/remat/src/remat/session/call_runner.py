@@ -14,12 +14,13 @@ from remat.errors import BudgetWarning
 from remat.planning.planner import RunnablePlan
 from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.changes import Changes
 from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
 from remat.session.region import Region
 from remat.session.step import StepState
-from remat_exec import BudgetExceeded, autocast_type
+from remat_exec import Ability, BudgetExceeded, HandOut, abilities_of, autocast_type
 from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
@@ -121,24 +122,43 @@ class CallRunner:
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
+        unseen = plan.capture.deferred_bytes(call.outputs_watched)
+        call.handed = HandedOut(unseen)
+        options: dict[str, Any] = self._reads(call, plan)
+        hand_out = self._hand_out(call, plan.changes)
+        if takes_hand_out := Ability.HANDS_OUT in abilities_of(plan.executor):
+            options["hand_out"] = hand_out
         outputs = executable(
             region.graph,
             tensors,
             functools.partial(self._backward_begins, call),
             functools.partial(self._backward_ends, call),
             lambda drop: setattr(call, "drop", drop),
-            **self._reads(call, plan),
+            **options,
         )
-        unseen = plan.capture.deferred_bytes(call.outputs_watched)
-        call.handed = HandedOut(outputs, unseen)
+        if not takes_hand_out:
+            outputs = [hand_out(at, tensor) for at, tensor in enumerate(outputs)]
         step.await_call(call)
-        recording.mark(f"kept {position}")
-        watched = plan.changes.protect_outputs(outputs)
-        if any(plan.changes.is_new(position) for position, *_ in watched):
-            step.is_provisional = True
-        call.watched += watched
         step.outputs.add(region, plan.capture.program, outputs)
         return outputs
+
+    def _hand_out(self, call: Call, changes: Changes) -> HandOut:
+        """Give what hands out the outputs of a call that is made, some of them as copies."""
+        step, is_kept = self._step, False
+
+        def hand_out(at: int, output: torch.Tensor) -> torch.Tensor:
+            nonlocal is_kept
+            if not is_kept:
+                step.recording.mark(f"kept {call.position}")
+            is_kept = True
+            call.handed.add(output)
+            copied, watched = changes.protect_output(at, output)
+            if watched is not None:
+                step.is_provisional |= changes.is_new(~at)
+                call.watched.append(watched)
+            return copied
+
+        return hand_out
 
     def _watch_outputs(self, call: Call, plan: CapturedRegion) -> None:
         """Choose the outputs of which a call sees whether they are read, if there are any."""

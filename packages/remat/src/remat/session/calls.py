@@ -20,22 +20,26 @@ from remat_solvers.step import RegionOption
 __all__ = ["Call", "HandedOut", "NewGradients"]
 
 
+_weak: Any = StorageWeakRef
+
+
 class HandedOut:
     """The outputs of a call, which are counted with what it keeps, and may be let go of.
 
     Of so many `unseen` bytes of them it is not known whether they are.
     """
 
-    def __init__(self, outputs: Sequence[torch.Tensor], unseen: int = 0) -> None:
-        outputs = [tensor for tensor in outputs if not isinstance(tensor, DeferredTensor)]
-        storages = {tensor.untyped_storage()._cdata: tensor for tensor in outputs}
+    def __init__(self, unseen: int = 0) -> None:
         self._unseen = unseen
-        new: Any = StorageWeakRef
-        self._storages = [
-            (new(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
-            for tensor in storages.values()
-            if tensor.layout is torch.strided
-        ]
+        self._storages: list[tuple[Any, int]] = []
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count an output, unless another of the same memory is counted."""
+        if isinstance(tensor, DeferredTensor) or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        if all(ref.cdata != storage._cdata or ref.expired() for ref, _ in self._storages):
+            self._storages.append((_weak(storage), storage.nbytes()))
 
     @property
     def gone_bytes(self) -> int:
@@ -83,7 +87,7 @@ class Call:
     drop: Callable[[], None] | None = None
     changes: Changes | None = None
     watched: list[Watched] = field(default_factory=list)
-    handed: HandedOut = field(default_factory=lambda: HandedOut(()))
+    handed: HandedOut = field(default_factory=HandedOut)
     outputs_watched: frozenset[int] = frozenset()
     reading_bytes: int = 0
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))

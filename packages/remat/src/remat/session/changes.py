@@ -49,17 +49,18 @@ class Changes:
                 watched.append((position, tensor, _state(tensor)))
         return watched
 
-    def protect_outputs(self, outputs: list[torch.Tensor]) -> list[Watched]:
-        """Put copies in the place of outputs; give those that are to be watched."""
-        watched = []
-        for position in self._outputs:
-            changed = self._seen.get(~position)
-            if changed is not False:
-                outputs[position] = copied = _copied(outputs[position])
-                if changed is None:
-                    alias = copied.detach()  # of the same version, and not what the call made
-                    watched.append((~position, alias, _state(alias)))
-        return watched
+    def protect_output(
+        self, position: int, output: torch.Tensor
+    ) -> tuple[torch.Tensor, Watched | None]:
+        """Give an output, or a copy of it; and what is to be watched, if anything is."""
+        changed = self._seen.get(~position)
+        if position not in self._outputs or changed is False:
+            return output, None
+        copied = _copied(output)
+        if changed is not None:
+            return copied, None
+        alias = copied.detach()  # of the same version, and not what the call made
+        return copied, (~position, alias, _state(alias))
 
     @property
     def copies_outputs(self) -> bool:
@@ -114,7 +115,7 @@ def _exposed_inputs(capture: Capture) -> frozenset[int]:
     )
 
 
-def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
+def _exposed_outputs(capture: Capture) -> frozenset[int]:
     """List outputs from which something may be computed again, but that eager would not keep.
 
     Those that are views of one another, or of inputs, are left out, and those that are made when
@@ -128,7 +129,7 @@ def _exposed_outputs(capture: Capture) -> tuple[int, ...]:
         program.storage.get(output.base if output.kind == "view" else output.variable, "")
         for output in program.outputs
     ]
-    return tuple(
+    return frozenset(
         position
         for position, (output, storage) in enumerate(zip(program.outputs, storages, strict=True))
         if output.kind in ("fresh", "view")

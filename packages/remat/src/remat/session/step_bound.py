@@ -43,7 +43,7 @@ class StepBound:
         if budget is None:
             return
         kept = [(call.kept_bytes, call.handed) for call in open_calls if call is not own]
-        kept.append((needed, own.handed if own is not None else HandedOut(())))
+        kept.append((needed, own.handed if own is not None else HandedOut()))
         gradients = self._gradients.values()
         at_most = sum(size for size, _ in kept) + sum(size for _, size in gradients)
         if at_most > max(budget, self._most):

@@ -1,0 +1,113 @@
+"""Which outputs of a model are computed from which others of its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from remat_graph.torch import Call, Program
+
+__all__ = ["InnerReads", "inner_reads"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class InnerReads:
+    """Outputs that others are computed from: positions in `program.outputs`, by one in `returned`.
+
+    `by` has those that what stands there is computed from, `of` those that are made of it and read
+    so. Keys are in the order of computation.
+    """
+
+    by: Mapping[int, tuple[int, ...]]
+    of: Mapping[int, tuple[int, ...]]
+
+
+def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads | None:
+    """Find what is computed from outputs with gradients, if there are several.
+
+    Positions in `program.returned` are looked at that are `differentiable`. Complexity: one pass
+    over the forward half.
+    """
+    if len(differentiable) < 2:
+        return None
+    outputs = {
+        at: output
+        for at, output in enumerate(program.outputs)
+        if output.kind in ("fresh", "view") and output.requires_grad
+    }
+    storage = program.storage
+    own: dict[str, int] = {}  # by value, a bit for each position
+    for position in differentiable:
+        value = storage[program.returned[position]]
+        own[value] = own.get(value, 0) | 1 << position
+    needed = dict(own)  # for what is at these positions
+    read: dict[str, int] = {}  # by variable
+    order: dict[int, None] = {}  # last to first
+    for call in _forward(program):
+        results = [n for n in call.results if n is not None and _is_real(program, n)]
+        bits = 0
+        for name in results:
+            bits |= needed.get(storage[name], 0)
+            order.update(dict.fromkeys(_positions(own.get(storage[name], 0))))
+        names = (n for n in call.reads if n in storage and not _detached(program, n))
+        for name in names if bits else ():
+            read[name] = read.get(name, 0) | bits
+            needed[storage[name]] = needed.get(storage[name], 0) | bits
+    by: dict[int, list[int]] = {position: [] for position in reversed(order)}
+    of: dict[int, list[int]] = {position: [] for position in reversed(order)}
+    for at, output in outputs.items():
+        bits = 0
+        for name, readers in read.items():
+            if _is_of(program, name, output.variable):
+                bits |= readers
+        computed = [*_positions(bits & ~own.get(storage[output.variable], 0))]
+        for position in computed:
+            by[position].append(at)
+        if computed:
+            of[program.returned.index(output.base)].append(at)
+    return InnerReads(_frozen(by), _frozen(of))
+
+
+def _frozen(lists: dict[int, list[int]]) -> dict[int, tuple[int, ...]]:
+    return {position: tuple(items) for position, items in lists.items()}
+
+
+def _forward(program: Program) -> Iterator[Call]:
+    """Go through the calls of the forward half, last to first."""
+    for op in reversed(program.order):
+        call = program.calls.get(op)
+        if call is not None and op not in program.backward_ops and op not in program.alternatives:
+            yield call
+
+
+def _positions(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+
+
+def _is_real(program: Program, name: str) -> bool:
+    dtype = program.facts[name].dtype
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _detached(program: Program, name: str) -> bool:
+    """Whether a variable is a view through `detach`."""
+    while name in program.views:
+        if program.views[name].target is aten.detach.default:
+            return True
+        name = program.views[name].reads[0]
+    return False
+
+
+def _is_of(program: Program, name: str, output: str) -> bool:
+    """Whether a variable is a view of an output, or views all of the same memory."""
+    if program.storage[name] != program.storage.get(output):
+        return False
+    sizes = [math.prod(program.facts[variable].shape) for variable in (name, output)]
+    return sizes[0] == sizes[1] or program.view_chain(name, output) is not None

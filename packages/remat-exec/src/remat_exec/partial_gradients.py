@@ -1,0 +1,230 @@
+"""The gradient of an output that the model also reads itself: no part of it is taken for the whole.
+
+A plan adds up what comes from outside and from the model's own reading. Autograd sees what comes
+from outside alone. So in autograd's graph, what is computed from such an output gives it a
+`PartialGradient`, which takes the place of their sum, and carries what came from outside to the
+backward of the plan. Hooks, `retain_grad`, `autograd.grad` and gradient edges get it, too: whoever
+reads it is refused, and so is a hook that puts another gradient in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+import torch
+from torch._dynamo import eval_frame
+from torch.autograd.graph import _engine_run_backward
+from torch.utils import _pytree as pytree
+
+from remat_exec.deferred import DeferredTensor
+from remat_exec.errors import BackwardError
+from remat_exec.inner_reads import InnerReads
+from remat_exec.outputs import Outputs
+from remat_graph.torch import Program, TensorFacts
+
+__all__ = ["PartialGradient", "connect"]
+
+aten = torch.ops.aten
+
+_ENGINE = _engine_run_backward.__code__
+_BETWEEN = frozenset({"__torch_dispatch__", "__torch_function__"})
+_FILES_BETWEEN = frozenset({torch._ops.__file__, torch._compile.__file__, eval_frame.__file__})
+_SHARED = frozenset({aten.clone.default, aten.detach.default, aten.alias.default})
+
+
+@dataclass(eq=False)
+class _Source:
+    """An output of one step that the model reads, and what stands for its gradient.
+
+    `task` is the backward that has met a reader of it.
+    """
+
+    at: int
+    facts: TensorFacts
+    device: torch.device
+    task: int | None = None
+    gradients: WeakSet[PartialGradient] = field(default_factory=WeakSet)
+
+
+class PartialGradient(DeferredTensor):
+    """Stands for the gradients of outputs, `of` whose readers within the model it came.
+
+    Autograd adds what comes from `outside` to it, and views it as the outputs were viewed.
+    """
+
+    of: frozenset[_Source]
+    outside: torch.Tensor | None
+
+    @classmethod
+    def stand_for(
+        cls, like: torch.Tensor, of: frozenset[_Source], outside: torch.Tensor | None
+    ) -> PartialGradient:
+        """Stand for a gradient of the sizes, strides and type of `like`."""
+        device = next(iter(of)).device
+        made = cls.like(like, device, functools.partial(_refuse, of))
+        made.of, made.outside = of, outside
+        for source in of:
+            source.gradients.add(made)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let autograd itself add to it, and view and copy it.
+
+        Raises:
+            BackwardError: if anybody else reads it.
+        """
+        if not _is_autograd(inspect.currentframe()):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with torch.inference_mode(mode=False):
+            return _run(func, args, kwargs or {})
+
+
+def _is_autograd(frame: FrameType | None) -> bool:
+    """Whether an operator was called by the engine, and not in a hook, or after the backward."""
+    while frame is not None and _leads_on(frame.f_code):
+        frame = frame.f_back
+    return frame is None or frame.f_code is _ENGINE
+
+
+def _leads_on(code: CodeType) -> bool:
+    """Whether code is between a call of an operator and what runs it, as that of a mode is."""
+    return code.co_name in _BETWEEN or code.co_filename in _FILES_BETWEEN
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator of autograd's on what came from outside."""
+    found = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, PartialGradient)]
+    of = frozenset().union(*(each.of for each in found))
+    outside = _run_outside(func, args, kwargs, found)
+    metas = pytree.tree_map_only(torch.Tensor, _meta, (args, kwargs))
+    likes, structure = pytree.tree_flatten(func(*metas[0], **metas[1]))
+    parts = [None] * len(likes) if outside is None else pytree.tree_leaves(outside)
+    made = [
+        PartialGradient.stand_for(like, of, part)
+        if like.is_floating_point() or like.is_complex()
+        else part
+        for like, part in zip(likes, parts, strict=True)
+    ]
+    return pytree.tree_unflatten(made, structure)
+
+
+def _run_outside(func: Any, args: Any, kwargs: dict[str, Any], found: list[PartialGradient]) -> Any:
+    """Run an operator, which is linear, on the parts from outside; `None` if none came."""
+    if func in _SHARED:
+        return args[0].outside
+    if func is aten.add.Tensor:
+        terms = [a.outside if isinstance(a, PartialGradient) else a for a in args]
+        came = [term for term in terms if term is not None]
+        return came[0] + came[1] if len(came) == 2 else came[0] if came else None
+    if all(each.outside is None for each in found) and func is not aten.isnan.default:
+        return None
+    args, kwargs = pytree.tree_map_only(PartialGradient, _part_of, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _part_of(gradient: PartialGradient) -> torch.Tensor:
+    if gradient.outside is not None:
+        return gradient.outside
+    like = _meta(gradient)
+    return torch.empty_strided(
+        like.shape, like.stride(), dtype=like.dtype, device=gradient.device
+    ).zero_()
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _refuse(of: Iterable[_Source]) -> NoReturn:
+    at = min(source.at for source in of)
+    raise BackwardError(
+        f"the gradient of output {at} of a region is asked for, by a hook, retain_grad or "
+        f"autograd.grad. The region reads that output itself, too, so autograd has only the part "
+        f"that comes from outside; end the region by torch._dynamo.graph_break() in the forward "
+        f"where the output is there, or return output.clone() if that part is meant"
+    )
+
+
+class _Output(torch.autograd.Function):
+    """Hands out an output; gives those that it is computed from a `PartialGradient` each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        own: tuple[_Source, ...],
+        read: tuple[_Source, ...],
+        tensor: torch.Tensor,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.own, ctx.read = own, read
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        task = torch._C._current_graph_task_id()
+        gradients: list[torch.Tensor | None] = [None] * len(ctx.read)
+        if gradient is not None:
+            for at, source in enumerate(ctx.read):
+                source.task = task
+                like = torch.empty_strided(
+                    source.facts.shape,
+                    source.facts.stride,
+                    dtype=source.facts.dtype,
+                    device="meta",
+                )
+                gradients[at] = PartialGradient.stand_for(like, frozenset((source,)), None)
+        return None, None, _from_outside(ctx.own, task, gradient), *gradients
+
+
+def _from_outside(
+    own: Iterable[_Source], task: int, gradient: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Give what came from outside, and let go of it wherever else it is held.
+
+    Raises:
+        BackwardError: if this is not what was to come, as if a hook gives another gradient.
+    """
+    met = frozenset(source for source in own if source.task == task)
+    of = gradient.of if isinstance(gradient, PartialGradient) else frozenset()
+    if of != met:
+        _refuse(of | met)
+    if not isinstance(gradient, PartialGradient):
+        return gradient
+    outside = gradient.outside
+    for each in {each for source in met for each in source.gradients}:
+        each.outside = None
+    return outside
+
+
+def connect(
+    outputs: Outputs, program: Program, reads: InnerReads, handed: Sequence[torch.Tensor]
+) -> None:
+    """Connect outputs, of which none was made yet, to those that they are computed from.
+
+    `handed` is what autograd was handed.
+    """
+    sources = {
+        at: _Source(at, program.facts[program.outputs[at].variable], program.device)
+        for items in reads.of.values()
+        for at in items
+    }
+
+    def of(items: Iterable[int]) -> tuple[_Source, ...]:
+        return tuple(sources[at] for at in items)
+
+    apply: Any = _Output.apply
+    for position, read in reads.by.items():
+        tensors = (outputs[at] for at in read)
+        tensor = apply(of(reads.of[position]), of(read), handed[position], *tensors)
+        outputs.replace(position, tensor)
