@@ -21,10 +21,13 @@ from remat_graph import (
     Schedule,
     Stage,
     Value,
+    leave_late,
+    put_in_leaves,
     reads_after_leaving,
     simulate,
+    without_leaves,
 )
-from remat_solvers import BudgetTooSmall
+from remat_solvers import BudgetTooSmall, smallest_budget, store_all
 
 WIDTH, DEPTH = 256, 6
 HELD = DEPTH * (WIDTH + 1) * WIDTH * 4  # by all gradients
@@ -147,6 +150,44 @@ def test_a_curve_and_a_plan_count_gradients_that_leave_alike():
         remat.tradeoff(planned.graph, optimizer_in_backward=True)
 
 
+@pytest.mark.parametrize("batch", [55, 63])
+def test_what_fits_with_gradients_held_fits_where_they_leave(batch):
+    """Solvers let a gradient leave early and read its parameter again: put right, that is more."""
+    torch.manual_seed(0)
+    layers = [each for _ in range(2) for each in (nn.Linear(64, 64), nn.GELU())]
+    module, x = nn.Sequential(*layers), torch.randn(batch, 64)
+    options = {"costs": "estimate", "limit_seconds": 1}
+    for leave in (False, True):
+        planned = remat.plan(module, (x,), budget="80KiB", optimizer_in_backward=leave, **options)
+        assert planned.predicted_peak_bytes <= 80 * 1024
+        curve = remat.tradeoff(
+            module, (x,), budgets=["80KiB"], optimizer_in_backward=leave, **options
+        )
+        assert curve.points[0].solution is not None
+    refusals = []
+    for leave in (False, True):
+        with pytest.raises(BudgetTooSmall) as refused:
+            remat.plan(module, (x,), budget="20KiB", optimizer_in_backward=leave, **options)
+        refusals.append(refused.value)
+    held, left = refusals
+    assert left.smallest_bytes <= held.smallest_bytes
+    enough = remat.plan(
+        module, (x,), budget=left.smallest_bytes, optimizer_in_backward=True, **options
+    )
+    assert reads_after_leaving(enough.graph, enough.schedule) is None
+
+
+def test_a_schedule_that_holds_gradients_takes_less_when_they_leave():
+    module, x = chain()
+    left = remat.plan(module, (x,), budget="1GiB", costs="estimate", optimizer_in_backward=True)
+    held = without_leaves(left.graph)
+    assert without_leaves(held) is held
+    for schedule in (store_all(held), smallest_budget(held, limit_seconds=1).schedule):
+        late = put_in_leaves(left.graph, schedule)
+        assert reads_after_leaving(left.graph, late) is None
+        assert simulate(left.graph, late).peak_bytes < simulate(held, schedule).peak_bytes
+
+
 def test_points_of_a_curve_have_only_what_leaves_late(monkeypatch):
     """A solver that lets each gradient leave at once, and reads the parameters again later."""
     ops = (
@@ -167,11 +208,15 @@ def test_points_of_a_curve_have_only_what_leaves_late(monkeypatch):
     points = tuple(replace(curve.points[0], budget_bytes=b, solution=solution) for b in (peak, 90))
     solved = replace(curve, points=points, smallest_bytes=peak)
     monkeypatch.setattr("remat_solvers.tradeoff", lambda *args, **options: solved)
-    tight, wide = remat.tradeoff(graph, budgets=[peak, 90]).points
-    assert tight.solution is None
     assert reads_after_leaving(graph, early)
-    assert reads_after_leaving(graph, wide.solution.schedule) is None
-    assert simulate(graph, wide.solution.schedule).peak_bytes == wide.solution.peak_bytes > peak
+    late = leave_late(graph, early)
+    assert simulate(graph, late).peak_bytes > peak
+    for point in remat.tradeoff(graph, budgets=[peak, 90]).points:
+        schedule = point.solution.schedule
+        assert schedule != early
+        assert reads_after_leaving(graph, schedule) is None
+        assert simulate(graph, schedule).peak_bytes == point.solution.peak_bytes
+        assert point.solution.peak_bytes <= point.budget_bytes
 
 
 @pytest.mark.parametrize("budget", [TIGHT, 4 * HELD])

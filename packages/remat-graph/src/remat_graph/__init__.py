@@ -20,7 +20,13 @@ from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Hierarchy
 from remat_graph.interchange import from_networkx, to_networkx
-from remat_graph.leaving import leave_late, leaves, reads_after_leaving
+from remat_graph.leaving import (
+    leave_late,
+    leaves,
+    put_in_leaves,
+    reads_after_leaving,
+    without_leaves,
+)
 from remat_graph.provenance import Provenance
 from remat_graph.schedule import (
     Compute,
@@ -77,11 +83,13 @@ __all__ = [
     "load",
     "memory_to_svg",
     "printable",
+    "put_in_leaves",
     "reads_after_leaving",
     "save",
     "simulate",
     "to_dot",
     "to_networkx",
     "to_svg",
+    "without_leaves",
     "write_atomically",
 ]

@@ -9,11 +9,14 @@ rule of graphs, which solvers would have to know: what they give is put right by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from remat_graph.graph import Graph, Op, Stage
 from remat_graph.schedule import Compute, Free, Schedule, Step
 
-__all__ = ["leave_late", "leaves", "reads_after_leaving", "with_leaves"]
+__all__ = [
+    "leave_late", "leaves", "put_in_leaves", "reads_after_leaving", "with_leaves", "without_leaves",
+]  # fmt: skip
 
 _LEAVE = "leave@"  # no name of a variable
 _MOST_LEAVES = 256  # times that gradients leave, about
@@ -103,6 +106,8 @@ def leave_late(graph: Graph, schedule: Schedule) -> Schedule:
         inputs = graph.ops[graph.op_index[name]].inputs
         due = max((last.get(v, -1) for v in inputs), default=-1)
         if due > position:
+            while due + 1 < len(steps) and isinstance(steps[due + 1], Free):
+                due += 1  # what is freed there may be written over
             late.setdefault(due, []).append(name)
             dropped |= {position, *(freed[v] for v in inputs if v in freed)}
     if not late:
@@ -115,3 +120,27 @@ def leave_late(graph: Graph, schedule: Schedule) -> Schedule:
             inputs = graph.ops[graph.op_index[name]].inputs
             moved += [Compute(name), *(Free(v) for v in inputs if v in freed)]
     return Schedule(tuple(moved))
+
+
+def without_leaves(graph: Graph) -> Graph:
+    """Give the graph in which the gradients that leave are held to the end, as results.
+
+    It is the graph itself if none leaves.
+    """
+    leaving = [op for op in graph.ops if leaves(op.name)]
+    if not leaving:
+        return graph
+    gradients = {v for op in leaving for v in op.inputs if v not in graph.resident}
+    ops = tuple(op for op in graph.ops if not leaves(op.name))
+    return replace(graph, ops=ops, results=graph.results | gradients)
+
+
+def put_in_leaves(graph: Graph, schedule: Schedule) -> Schedule:
+    """Turn a schedule of `without_leaves(graph)` into one of the graph, which takes no more.
+
+    Each gradient leaves behind the last that touches it or its parameter.
+    """
+    leaving = [op for op in graph.ops if leaves(op.name)]
+    gradients = [v for op in leaving for v in op.inputs if v not in graph.resident]
+    first = (Compute(op.name) for op in leaving)  # where all are late
+    return leave_late(graph, Schedule((*first, *schedule.steps, *map(Free, gradients))))

@@ -25,7 +25,9 @@ from remat_graph import (
     Solution,
     Status,
     leave_late,
+    put_in_leaves,
     simulate,
+    without_leaves,
 )
 from remat_graph.torch import Capture
 from remat_partition import Partitioner
@@ -208,12 +210,44 @@ def either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
 def solution_for(graph: Graph, budget: int, target: int, *given: Any, **options: Any) -> Solution:
     """Find a schedule as `_found` does, in which no gradient leaves before its parameter is read.
 
+    Where none is found, one that holds gradients to the end may be: then they leave in that.
+
     Raises:
         BudgetTooSmall: as `_found` does.
     """
-    aim, peak, bound = target, 0, None
+    held = without_leaves(graph)
+    if held is graph:
+        return _found(graph, budget, target, *given, **options)
+    try:
+        return _leaving_late(graph, budget, target, *given, **options)
+    except BudgetTooSmall as error:
+        refusal = error
+    try:
+        solution = _found(held, budget, target, *given, **options)
+    except BudgetTooSmall as error:
+        raise either(refusal, error) from None
+    if solution.schedule is None:
+        return solution
+    schedule = put_in_leaves(graph, solution.schedule)
+    return replace(
+        solution,
+        schedule=schedule,
+        peak_bytes=simulate(graph, schedule).peak_bytes,
+        lower_bound=graph.least_time,
+        status=Status.FEASIBLE,
+    )
+
+
+def _leaving_late(graph: Graph, budget: int, target: int, *given: Any, **options: Any) -> Solution:
+    """Solve for less until the schedule, put right, takes no more than the target."""
+    aim, peaks, bound = target, list[int](), None
     for attempt in range(_MOST_TRIES):
-        solution = _found(graph, budget, aim, *given, **options)
+        try:
+            solution = _found(graph, budget, aim, *given, **options)
+        except BudgetTooSmall:
+            if not attempt:
+                raise
+            break  # what is proved of less than the target is not proved of it
         schedule = solution.schedule
         late = schedule and leave_late(graph, schedule)
         if late is None or (late is schedule and not attempt):
@@ -221,12 +255,13 @@ def solution_for(graph: Graph, budget: int, target: int, *given: Any, **options:
         peak = simulate(graph, late).peak_bytes
         if not attempt:
             bound = solution.lower_bound
-        else:  # what is proved of less than the target is not proved of it
+        else:
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         if peak <= target:
             return replace(solution, schedule=late, peak_bytes=peak)
+        peaks.append(peak)
         aim -= peak - target
-    raise BudgetTooSmall(budget, peak + budget - target, 0, None, Status.LIMIT)
+    raise BudgetTooSmall(budget, min(peaks) + budget - target, 0, None, Status.LIMIT)
 
 
 def _found(
@@ -292,7 +327,10 @@ def _about_budget(
     if least is not None and least <= feasible_bytes:
         feasible_bytes = least
     elif error.schedule is not None:
-        keep_smallest(graph, error.schedule)
+        late = leave_late(graph, error.schedule)
+        if late is not error.schedule:
+            feasible_bytes = simulate(graph, late).peak_bytes
+        keep_smallest(graph, late)
     return BudgetTooSmall(
         budget,
         feasible_bytes + budget - target,

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -29,7 +30,9 @@ from remat_graph import (
     Status,
     encode,
     leave_late,
+    put_in_leaves,
     simulate,
+    without_leaves,
     write_atomically,
 )
 from remat_partition import Partitioner
@@ -160,8 +163,10 @@ def _with_late_leaving(graph: Graph, curve: Tradeoff) -> Tradeoff:
     """
     solved = [point.solution for point in curve.points if point.solution is not None]
     solutions = [_leaving_late(graph, solution) for solution in solved]
-    if all(late is solution for late, solution in zip(solutions, solved, strict=True)):
+    as_solved = all(late is each for late, each in zip(solutions, solved, strict=True))
+    if without_leaves(graph) is graph or (solved and as_solved):
         return curve
+    solutions.append(_leaving_from_held(graph))
 
     def fitting(point: TradeoffPoint) -> TradeoffPoint:
         fits = [each for each in solutions if each.peak_bytes <= point.budget_bytes]
@@ -188,6 +193,23 @@ def _leaving_late(graph: Graph, solution: Solution) -> Solution:
         return solution
     peak = simulate(graph, late).peak_bytes
     return dataclasses.replace(solution, schedule=late, peak_bytes=peak)
+
+
+def _leaving_from_held(graph: Graph) -> Solution:
+    """Give the schedule of the smallest peak that holds gradients to the end, but for holding."""
+    started = time.perf_counter()
+    held = smallest_budget(without_leaves(graph), limit_seconds=_SMALLEST_SECONDS)
+    schedule = put_in_leaves(graph, held.schedule)
+    timeline = simulate(graph, schedule)
+    return Solution(
+        Status.FEASIBLE,
+        schedule,
+        timeline.time,
+        timeline.peak_bytes,
+        None,
+        solver="smallest budget",
+        solve_seconds=time.perf_counter() - started,
+    )
 
 
 def _spread_over(graphs: Sequence[Graph], points: int) -> list[int | float]:
