@@ -95,6 +95,18 @@ class Code:
     _sizes: Mapping[str, Any] = field(repr=False)
     _bodies: Mapping[str, Any] = field(repr=False)
 
+    @classmethod
+    def of(cls, text: Text, program: Program, peak_bytes: int, staying_peak_bytes: int) -> Code:
+        """Give the functions for the sizes of a program."""
+        sizes: dict[str, Any] = {} if program.generic is None else dict(program.generic.numbers)
+        sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
+        bodies = {bound: body_in_slices(program.calls[op]) for bound, op in text.bodies.items()}
+        return cls(peak_bytes, staying_peak_bytes, text, sizes, bodies)
+
+    def at(self, program: Program, peak_bytes: int) -> Code:
+        """Give the same functions for a program of other sizes, and their peak there."""
+        return self.of(self._text, program, peak_bytes, peak_bytes)
+
     @property
     def saved(self) -> tuple[str, ...]:
         """The names of what is kept between the halves."""
@@ -185,10 +197,7 @@ def generate(
         )
         if generic is not None:
             generic.texts[asked] = text
-    sizes: dict[str, Any] = {} if generic is None else dict(generic.numbers)
-    sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
-    bodies = {bound: body_in_slices(program.calls[op]) for bound, op in text.bodies.items()}
-    return Code(checked.peak_bytes, checked.staying_peak_bytes, text, sizes, bodies)
+    return Code.of(text, program, checked.peak_bytes, checked.staying_peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -94,6 +95,25 @@ class Executable:
         self.groups += (unplanned,) if unplanned else ()
         planned_one = Variant(missing, self.code, self.capture.program, self.whole_program)
         self._variants[missing, None, _NONE] = planned_one
+
+    def at(self, capture: Capture, peak_bytes: int, budget_bytes: int) -> Executable | None:
+        """Give the same plan for a capture of other sizes, by the same code, and its peak there.
+
+        `None` if that code is not of all sizes.
+        """
+        program, mine = capture.program, self.capture.program
+        if program.generic is None or mine.generic is None or mine.leaving or self.recipes:
+            return None
+        if program.generic.program is not mine.generic.program or self.low_memory_plan is not None:
+            return None
+        if self._may_come and not capture.variants_are_read_off:
+            return None
+        other = copy.copy(self)
+        other.capture, other.budget_bytes = capture, budget_bytes
+        other.code = self.code.at(program, peak_bytes)
+        planned = Variant(capture.missing, other.code, program, other.whole_program)
+        other._variants = {(capture.missing, None, _NONE): planned}
+        return other
 
     def _can_go_on_as(self, low_memory_plan: Executable) -> bool:
         """Whether all that another backward reads is there after the forward of this plan."""
@@ -264,7 +284,6 @@ class Executable:
             program.storage[program.handed[p]]
             for p in self.capture.released_outputs - released_outputs - program.deferred
         }
-        sizes = self.capture.graph.value_by_name
         if staying:
             self._check(
                 variant.code.staying_peak_bytes,
@@ -273,7 +292,7 @@ class Executable:
             )
         if held:
             self._check(
-                self.code.peak_bytes + sum(sizes[value].size_bytes for value in held),
+                self.code.peak_bytes + sum(map(self.capture.size_of, held)),
                 "while outputs are held that were let go of before earlier ones",
                 "let go of them, or run forward again, it will be planned with them held",
             )

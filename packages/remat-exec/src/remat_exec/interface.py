@@ -22,6 +22,7 @@ class Ability(enum.Enum):
 
     DEFERS_OUTPUTS = "it takes `read` and `watched`, has `reading_bytes`, makes outputs when read"
     HANDS_OUT = "it takes `hand_out`, and gives autograd what that makes of each output"
+    RUNS_OTHER_SIZES = "it has `at`, which gives the same plan for a capture of other sizes"
     RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 
 

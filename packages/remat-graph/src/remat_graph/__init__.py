@@ -28,6 +28,7 @@ from remat_graph.leaving import (
     without_leaves,
 )
 from remat_graph.provenance import Provenance
+from remat_graph.footprint import Footprint
 from remat_graph.schedule import (
     Compute,
     Free,
@@ -48,6 +49,7 @@ __all__ = [
     "Block",
     "Compute",
     "DocumentError",
+    "Footprint",
     "Free",
     "Graph",
     "GraphError",

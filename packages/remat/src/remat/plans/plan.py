@@ -95,7 +95,7 @@ class Plan:
     trials: tuple[Trial, ...] = ()
     capture_seconds: float = 0.0
     whole_time: float | None = None
-    source: str = ""
+    source: str = field(default_factory=str)
     left_out: tuple[str, ...] = field(default=(), compare=False)
     no_groups: str | None = field(default=None, compare=False)
     measured_curve: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)

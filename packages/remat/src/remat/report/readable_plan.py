@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from remat.plans.plan import Plan
 from remat.report.curve import Curve
@@ -13,7 +14,7 @@ from remat.report.facts import facts_of, title_of
 from remat.report.notebook import notebook_page
 from remat.report.page import Chapter, check_plotly, report_page
 from remat.report.traces import save_trace
-from remat_graph import Graph, write_atomically
+from remat_graph import Graph, Schedule, write_atomically
 from remat_solvers import Tradeoff
 from remat_solvers.step import RegionOption
 
@@ -32,6 +33,32 @@ class ReadablePlan(Plan):
     than `lower_bound`; `doubt` says why no more is certified. `source` is the generated code of a
     step of one region; a plan that was read from a file has none.
     """
+
+    @classmethod
+    def later(
+        cls, make: Callable[[], ReadablePlan], schedule: Schedule, **facts: Any
+    ) -> ReadablePlan:
+        """Give the plan of a schedule that `make` will give, when more of it is read than `facts`.
+
+        These are fields, among them all that are not as in a plan of which nothing is said.
+        """
+        plan = object.__new__(cls)
+        vars(plan).update(facts, schedule=schedule, _make=make)
+        return plan
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            make = vars(self).get("_make")
+            if make is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            vars(self).update(vars(make()))
+            vars(self).pop("_make", None)
+            return getattr(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.kinds  # all of it is there then
+        return dict(vars(self))
 
     def explain(self, *, by: By = "line", depth: int | None = None) -> Explanation:
         """Explain what each module and source line keeps, computes again, or makes another way.

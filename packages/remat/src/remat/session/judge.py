@@ -386,12 +386,11 @@ def _loss_seen(
     """Read off a record what the code between forward and backward took."""
     kept, backward = marks[-3:-1]
     capture = planned.capture
-    program, sizes = capture.program, capture.graph.value_by_name
+    program, gone = capture.program, capture.released_values(released_outputs)
     gradients = {program.storage[name] for name in program.tangents}
-    before = kept.held_bytes + sum(sizes[value].size_bytes for value in gradients)
-    gone = capture.released_values(released_outputs) - read_by_backward(
-        capture.graph, planned.plan.schedule
-    )
-    freed = sum(sizes[value].size_bytes for value in gone)
+    before = kept.held_bytes + sum(map(capture.size_of, gradients))
+    if gone:
+        gone -= read_by_backward(capture.outline, planned.plan.schedule)
+    freed = sum(map(capture.size_of, gone))
     held = max(0, backward.held_bytes + freed - before)
     return LossCost(max(0, backward.peak_bytes - before - held), held)

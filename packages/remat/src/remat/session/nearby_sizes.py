@@ -72,7 +72,7 @@ def plan_nearby(
             captured = near.at(call)
         if captured is None:
             continue
-        if captured.program.facts == near.program.facts:
+        if near.has_same_sizes(call):
             return _same(executor, region, numbers, other, captured)
         planned = _planned_by(executor, region, other, captured, rehearse, start)
         if planned is not None:
@@ -150,15 +150,21 @@ def _planned_by(
     before, device = other.capture.graph, captured.program.device
     budgets = [p.plan.budget_bytes for p in region.plans.values() if isinstance(p, RunnablePlan)]
     budget = max(budgets)  # a fraction is of the most that plain took
-    beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
-    grown = max(1.0, _bytes(captured.graph) / max(1, _bytes(before)))
+    sizes = captured.sizes_of(before)
+    most = sum(value.size_bytes for value in before.values)
+    grown = max(1.0, sum(sizes) / max(1, most))
     if grown > BUCKET**2:  # by a number that is no size
         return None
+    beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
     aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
     target = budget - aside - math.ceil(max(0, beyond) * grown)
     if grown == 1.0:  # what was predicted for the other was measured to be within its budget
         target = max(target, other.executable.peak_bytes)
-    captured, solution = _fastest(captured, other.plan.schedule, target)
+    bucket = region.bucket_of(other, executor)
+    if not (captured.sliced or captured.program.leaving) and bucket.has(sizes):
+        return bucket.planned(captured, sizes, budget, target)
+    with collector_at_rest():
+        captured, solution = _fastest(captured, other.plan.schedule, target)
     if solution is None or solution.schedule is None:
         return None
     executable = executor(captured, solution.schedule, budget_bytes=budget)
@@ -224,7 +230,3 @@ def _takes_more(graph: Graph, before: Graph) -> bool:
     return any(value.size_bytes > values.get(value.name, -1) for value in graph.values) or any(
         op.workspace_bytes > beside.get(op.name, -1) for op in ops
     )
-
-
-def _bytes(graph: Graph) -> int:
-    return sum(value.size_bytes for value in graph.values)

@@ -16,11 +16,12 @@ from remat.errors import BudgetWarning
 from remat.planning.infeasible import NotPlanned
 from remat.planning.planner import RunnablePlan
 from remat.plans.plan import Plan
+from remat.session.buckets import Bucket
 from remat.session.counters import Counters
 from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
 from remat.session.sized_captures import SizedCaptures
-from remat_exec import Runnable
+from remat_exec import Executor, Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
 
 __all__ = [
@@ -111,6 +112,7 @@ class Region:
         self.left: set[Hashable] = set()
         self.checked: dict[Hashable, Plan] = {}
         self.rehearses_all_sizes = False
+        self._buckets: dict[int, Bucket] = {}  # which hold the plans whose `id` they have
         self._before: Plans = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
@@ -270,6 +272,14 @@ class Region:
             stacklevel=2,
         )
 
+    def bucket_of(self, plan: RunnablePlan, executor: Executor) -> Bucket:
+        """Give the sizes below that of a plan, which was rehearsed."""
+        if id(plan.plan) not in self._buckets:
+            there = {id(each.plan) for each in self.plans.values() if isinstance(each, RunnablePlan)}
+            kept = {key: bucket for key, bucket in self._buckets.items() if key in there}
+            self._buckets = {**kept, id(plan.plan): Bucket(plan, executor)}
+        return self._buckets[id(plan.plan)]
+
     def rehearse_all_sizes(self) -> None:
         """Rehearse each size from now on: one took more than by what nearby sizes take."""
         self.rehearses_all_sizes = True
@@ -313,9 +323,8 @@ def _is_operation(node: torch.fx.Node) -> bool:
 
 
 def _returned_bytes(capture: Capture) -> int:
-    sizes = capture.graph.value_by_name
     values = {capture.program.storage[name] for name in capture.program.held}
-    return sum(sizes[value].size_bytes for value in values if value in sizes)
+    return sum(map(capture.size_of, values))
 
 
 def device_of(inputs: Iterable[Any]) -> torch.device:

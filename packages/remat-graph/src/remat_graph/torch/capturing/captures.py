@@ -163,6 +163,16 @@ class Capture(Ways):
         return replace(self, graph=with_released(self.graph, gone), released_outputs=positions)
 
     @property
+    def outline(self) -> Graph:
+        """A graph with the ops and values of this one, whose sizes and times may be others."""
+        return self.graph
+
+    def size_of(self, value: str) -> int:
+        """Give the bytes of a value of the graph; none if it has no such value."""
+        found = self.graph.value_by_name.get(value)
+        return 0 if found is None else found.size_bytes
+
+    @property
     def whole_program(self) -> Program:
         """The program without alternatives in which every output is made."""
         plain = self if self._plain is None else self._plain
@@ -255,14 +265,13 @@ class Capture(Ways):
 
     def release_changes_plan(self, positions: frozenset[int]) -> bool:
         """Whether it makes a difference to let go of outputs at these positions."""
-        size = self.graph.value_by_name
         gone = self.released_values(positions) ^ self.released_values(self.released_outputs)
-        everything = sum(value.size_bytes for value in self.graph.values)
-        return sum(size[value].size_bytes for value in gone) >= _LEAST_LET_GO * max(1, everything)
+        everything = sum(self.size_of(value.name) for value in self.outline.values)
+        return sum(map(self.size_of, gone)) >= _LEAST_LET_GO * max(1, everything)
 
     def released_values(self, positions: frozenset[int]) -> frozenset[str]:
         """Name the values that are held for the user alone, who lets go of these outputs."""
-        return released_values(self.program, self.graph, positions)
+        return released_values(self.program, self.outline, positions)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
         """Return the capture itself: it is immutable and belongs to no module."""

@@ -10,16 +10,18 @@ program.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
+import functools
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from remat_graph.torch.calls import Call, TensorFacts, Variable
+from remat_graph.torch.capturing.later import Later
+from remat_graph.torch.capturing.value_bytes import ValueBytes, bytes_of_sum
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
@@ -60,7 +62,7 @@ class ProgramOfSizes:
         self._slot_of = {numbers[at]: Slot(at) for at in joint.distinct}
         self._names = {numbers[at]: f"size_{at}__" for at in joint.distinct}
         self._texts: dict[Any, Any] = {}
-        self._of_terms: dict[str, Call] = {}
+        self._terms: dict[str, tuple[str, ...]] = {}
         self._made_by = program.calls_by_variable()
         for name, facts in program.facts.items():
             self._read_facts(name, facts)
@@ -72,13 +74,12 @@ class ProgramOfSizes:
                 raise NotOfSizes("an output lies otherwise than traced")
         dense = [(each.shape, each.stride, each.offset) for each in self._facts.values()]
         self._of_facts = sorted({slot.index for slot in _slots_of(dense)})
-        self._last: tuple[tuple[Any, ...], dict[str, TensorFacts]] | None = None
         sized = self._arguments.keys() | self._facts.keys()
-        self._sized_calls = [
+        self._sized_calls = frozenset(
             name
             for name, call in program.calls.items()
             if not sized.isdisjoint((name, *call.reads))
-        ]
+        )
 
     def _read_facts(self, name: str, facts: TensorFacts) -> None:
         """Find the sizes among what is known of a variable."""
@@ -100,10 +101,12 @@ class ProgramOfSizes:
         if not _same_slots((traced.shape, traced.stride, traced.offset), by_number, self._numbers):
             raise NotOfSizes(f"{name} has the number of a size, and is of none")
         if self._program.storage[name] == name and here[3] != facts.storage_bytes:
-            call = self._made_by.get(name)
-            if call is None or _bytes_of_terms(call, self._program.facts) != facts.storage_bytes:
+            call, known = self._made_by.get(name), self._program.facts
+            terms = () if call is None else _terms_of(call)
+            shapes = [known[term].shape for term in terms]
+            if not terms or bytes_of_sum(facts.dtype, *shapes) != facts.storage_bytes:
                 raise NotOfSizes(f"{name} takes other memory than its sizes say")
-            self._of_terms[name] = call
+            self._terms[name] = terms
         if self._is_sized(name):
             self._facts[name] = traced
 
@@ -124,7 +127,7 @@ class ProgramOfSizes:
                 (traced.shape, traced.stride, traced.offset)
             ):
                 return True
-        return name in self._of_terms
+        return name in self._terms
 
     @staticmethod
     def _dense(traced: Traced, numbers: Numbers) -> tuple[Any, ...]:
@@ -162,82 +165,92 @@ class ProgramOfSizes:
             self._arguments[name] = planned
 
     def at(self, numbers: Numbers) -> Program:
-        """Give the program for other numbers of the trace."""
-        program, facts = self._program, self._facts_at(numbers)
-        calls = self._with_numbers(program.calls, numbers)
-        equivalence, alike = dict(program.equivalence), dict[str, str]()
-        for name in self._sized_calls:
-            generic = program.equivalence[name]  # what is equal for generic sizes always is
-            if generic not in alike:
-                alike[generic] = equivalence_of(calls[name], facts)
-            equivalence[name] = alike[generic]
-        other = dataclasses.replace(
-            program,
-            calls=calls,
-            views=self._with_numbers(program.views, numbers),
-            facts=facts,
-            outputs=tuple(
+        """Give the program for other numbers of the trace; its parts are made when they are read.
+
+        Where two sizes are equal that are not always, more ops can run in place than for others.
+        """
+        generic, alike = self._program, dict[str, str]()
+
+        def fact(name: str) -> TensorFacts:
+            return self._facts_of(name, numbers, facts)
+
+        def call(name: str) -> Call:
+            args, kwargs = filled(self._arguments[name], numbers)
+            other = generic.views[name] if name in generic.views else generic.calls[name]
+            return dataclasses.replace(other, args=args, kwargs=kwargs)
+
+        def equivalence(op: str) -> str:
+            of_all = generic.equivalence[op]  # what is equal for generic sizes always is
+            if of_all not in alike:
+                alike[of_all] = equivalence_of(calls[op], facts)
+            return alike[of_all]
+
+        facts = Later(generic.facts, self._facts.keys(), fact)
+        calls = Later(generic.calls, self._arguments.keys(), call)
+        parts: dict[str, Any] = {
+            "calls": calls,
+            "views": Later(generic.views, self._arguments.keys(), call),
+            "facts": facts,
+            "outputs": tuple(
                 dataclasses.replace(output, layout=layout_at(layout, numbers))
-                for output, layout in zip(program.outputs, self._joint.layouts, strict=True)
+                for output, layout in zip(generic.outputs, self._joint.layouts, strict=True)
             ),
-            equivalence=equivalence,
-        )
-        if (other.overwrites, other.handed) == (program.overwrites, program.handed):
-            own = {self._names[self._numbers[at]]: numbers[at] for at in self._joint.distinct}
-            for_all = Generic(program, self._names, own, self._texts)
-            object.__setattr__(other, "generic", for_all)
+            "equivalence": Later(generic.equivalence, self._sized_calls, equivalence),
+        }
+        if not self._joint.are_generic(numbers):
+            other = dataclasses.replace(generic, **parts)
+            if (other.overwrites, other.handed) != (generic.overwrites, generic.handed):
+                return other
+        other = copy.copy(generic)
+        own = {self._names[self._numbers[at]]: numbers[at] for at in self._joint.distinct}
+        parts["generic"] = Generic(generic, self._names, own, self._texts)
+        for name, part in parts.items():
+            object.__setattr__(other, name, part)
         return other
 
     def holds_for(self, symbols: Mapping[str, Any]) -> bool:
         """Whether it is of such sizes: of some traces only where several inputs have the same."""
         return self._joint.holds_for(symbols)
 
-    def growth(self, program: Program, symbols: Mapping[str, Any]) -> float:
-        """Say how many times as large a value is as in a program that it gave, the most of any.
+    def have_same_sizes(self, numbers: Numbers, others: Numbers) -> bool:
+        """Whether all that is known of variables is the same for two calls."""
+        return all(numbers[at] == others[at] for at in self._of_facts)
+
+    @functools.cached_property
+    def value_bytes(self) -> ValueBytes:
+        """What the values take, by the numbers of a call."""
+        program = self._program
+        terms = {value: tuple(map(self._traced, of)) for value, of in self._terms.items()}
+        values = {value: self._traced(value) for value in program.storage.values()}
+        return ValueBytes(values, terms, program.facts, program.device)
+
+    def growth(self, numbers: Numbers, before: Numbers) -> float:
+        """Say how many times as large a value is as for other numbers, the most of any.
 
         Small ones do not count.
         """
-        facts = self._facts_at(self._joint.numbers(symbols))
-        known = {value: program.facts[value].storage_bytes for value in program.storage.values()}
-        least = max(1.0, _WORTH * max(known.values(), default=0))
-        pairs = ((facts[value].storage_bytes, size) for value, size in known.items())
-        return max(
-            (new / max(1, size) for new, size in pairs if max(new, size) >= least), default=1.0
-        )
+        known, new = self.value_bytes(before), self.value_bytes(numbers)
+        least = max(1.0, _WORTH * max(known, default=0))
+        pairs = zip(new, known, strict=True)
+        return max((a / max(1, b) for a, b in pairs if max(a, b) >= least), default=1.0)
 
-    def _facts_at(self, numbers: Numbers) -> dict[str, TensorFacts]:
-        """Give what is known of variables; as for the last numbers, if their sizes are the same."""
-        sizes = tuple(numbers[at] for at in self._of_facts)
-        if self._last is not None and self._last[0] == sizes:
-            return self._last[1]
-        program = self._program
-        facts = dict(program.facts)
-        for name, traced in self._facts.items():
-            shape, stride, offset, storage_bytes = self._dense(traced, numbers)
-            known = facts[name]
-            facts[name] = TensorFacts(
-                shape, stride, offset, known.dtype, known.device, storage_bytes
-            )
-        for name, call in self._of_terms.items():
-            of_terms = _bytes_of_terms(call, facts)
-            assert of_terms is not None
-            facts[name] = dataclasses.replace(facts[name], storage_bytes=of_terms)
-        for name in self._facts:  # of views, those of what they are views of
-            root = program.storage[name]
-            if root != name:
-                storage_bytes = facts[root].storage_bytes
-                facts[name] = dataclasses.replace(facts[name], storage_bytes=storage_bytes)
-        self._last = sizes, facts
-        return facts
+    def _traced(self, name: str) -> Traced:
+        known = self._program.facts[name]
+        of_no_size = Traced(known.shape, known.stride, known.offset, known.dtype, known.device)
+        return self._facts.get(name, of_no_size)
 
-    def _with_numbers(self, calls: Mapping[str, Call], numbers: Numbers) -> dict[str, Call]:
-        made = dict(calls)
-        for name, call in calls.items():
-            planned = self._arguments.get(name)
-            if planned is not None:
-                args, kwargs = filled(planned, numbers)
-                made[name] = dataclasses.replace(call, args=args, kwargs=kwargs)
-        return made
+    def _facts_of(
+        self, name: str, numbers: Numbers, facts: Mapping[str, TensorFacts]
+    ) -> TensorFacts:
+        """Give what is known of a variable; of views, the memory of what they are views of."""
+        known, root = self._program.facts[name], self._program.storage[name]
+        shape, stride, offset, storage_bytes = self._dense(self._facts[name], numbers)
+        if root != name:
+            storage_bytes = facts[root].storage_bytes
+        elif name in self._terms:
+            shapes = (facts[term].shape for term in self._terms[name])
+            storage_bytes = bytes_of_sum(known.dtype, *shapes)
+        return TensorFacts(shape, stride, offset, known.dtype, known.device, storage_bytes)
 
 
 def _slots_of(item: Any) -> Iterator[Slot]:
@@ -290,11 +303,7 @@ def _same_slots(one: Any, other: Any, numbers: Numbers) -> bool:
     return not (isinstance(one, Slot) or isinstance(other, Slot))
 
 
-def _bytes_of_terms(call: Call, facts: Mapping[str, TensorFacts]) -> int | None:
-    """Give the bytes of a sum that lies in the memory of its terms; `None` if a call makes none."""
-    if not operator_of(call.target).sum_in_terms or len(call.reads) < 2:
-        return None
-    shapes = [facts[name].shape for name in call.reads[:2]]
-    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    (result,) = call.results
-    return None if result is None else max(1, math.prod(shape)) * facts[result].dtype.itemsize
+def _terms_of(call: Call) -> tuple[str, ...]:
+    """Name the terms in whose memory a sum lies; none if a call makes no such sum."""
+    is_sum = operator_of(call.target).sum_in_terms and len(call.reads) > 1
+    return call.reads[:2] if is_sum and call.results != (None,) else ()

@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from remat_graph.graph import Graph
+from remat_graph.torch.calls import allocated_bytes
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes
@@ -26,8 +27,9 @@ from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSi
 from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_proportion
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.program import KEPT_BY_LOSS, LossCost, Program
 from remat_graph.torch.tracing.joint import Key
-from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import OtherSizes, Symbols
 
@@ -193,13 +195,28 @@ class SizedCapture(Capture):
         """
         return self._for(call.symbols) if call.leaves == self.leaves else None
 
+    def has_same_sizes(self, call: CallSizes) -> bool:
+        """Whether all tensors of a call are as in this one: numbers alone may differ."""
+        return self._have_same_sizes(call.symbols)
+
+    def _have_same_sizes(self, symbols: Mapping[str, Any]) -> bool:
+        assert self.region is not None
+        of_sizes = self.region.program_of_sizes(self._uncut)
+        numbers = self.region.joint.numbers(symbols)
+        return of_sizes is not None and of_sizes.have_same_sizes(numbers, self._numbers)
+
     def ratio(self, call: CallSizes) -> float:
         """Say how many times as large a call is, by what grows most: a size, or a value if less."""
         ratio = self._ratio(call.symbols)
         of_sizes = None if self.region is None else self.region.program_of_sizes(self._uncut)
-        if ratio <= 1.0 or of_sizes is None:
+        if ratio <= 1.0 or of_sizes is None or self.region is None:
             return ratio
-        return min(ratio, of_sizes.growth(self._uncut.program, call.symbols))
+        return min(ratio, of_sizes.growth(self.region.joint.numbers(call.symbols), self._numbers))
+
+    @functools.cached_property
+    def _numbers(self) -> Numbers:
+        assert self.region is not None
+        return self.region.joint.numbers(self.symbols)
 
     def _ratio(self, symbols: Mapping[str, Any]) -> float:
         sizes = () if self.region is None else self.region.symbols.sizes
@@ -243,18 +260,9 @@ class SizedCapture(Capture):
         ready = not self.missing or self._is_read_off(region, symbols)
         numbers = region.joint.numbers(symbols)
         program = of_sizes.at(numbers)
-        if program.facts == self.program.facts:  # other numbers, of the same sizes
-            graph, loss, released = self.graph, self.loss, self.released_outputs
-        else:
-            released = frozenset()
-            loss = loss_in_proportion(self.loss, program, self.program)
-            graph = graph_costed_like(self.graph, self.program, program, loss)
-        other = dataclasses.replace(
-            self,
+        other = self._later(
+            **self._costs_for(program, symbols),
             program=program,
-            graph=graph,
-            loss=loss,
-            released_outputs=released,
             symbols=symbols,
             variants_are_read_off=ready,
             _base=self._base or self,
@@ -264,6 +272,66 @@ class SizedCapture(Capture):
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    def _later(self, graph: Callable[[], Graph], **changes: Any) -> SizedCapture:
+        """Give the same with a graph that is made when it is first read."""
+        other = object.__new__(SizedCapture)
+        own = vars(self)
+        kept = {name: own[name] for name in _FIELDS if name in own and name != "graph"}
+        vars(other).update(kept, **changes, _make_graph=graph, _outline=self.outline)
+        return other
+
+    @property
+    def outline(self) -> Graph:
+        """A graph with the ops and values of this one, whose sizes and times may be others."""
+        own = vars(self)
+        return self.graph if "graph" in own else cast("Graph", own["_outline"])
+
+    def size_of(self, value: str) -> int:
+        """Give the bytes of a value of the graph; none if it has no such value."""
+        if "graph" in vars(self):
+            return super().size_of(value)
+        if value == KEPT_BY_LOSS or value not in self.outline.value_by_name:
+            return self.loss.kept_bytes * (value == KEPT_BY_LOSS)
+        return allocated_bytes(self.program.facts[value], self.program.device)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            make = vars(self).get("_make_graph")
+            if name != "graph" or make is None:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            vars(self)["graph"] = graph = make()
+            return graph
+
+    def sizes_of(self, graph: Graph) -> list[int]:
+        """Give the bytes of the values of a graph of the same ops, in its order."""
+        of_sizes = self.region and self.region.program_of_sizes(self._uncut)
+        if of_sizes is None:
+            return [self.size_of(value.name) for value in graph.values]
+        bytes_, places = of_sizes.value_bytes(self._numbers), of_sizes.value_bytes.places
+        return [
+            bytes_[places[value.name]] if value.name in places else self.size_of(value.name)
+            for value in graph.values
+        ]
+
+    def _graph_later(self) -> Graph:
+        return self.graph
+
+    def with_loss(self, loss: LossCost) -> Capture:
+        """Plan for a loss outside the module that takes this much."""
+        if loss == self.loss or "graph" in vars(self):
+            return super().with_loss(loss)
+        return self._later(lambda: Capture.with_loss(self, loss).graph, loss=loss)
+
+    def with_released_outputs(self, positions: frozenset[int]) -> Capture:
+        """Plan for outputs that the user holds no more when the backward starts."""
+        if positions == self.released_outputs or "graph" in vars(self):
+            return super().with_released_outputs(positions)
+        return self._later(
+            lambda: Capture.with_released_outputs(self, positions).graph,
+            released_outputs=positions,
+        )
 
     def _written_for(self, plain: SizedCapture) -> SizedCapture | None:
         """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
@@ -275,29 +343,28 @@ class SizedCapture(Capture):
         if written is None:
             return None
         program, cuts = written
-        if plain.program.facts == self._uncut.program.facts:
-            graph, loss, released = self.graph, self.loss, self.released_outputs
-        else:
-            released = frozenset()
-            loss = loss_in_proportion(self.loss, program, self.program)
-            graph = graph_costed_like(self.graph, self.program, program, loss)
         known = {"found": cuts}
-        other = dataclasses.replace(
-            plain,
+        other = plain._later(
+            **self._costs_for(program, plain.symbols),
             program=program,
-            graph=graph,
-            loss=loss,
-            released_outputs=released,
             variants_are_read_off=False,  # rules may not allow it for these sizes
             _costs=self._costs,
             _measured=self._measured,
             _choice=self._choice,
-            _plain=dataclasses.replace(plain, _cuts=known),
+            _plain=plain._later(plain._graph_later, _cuts=known),
             _base=self._chosen_base,
             _cuts=known,
             _of_sizes=of_sizes,
         )
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+    def _costs_for(self, program: Program, symbols: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the graph and the loss of the program of other numbers, if these are sizes."""
+        if self._have_same_sizes(symbols):
+            return {"graph": self._graph_later, "loss": self.loss}
+        loss = loss_in_proportion(self.loss, program, self.program)
+        graph = functools.partial(graph_costed_like, self.graph, self.program, program, loss)
+        return {"graph": graph, "loss": loss, "released_outputs": frozenset()}
 
     @property
     def _chosen_base(self) -> SizedCapture:
@@ -370,3 +437,6 @@ class SizedCapture(Capture):
             captured = self._as_this(captured, self._choice.laid)
         other = captured.with_leaving_gradients(self.leaving_gradients).with_loss(self.loss)
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+
+
+_FIELDS = [each.name for each in dataclasses.fields(SizedCapture)]

@@ -95,7 +95,7 @@ class CpuMemory:
     def __init__(self, *, shared: bool = False, gives_way: bool = False) -> None:
         _watch_starts()
         self.marks: list[tuple[str, int, int]] = []
-        self.events: list[tuple[int, int]] = []
+        self._events: list[tuple[Any, int]] = []
         self.held_bytes = 0
         self.is_running = False
         self.gives_way = gives_way
@@ -155,12 +155,16 @@ class CpuMemory:
         self.marks.append((label, self.held_bytes, self._peak))
         self._peak = self.held_bytes
 
-    def _see(self, event: Any) -> None:
-        if event.kind() == "memory_alloc":
-            if event.cpu_memory_usage():
-                self.held_bytes += event.cpu_memory_usage()
-                self._peak = max(self._peak, self.held_bytes)
-                self.events.append((event.start_us() * 1000, event.cpu_memory_usage()))
+    @property
+    def events(self) -> list[tuple[int, int]]:
+        """What was allocated and given back, and when."""
+        return [(event.start_us() * 1000, change) for event, change in self._events]
+
+    def _see(self, event: Any, change: int) -> None:
+        if change:
+            self.held_bytes += change
+            self._peak = max(self._peak, self.held_bytes)
+            self._events.append((event, change))
         elif event.kind() == "push" and event.name().startswith(self._tag):
             self._note(event.name().removeprefix(self._tag))
 
@@ -169,14 +173,22 @@ def _go_on_with(recordings: list[CpuMemory]) -> None:
     """Tell those of this thread what the profiler saw, and go on with these."""
     before, _thread.running = _thread.running, []
     if _thread.profiler.runs:
-        recorded = _thread.profiler.stop()
-        for event in sorted(itertools.chain(*recorded), key=lambda event: event.start_us()):
+        for event in _in_order(_thread.profiler.stop()):
+            change = event.cpu_memory_usage()
             for recording in before:
-                recording._see(event)
+                recording._see(event, change)
     recordings = [recording for recording in recordings if recording.is_running]
     if recordings:
         _thread.profiler.start()
         _thread.running = recordings
+
+
+def _in_order(recorded: list[list[Any]]) -> list[Any]:
+    """Put what the profiler saw in the order of time: it has a list for each thread."""
+    lists = [events for events in recorded if events]
+    if len(lists) < 2:
+        return lists[0] if lists else []
+    return sorted(itertools.chain(*lists), key=lambda event: event.start_us())
 
 
 def _end(recordings: list[CpuMemory]) -> None:

@@ -7,7 +7,7 @@ allocator keeps the maxima itself (`cuda_memory.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -58,7 +58,7 @@ class AllocationRecorder:
         self.kept_bytes = 0
         self.requested_bytes = 0
         self.reserved_bytes = 0
-        self.events: list[tuple[int, int]] = []
+        self._read_events: Callable[[], list[tuple[int, int]]] = list
         self.marks: list[Mark] = []
         self._cpu: CpuMemory | None = None
         self._cuda: CudaMemory | None = None
@@ -69,6 +69,11 @@ class AllocationRecorder:
         else:
             self._cpu = CpuMemory(shared=self._shared, gives_way=self._gives_way)
         return self
+
+    @property
+    def events(self) -> list[tuple[int, int]]:
+        """What was allocated and given back: (nanosecond, change in bytes), on the CPU only."""
+        return self._read_events()
 
     @property
     def is_running(self) -> bool:
@@ -103,7 +108,8 @@ class AllocationRecorder:
             for label, held, peak in self._cpu.marks:
                 self._note(label, held, peak)
             self.kept_bytes = self._cpu.held_bytes
-            self.events = self._cpu.events
+            cpu = self._cpu
+            self._read_events = lambda: cpu.events
             self.requested_bytes = self.peak_bytes
             self._cpu = None
 

@@ -80,6 +80,7 @@ class JointOfSizes:
             if not isinstance(node.meta["val"], torch.SymInt):
                 self._values[node] = Slot(len(self._slots) + len(self._computed))
                 self._computed.append(node)
+        self._last: tuple[Mapping[str, Any], Numbers] | None = None
         self._numbers = set(numbers)
         self.arguments = {
             node: torch.fx.map_arg((node.args, node.kwargs), self._slot_or_node)
@@ -125,6 +126,8 @@ class JointOfSizes:
         Sizes are computed from what torch says they are; other numbers, step by step, as the user's
         code does: to the last bit.
         """
+        if self._last is not None and self._last[0] is symbols:
+            return self._last[1]
         values = list(self._compute(*(symbols[name] for name in self._names)))
         for node in self._computed:
             if node.op == "placeholder":
@@ -133,6 +136,7 @@ class JointOfSizes:
                 function: Any = node.target
                 args, kwargs = filled(self.arguments[node], values)
                 values.append(function(*args, **kwargs))
+        self._last = symbols, values
         return values
 
     def tied(self, ties: Mapping[str, str]) -> JointOfSizes:
@@ -152,7 +156,10 @@ class JointOfSizes:
         What is decided by comparing them is then the same for all numbers. Two that are equal for
         numbers that have nothing to do with one another are taken to be the same.
         """
-        numbers = self.numbers(symbols)
+        return self.are_generic(self.numbers(symbols))
+
+    def are_generic(self, numbers: Numbers) -> bool:
+        """Whether the numbers of a call are so, as `is_generic` says of its symbols."""
         distinct = [numbers[at] for at in self.distinct]
         return len(set(distinct)) == len(distinct) and self._others.isdisjoint(distinct)
 

@@ -1,0 +1,122 @@
+"""The sizes that are below a rehearsed one: no value of theirs takes more.
+
+A schedule takes no more for these, and a `Footprint` says how much less. Its code is of any size.
+So a call of such a size is planned in less than a millisecond: nothing is simulated, solved or
+measured, and what the plan says of it is made when it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat.planning.one_region import readable_plan
+from remat.planning.planner import RunnablePlan
+from remat.report.readable_plan import ReadablePlan
+from remat_exec import Ability, Executor, Runnable, abilities_of
+from remat_graph import Footprint, InvalidSchedule, Numerics, Schedule, Solution, Status, simulate
+from remat_graph.torch import SizedCapture
+from remat_solvers import store_all
+
+__all__ = ["Bucket"]
+
+_SOLVER = "known schedule"
+
+
+@dataclass
+class _Way:
+    """A schedule for the sizes of a bucket, and its code, once it runs for one of them."""
+
+    schedule: Schedule
+    footprint: Footprint
+    time: float
+    runnable: Any = None
+
+
+@dataclass
+class Bucket:
+    """The sizes below that of a `plan`, which was rehearsed."""
+
+    plan: RunnablePlan
+    executor: Executor
+    _ways: list[_Way] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.plan.capture.graph
+        self._bytes = [value.size_bytes for value in graph.values]
+        self._workspaces = [op.workspace_bytes for op in graph.ops]
+        self._loss = graph.boundary_index
+        self._ways = []
+        for schedule in dict.fromkeys((store_all(graph), self.plan.plan.schedule)):
+            try:
+                way = _Way(schedule, Footprint(graph, schedule), simulate(graph, schedule).time)
+            except InvalidSchedule:  # of a graph whose outputs were let go of
+                continue
+            self._ways.append(way)
+        self._ways.sort(key=lambda way: way.time)
+
+    def has(self, sizes: Sequence[int]) -> bool:
+        """Whether a size is in it, of which the values take so many bytes."""
+        return all(size <= most for size, most in zip(sizes, self._bytes, strict=True))
+
+    def planned(
+        self, captured: SizedCapture, sizes: Sequence[int], budget: int, target: int
+    ) -> RunnablePlan | None:
+        """Plan a capture of a size that is in it by the fastest way that takes no more than a target.
+
+        `None` if none does.
+        """
+        started = time.perf_counter()
+        workspaces = list(self._workspaces)
+        workspaces[self._loss] = captured.loss.workspace_bytes
+        for way in self._ways:
+            peak = way.footprint.peak_bytes(sizes, workspaces)
+            if peak <= target:
+                break
+        else:
+            return None
+        runnable = self._runnable(way, captured, peak, budget)
+        make = functools.partial(self._readable, captured, way.schedule, budget, runnable, started)
+        plan = ReadablePlan.later(
+            make, way.schedule, budget_bytes=budget, solver=_SOLVER, no_groups=self.plan.plan.no_groups
+        )
+        return RunnablePlan(plan, captured, runnable, self.plan.watched)
+
+    def _runnable(self, way: _Way, captured: SizedCapture, peak: int, budget: int) -> Runnable:
+        """Give what runs a way, by the code of an earlier size if it is for all."""
+        runnable: Runnable | None = None
+        if way.runnable is not None:
+            runnable = way.runnable.at(captured, peak, budget)
+        if runnable is None:
+            runnable = self.executor(captured, way.schedule, budget_bytes=budget)
+            if Ability.RUNS_OTHER_SIZES in abilities_of(self.executor):
+                way.runnable = runnable
+        return runnable
+
+    def _readable(
+        self,
+        captured: SizedCapture,
+        schedule: Schedule,
+        budget: int,
+        runnable: Runnable,
+        started: float,
+    ) -> ReadablePlan:
+        """Say what was planned."""
+        graph, numerics = captured.graph, captured.numerics
+        timeline = simulate(graph, schedule)
+        is_bound = numerics is None or not numerics.allows(Numerics.ROUNDING)
+        solution = Solution(
+            Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes,
+            graph.least_time if is_bound else None, _SOLVER, 0.0,
+        )  # fmt: skip
+        return readable_plan(
+            captured,
+            solution,
+            budget,
+            capture_seconds=time.perf_counter() - started,
+            no_groups=self.plan.plan.no_groups,
+            source=runnable.source,
+        )
