@@ -16,6 +16,7 @@ from remat_graph.errors import (
     RematError,
 )
 from remat_graph.files import write_atomically
+from remat_graph.footprint import Footprint
 from remat_graph.graph import Graph, Numerics, Op, Stage, Value
 from remat_graph.hashing import canonical_hash, equivalence_classes
 from remat_graph.hierarchy import Hierarchy
@@ -28,7 +29,6 @@ from remat_graph.leaving import (
     without_leaves,
 )
 from remat_graph.provenance import Provenance
-from remat_graph.footprint import Footprint
 from remat_graph.schedule import (
     Compute,
     Free,

@@ -19,6 +19,7 @@ class Footprint:
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
         simulate(graph, schedule)
+        self.schedule = schedule
         place = {value.name: at for at, value in enumerate(graph.values)}
         self._steps: list[tuple[int, list[int], list[int], list[int]]] = []
         alive: set[str] = set()
@@ -41,20 +42,24 @@ class Footprint:
             self._steps.append((at, [place[value] for value in op.outputs], in_place, gone))
             alive.update(op.outputs)
 
-    def peak_bytes(self, sizes: Sequence[int], workspaces: Sequence[int]) -> int:
-        """Give the peak of the schedule for values of these sizes, and ops with these workspaces.
+    @property
+    def ops(self) -> list[int]:
+        """The ops that it runs, in order, by their place in the graph."""
+        return [op for op, *_ in self._steps]
 
-        Both are in bytes, in the order of the graph.
+    def held_bytes(self, sizes: Sequence[int], workspaces: Sequence[int]) -> list[int]:
+        """Give what is held while each of `ops` runs, for these sizes of values and workspaces.
+
+        Both are in bytes, in the order of the graph. As the simulator's `during_bytes`, without the
+        steps that free: these hold no more than the op before them.
         """
-        held = peak = 0
+        held, during = 0, []
         for op, made, in_place, gone in self._steps:
             for value in made:
                 held += sizes[value]
             for value in in_place:
                 held -= sizes[value]
-            during = held + workspaces[op]
-            if during > peak:
-                peak = during
+            during.append(held + workspaces[op])
             for value in gone:
                 held -= sizes[value]
-        return peak
+        return during

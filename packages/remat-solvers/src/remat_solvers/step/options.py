@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remat_graph import Compute, Graph, Op, Schedule, leave_late, simulate
+from remat_graph import Compute, Footprint, Graph, Op, Schedule, leave_late, leaves, simulate
 from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
@@ -194,6 +194,30 @@ def measure_option(
         backward_bytes=max(during[at + 1 :], default=0),
         time=timeline.time,
         lower_bound=lower_bound,
+    )
+
+
+def weigh_option(graph: Graph, footprint: Footprint) -> RegionOption:
+    """Measure what a schedule costs the step as `measure_option` does, in a graph of other sizes.
+
+    `footprint` is that of a graph of the same ops.
+
+    Raises:
+        InvalidProblem: if the graph has no op at a boundary that runs once.
+    """
+    op, ops = boundary_op(graph), footprint.ops
+    if any(leaves(each.name) for each in graph.ops):
+        return measure_option(graph, footprint.schedule)
+    sizes = [value.size_bytes for value in graph.values]
+    held = footprint.held_bytes(sizes, [each.workspace_bytes for each in graph.ops])
+    at = ops.index(graph.boundary_index)
+    return RegionOption(
+        schedule=footprint.schedule,
+        kept_bytes=held[at] - op.workspace_bytes - incoming_bytes(graph),
+        forward_bytes=max(held[:at], default=0),
+        backward_bytes=max(held[at + 1 :], default=0),
+        time=math.fsum(graph.ops[each].time for each in ops),
+        lower_bound=None,
     )
 
 

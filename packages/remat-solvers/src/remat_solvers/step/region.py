@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from remat_graph import Graph, Hierarchy, Schedule, Status
+from remat_graph import Footprint, Graph, Hierarchy, Schedule, Status
 from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.bounds.peak import while_running
 from remat_solvers.core.alternatives import is_in_order
@@ -42,6 +42,7 @@ from remat_solvers.step.options import (
     boundary_op,
     incoming_bytes,
     measure_option,
+    weigh_option,
 )
 from remat_solvers.verdicts import Claim, doubt_or_raise
 
@@ -93,10 +94,11 @@ def region_front(
     return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
 
 
-def front_from_schedules(graph: Graph, schedules: Iterable[Schedule]) -> RegionFront:
+def front_from_schedules(graph: Graph, schedules: Iterable[Schedule | Footprint]) -> RegionFront:
     """Give schedules that are known as options of a region, without solving.
 
-    Proved is what ops need one by one, and nothing of times.
+    Proved is what ops need one by one, and nothing of times. A footprint is that of a graph of the
+    same ops and other sizes, of which the schedule is known to be legal.
 
     Raises:
         InvalidProblem: if the graph has no op at its boundary that runs once.
@@ -104,7 +106,11 @@ def front_from_schedules(graph: Graph, schedules: Iterable[Schedule]) -> RegionF
     """
     boundary_op(graph)
     empty = _empty_front(graph, Wiring.of(graph), 0)
-    return empty.with_([measure_option(graph, schedule) for schedule in schedules], [])
+    options = (
+        weigh_option(graph, each) if isinstance(each, Footprint) else measure_option(graph, each)
+        for each in schedules
+    )
+    return empty.with_(options, [])
 
 
 def refined_options(

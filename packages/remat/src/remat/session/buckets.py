@@ -65,24 +65,20 @@ class Bucket:
     def planned(
         self, captured: SizedCapture, sizes: Sequence[int], budget: int, target: int
     ) -> RunnablePlan | None:
-        """Plan a capture of a size that is in it by the fastest way that takes no more than a target.
-
-        `None` if none does.
-        """
+        """Plan a size that is in it by the fastest way within a target; `None` if none is."""
         started = time.perf_counter()
         workspaces = list(self._workspaces)
         workspaces[self._loss] = captured.loss.workspace_bytes
         for way in self._ways:
-            peak = way.footprint.peak_bytes(sizes, workspaces)
+            peak = max(way.footprint.held_bytes(sizes, workspaces))
             if peak <= target:
                 break
         else:
             return None
         runnable = self._runnable(way, captured, peak, budget)
         make = functools.partial(self._readable, captured, way.schedule, budget, runnable, started)
-        plan = ReadablePlan.later(
-            make, way.schedule, budget_bytes=budget, solver=_SOLVER, no_groups=self.plan.plan.no_groups
-        )
+        facts = {"solver": _SOLVER, "no_groups": self.plan.plan.no_groups}
+        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, **facts)
         return RunnablePlan(plan, captured, runnable, self.plan.watched)
 
     def _runnable(self, way: _Way, captured: SizedCapture, peak: int, budget: int) -> Runnable:

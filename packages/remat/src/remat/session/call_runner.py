@@ -227,14 +227,37 @@ class CallRunner:
         planned = self._step.patterns.option_for(calls, plan.kind)
         if planned is not None:
             return planned
-        kinds = self._step.planner.kinds
+        planner, kinds = self._step.planner, self._step.planner.kinds
+        if not planner.is_unknown:  # a fraction is of steps of these calls, too
+            planner.take_room(planner.budget((*calls, plan.kind)))
         families, kind = tuple(kinds[number].family for number in calls), kinds[plan.kind]
         alike = self._step.patterns.option_alike(families, kind.family)
         if alike is not None:
             option = kind.by(alike)
+            faster = self._faster((*families, kind.family), kind.front.options, option)
+            if faster is not None:
+                return faster
             if option.peak_bytes <= self._room_left():
                 return option
         return self._unplanned(plan)
+
+    def _faster(
+        self, families: tuple[int, ...], options: Sequence[RegionOption], option: RegionOption
+    ) -> RegionOption | None:
+        """Find the fastest option of the last of these calls that surely fits; `None` without any.
+
+        Only those that are faster than an `option` are looked at. The sizes that were planned may
+        be larger, so that this call can keep more than theirs.
+        """
+        room, patterns = self._step.planner.room, self._step.patterns
+        so_far = [option for _, option in self._step.calls]
+        for each in sorted(options, key=lambda option: option.time):
+            if room is None or each.time >= option.time:
+                return None
+            bound = patterns.peak_alike(families, [*so_far, each])
+            if bound is not None and bound <= room:
+                return each
+        return None
 
     def _room_left(self) -> int:
         """Give what the open calls, and the code between regions, leave of what a step may take.

@@ -162,8 +162,9 @@ def _may_defer(settings: Settings) -> bool:
 
 def learns_outputs(settings: Settings) -> bool:
     """Whether steps say which outputs are made."""
-    able = abilities_of(get_executor(settings.executor))
-    return Ability.DEFERS_OUTPUTS in able and are_learned(settings.outputs, settings.numerics)
+    if not are_learned(settings.outputs, settings.numerics):
+        return False
+    return Ability.DEFERS_OUTPUTS in abilities_of(get_executor(settings.executor))
 
 
 class OutputUses:

@@ -142,7 +142,7 @@ class KindFinder:
         if len(alike) >= _SIZES:
             all_bytes = _bytes(graph)
             near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
-            front = front_from_schedules(graph, [each.schedule for each in near.front.options])
+            front = front_from_schedules(graph, near.footprints)
             return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
         limit = self._limit_seconds(graph)
         solver = "refine" if settings.solver == "auto" else settings.solver

@@ -13,7 +13,7 @@ from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes
 from remat.session.recording import RecordedCall, gradients_present
 from remat_exec import Executor, Runnable
-from remat_graph import Graph
+from remat_graph import Footprint, Graph
 from remat_graph.torch import AllocationRecorder, Capture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
@@ -174,6 +174,12 @@ class RegionKind:
             and self.missing == capture.missing
             and have_same_ops(self.front.graph, capture.graph)
         )
+
+    @functools.cached_property
+    def footprints(self) -> tuple[Footprint, ...]:
+        """What its options hold, for regions of this family and other sizes."""
+        graph = self.front.graph
+        return tuple(Footprint(graph, option.schedule) for option in self.front.options)
 
     @property
     def time(self) -> float:

@@ -275,8 +275,8 @@ class Region:
     def bucket_of(self, plan: RunnablePlan, executor: Executor) -> Bucket:
         """Give the sizes below that of a plan, which was rehearsed."""
         if id(plan.plan) not in self._buckets:
-            there = {id(each.plan) for each in self.plans.values() if isinstance(each, RunnablePlan)}
-            kept = {key: bucket for key, bucket in self._buckets.items() if key in there}
+            there = [each.plan for each in self.plans.values() if isinstance(each, RunnablePlan)]
+            kept = {key: self._buckets[key] for key in map(id, there) if key in self._buckets}
             self._buckets = {**kept, id(plan.plan): Bucket(plan, executor)}
         return self._buckets[id(plan.plan)]
 
