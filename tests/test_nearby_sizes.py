@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -19,10 +21,13 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 import remat
 from remat.planning import planner
 from remat.session import kind_finder, nearby_sizes
+from remat.session.call_runner import CallRunner
+from remat.session.kinds import CapturedRegion
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.step import StepState
 from remat_exec import Executable, Peak, codegen, measure_peak
-from remat_graph import Schedule
+from remat_graph import Graph, Schedule, simulate
+from remat_graph.torch.capturing import sizes
 from remat_solvers.step import RegionOption
 
 
@@ -99,6 +104,46 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     assert traces == ["as it comes", "as it comes", "with symbols"]
     assert len(rehearsed) <= 10
     assert len(set(lengths)) >= 15
+
+
+def test_a_smaller_size_is_planned_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made when the plan is read, and says what was planned."""
+    made: list[object] = []
+    scale = sizes.graph_costed_like
+
+    def counted(*rest: Any) -> Graph:
+        made.append(rest)
+        return scale(*rest)
+
+    monkeypatch.setattr(sizes, "graph_costed_like", counted)
+    torch.manual_seed(0)
+    model = Attention(0.2)
+    run = remat.rematerialize(model, budget=0.6, limit_seconds=0.1)
+    for length in (48, 52, 60, 58, 33):  # of the last two code is written
+        gradients(model, run, tokens(length))
+    run_again, peaks = set(), list[int]()
+    for length in (59, 57, 54, 50, 46, 42, 35):
+        made.clear()
+        with measure_peak() as peak:
+            found = gradients(model, run, tokens(length))
+        assert not made, length
+        plan = run.plan
+        assert "kinds" not in vars(plan)
+        budget, schedule, solver = plan.budget_bytes, plan.schedule, plan.solver
+        again = pickle.loads(pickle.dumps(plan))
+        assert again == plan
+        assert made
+        assert (budget, schedule, solver) == (again.budget_bytes, again.schedule, again.solver)
+        assert simulate(plan.graph, plan.schedule).peak_bytes <= budget
+        assert plan.predicted_peak_bytes <= budget
+        assert "kinds" in vars(plan)
+        assert peak.peak_bytes <= budget
+        peaks.append(peak.peak_bytes)
+        run_again.add(plan.recomputations > 0)
+        expected = gradients(model, model_of(model), tokens(length))
+        assert all(map(torch.equal, found, expected)), length
+    assert run_again == {True, False}  # what is small enough stores everything
+    assert min(peaks) < 0.9 * max(peaks)
 
 
 @pytest.mark.parametrize(
@@ -340,3 +385,47 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     assert patterns.peak_alike((5, 6), [same, option(120, 200, 400)]) == 1010 + 20 + 2
     assert patterns.peak_alike((6,), [smaller]) is None
     assert patterns.peak_alike((5, 6, 6), [same, same, same]) is None
+
+
+class InTwo(nn.Module):
+    """A graph that breaks between two layers, each of which recomputes well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Tanh())
+        self.second = copy.deepcopy(self.first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+def test_smaller_steps_of_several_regions_store_what_larger_ones_compute_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once three sizes have plans, others run by the fastest options that surely fit."""
+    again: list[bool] = []
+    choose = CallRunner._next_option
+
+    def seen(self: CallRunner, calls: tuple[int, ...], plan: CapturedRegion) -> RegionOption:
+        option = choose(self, calls, plan)
+        again.append(option.time > plan.everything.time)
+        return option
+
+    monkeypatch.setattr(CallRunner, "_next_option", seen)
+    torch.manual_seed(0)
+    model = InTwo()
+    run = remat.rematerialize(model, budget=0.7, limit_seconds=0.1)
+    for length in (60, 400, 380, 360, 340, 390, 370, 350, 330, 395, 385, 375):
+        gradients(model, run, (torch.randn(length, 16),))
+    computed_again = {}
+    for length in (398, 120, 60, 377):
+        again.clear()
+        x = torch.randn(length, 16)
+        with measure_peak() as peak:
+            found = gradients(model, run, (x,))
+        computed_again[length] = any(again)
+        assert peak.peak_bytes <= run.plan.budget_bytes
+        assert all(map(torch.equal, found, gradients(model, model_of(model), (x,))))
+    assert computed_again == {398: True, 120: False, 60: False, 377: True}

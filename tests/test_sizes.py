@@ -66,6 +66,10 @@ def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
         sizes_of_call = sized.sizes_of(call)
         read_off = None if sizes_of_call is None else first.at(sizes_of_call)
         assert read_off is not None
+        sizes = [value.size_bytes for value in capture.graph.values]
+        assert read_off.sizes_of(first.graph) == sizes
+        assert [read_off.size_of(value.name) for value in first.graph.values] == sizes
+        assert read_off.outline is first.graph  # its own is made when it is read
         assert read_off.program == evaluated
         assert read_off.program.equivalence == evaluated.equivalence
         assert read_off.graph.values == capture.graph.values

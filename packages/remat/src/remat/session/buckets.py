@@ -81,6 +81,12 @@ class Bucket:
         plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, **facts)
         return RunnablePlan(plan, captured, runnable, self.plan.watched)
 
+    def runnable(self, captured: SizedCapture) -> Runnable:
+        """Give what runs the plan for a capture of the same sizes, and other numbers."""
+        plan = self.plan.plan
+        way = next(way for way in self._ways if way.schedule == plan.schedule)
+        return self._runnable(way, captured, self.plan.executable.peak_bytes, plan.budget_bytes)
+
     def _runnable(self, way: _Way, captured: SizedCapture, peak: int, budget: int) -> Runnable:
         """Give what runs a way, by the code of an earlier size if it is for all."""
         runnable: Runnable | None = None

@@ -128,8 +128,7 @@ def _same(
     )
     if any(plan is other.plan for plan in region.checked.values()):
         keep(region.checked, numbers, other.plan)
-    budget = other.plan.budget_bytes
-    executable = executor(same, other.plan.schedule, budget_bytes=budget)
+    executable = region.bucket_of(other, executor).runnable(same)
     return RunnablePlan(other.plan, same, executable, other.watched)
 
 
@@ -198,7 +197,7 @@ def _with_seen_loss(region: Region, captured: SizedCapture) -> SizedCapture:
     if region.seen_loss is None:
         return captured
     loss = captured.loss.at_least(region.seen_loss.of(captured))
-    return cast("SizedCapture", captured.with_loss(loss))
+    return captured.with_loss(loss)
 
 
 def _fastest(
@@ -213,7 +212,7 @@ def _fastest(
             with collector_at_rest():
                 whole = captured.unsliced
             if whole is not None:
-                whole = cast("SizedCapture", whole.with_loss(captured.loss))
+                whole = whole.with_loss(captured.loss)
                 stored = adapted(whole.graph, target, [store_all(whole.graph)])
                 captured, solution = (captured, solution) if stored is None else (whole, stored)
     numerics = captured.numerics

@@ -12,22 +12,22 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from remat_graph.graph import Graph
-from remat_graph.torch.calls import allocated_bytes
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes
+from remat_graph.torch.capturing.late_capture import LateCapture
 from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
 from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_proportion
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.program import KEPT_BY_LOSS, LossCost, Program
+from remat_graph.torch.program import Program
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers
 from remat_graph.torch.tracing.structure import Structure, distinct
@@ -161,7 +161,7 @@ class SizedRegion:
 
 
 @dataclass(frozen=True)
-class SizedCapture(Capture):
+class SizedCapture(LateCapture):
     """A capture of a region that was traced for calls of any size, for one of these.
 
     `symbols` are its numbers, `leaves` the inputs that keep their gradient. One that was read off
@@ -241,7 +241,7 @@ class SizedCapture(Capture):
             self, graph=graph, _costs=other._costs, _measured=other._measured,
             released_outputs=frozenset(), _variants={},
         )  # fmt: skip
-        return cast("SizedCapture", same.with_released_outputs(self.released_outputs))
+        return same.with_released_outputs(self.released_outputs)
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
         region = self.region
@@ -271,42 +271,11 @@ class SizedCapture(Capture):
             _cuts={},
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
-        return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
-
-    def _later(self, graph: Callable[[], Graph], **changes: Any) -> SizedCapture:
-        """Give the same with a graph that is made when it is first read."""
-        other = object.__new__(SizedCapture)
-        own = vars(self)
-        kept = {name: own[name] for name in _FIELDS if name in own and name != "graph"}
-        vars(other).update(kept, **changes, _make_graph=graph, _outline=self.outline)
-        return other
-
-    @property
-    def outline(self) -> Graph:
-        """A graph with the ops and values of this one, whose sizes and times may be others."""
-        own = vars(self)
-        return self.graph if "graph" in own else cast("Graph", own["_outline"])
-
-    def size_of(self, value: str) -> int:
-        """Give the bytes of a value of the graph; none if it has no such value."""
-        if "graph" in vars(self):
-            return super().size_of(value)
-        if value == KEPT_BY_LOSS or value not in self.outline.value_by_name:
-            return self.loss.kept_bytes * (value == KEPT_BY_LOSS)
-        return allocated_bytes(self.program.facts[value], self.program.device)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            make = vars(self).get("_make_graph")
-            if name != "graph" or make is None:
-                raise AttributeError(f"{type(self).__name__} has no {name}")
-            vars(self)["graph"] = graph = make()
-            return graph
+        return other.with_released_outputs(self.released_outputs)
 
     def sizes_of(self, graph: Graph) -> list[int]:
         """Give the bytes of the values of a graph of the same ops, in its order."""
-        of_sizes = self.region and self.region.program_of_sizes(self._uncut)
+        of_sizes = None if self.region is None else self.region.program_of_sizes(self._uncut)
         if of_sizes is None:
             return [self.size_of(value.name) for value in graph.values]
         bytes_, places = of_sizes.value_bytes(self._numbers), of_sizes.value_bytes.places
@@ -314,24 +283,6 @@ class SizedCapture(Capture):
             bytes_[places[value.name]] if value.name in places else self.size_of(value.name)
             for value in graph.values
         ]
-
-    def _graph_later(self) -> Graph:
-        return self.graph
-
-    def with_loss(self, loss: LossCost) -> Capture:
-        """Plan for a loss outside the module that takes this much."""
-        if loss == self.loss or "graph" in vars(self):
-            return super().with_loss(loss)
-        return self._later(lambda: Capture.with_loss(self, loss).graph, loss=loss)
-
-    def with_released_outputs(self, positions: frozenset[int]) -> Capture:
-        """Plan for outputs that the user holds no more when the backward starts."""
-        if positions == self.released_outputs or "graph" in vars(self):
-            return super().with_released_outputs(positions)
-        return self._later(
-            lambda: Capture.with_released_outputs(self, positions).graph,
-            released_outputs=positions,
-        )
 
     def _written_for(self, plain: SizedCapture) -> SizedCapture | None:
         """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
@@ -356,7 +307,7 @@ class SizedCapture(Capture):
             _cuts=known,
             _of_sizes=of_sizes,
         )
-        return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
+        return other.with_released_outputs(self.released_outputs)
 
     def _costs_for(self, program: Program, symbols: Mapping[str, Any]) -> dict[str, Any]:
         """Give the graph and the loss of the program of other numbers, if these are sizes."""
@@ -437,6 +388,3 @@ class SizedCapture(Capture):
             captured = self._as_this(captured, self._choice.laid)
         other = captured.with_leaving_gradients(self.leaving_gradients).with_loss(self.loss)
         return cast("SizedCapture", other.with_released_outputs(self.released_outputs))
-
-
-_FIELDS = [each.name for each in dataclasses.fields(SizedCapture)]

@@ -100,6 +100,7 @@ class Symbols:
         self._names = {str(symbol.node.expr): name for name, symbol in self._own.items()}
         self.sizes = tuple(own for own, name in self._names.items() if name in sizes)
         self._condition: Callable[..., Any] | None = None
+        self._ranges: list[tuple[str, float, float]] = []
         self._conditions = -1
 
     def _symbol(self, name: str, number: Any, *, is_size: bool) -> Any:
@@ -134,6 +135,7 @@ class Symbols:
             if type(inputs[at]) is not type(item) or inputs[at] != item:
                 raise OtherSizes(f"an input that is no symbol is {inputs[at]!r}, not {item!r}")
         numbers = {own: read[name] for own, name in self._names.items()}
+        self._read_conditions()
         if not self._are_in_range(numbers):
             raise OtherSizes(f"{numbers} are not all in the range that was traced")
         if not self._hold(numbers):
@@ -151,6 +153,7 @@ class Symbols:
         Each is another than here, so that what is read off both can be compared. What is no size
         is changed by some thousandths. Symbols in `ties` stay equal to others.
         """
+        self._read_conditions()
         generator = random.Random(0)
         for spread in range(_TRIES):
             near = {
@@ -179,22 +182,27 @@ class Symbols:
         return ties
 
     def _are_in_range(self, numbers: Mapping[str, Any]) -> bool:
-        for symbol, allowed in self._shape_env.var_to_range.items():
-            number = numbers.get(str(symbol))
-            if number is not None and not bool(allowed.lower <= number <= allowed.upper):
-                return False
-        return True
+        return all(low <= numbers[name] <= high for name, low, high in self._ranges)
 
     def _hold(self, numbers: Mapping[str, Any]) -> bool:
-        env = self._shape_env
-        count = len(env.guards) + len(env.replacements)
-        if count != self._conditions:
-            equal = [sympy.Eq(old, new) for old, new in env.replacements.items()]
-            conditions = [*(guard.expr for guard in env.guards), *equal]
-            self._condition = computed(conditions, tuple(self._names))
-            self._conditions = count
         assert self._condition is not None
         return all(self._condition(*numbers.values()))
+
+    def _read_conditions(self) -> None:
+        """Read what torch has noted: in what ranges numbers are, and what holds for them."""
+        env = self._shape_env
+        count = len(env.guards) + len(env.replacements)
+        if count == self._conditions:
+            return
+        equal = [sympy.Eq(old, new) for old, new in env.replacements.items()]
+        conditions = [*(guard.expr for guard in env.guards), *equal]
+        self._condition = computed(conditions, tuple(self._names))
+        self._ranges = [
+            (name, _number(allowed.lower), _number(allowed.upper))
+            for symbol, allowed in env.var_to_range.items()
+            if (name := str(symbol)) in self._names
+        ]
+        self._conditions = count
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,6 +247,11 @@ class _Described:
             return False
         pairs = zip(item.shape, item.stride(), numbers[self.rank :], strict=True)
         return all(size <= 1 or stride == expected for size, stride, expected in pairs)
+
+
+def _number(bound: Any) -> float:
+    """Give the number that a bound of torch's is: of floats they are no integers, or infinite."""
+    return int(bound) if bound.is_Integer else float(bound)
 
 
 def computed(expressions: Iterable[Any], names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
