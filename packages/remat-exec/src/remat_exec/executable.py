@@ -97,14 +97,11 @@ class Executable:
         self._variants[missing, None, _NONE] = planned_one
 
     def at(self, capture: Capture, peak_bytes: int, budget_bytes: int) -> Executable | None:
-        """Give the same plan for a capture of other sizes, by the same code, and its peak there.
-
-        `None` if that code is not of all sizes.
-        """
+        """Give the same plan for other sizes, by the same code; `None` if that is of its own."""
         program, mine = capture.program, self.capture.program
-        if program.generic is None or mine.generic is None or mine.leaving or self.recipes:
-            return None
-        if program.generic.program is not mine.generic.program or self.low_memory_plan is not None:
+        alike = [None if each.generic is None else each.generic.program for each in (program, mine)]
+        is_alone = not (mine.leaving or self.recipes or self.low_memory_plan)
+        if alike[0] is None or alike[0] is not alike[1] or not is_alone:
             return None
         if self._may_come and not capture.variants_are_read_off:
             return None

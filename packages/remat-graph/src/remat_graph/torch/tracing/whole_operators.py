@@ -60,7 +60,7 @@ def _by_size(operator: Any) -> Callable[..., Any]:
 
     def resized(image: Any, size: Any, *args: Any) -> Any:
         *others, factors = args
-        sizes = upsample_compute_output_size(image.size(), size, factors)
+        sizes = upsample_compute_output_size(image.size(), size, factors)  # type: ignore[no-untyped-call]
         return operator(image, sizes, *others, *(factors or [None] * len(sizes)))
 
     return resized
