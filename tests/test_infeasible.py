@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import remat
+from remat.planning import solving
 
 
 class Layer(nn.Module):
@@ -97,3 +98,33 @@ def test_the_back_end_of_torch_compile_takes_it_too():
 def test_an_unknown_on_infeasible_is_refused():
     with pytest.raises(remat.RematError, match="give 'raise' or 'plain'"):
         made(False, on_infeasible="split")
+
+
+class Scored(nn.Module):
+    """Scores of many words, and a loss of them: slices and outputs are spoken of in a refusal."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(32, 32), nn.Linear(32, 4000)
+
+    def forward(self, x):
+        scores = self.head(torch.tanh(self.first(x)))
+        return {"loss": torch.logsumexp(scores, -1).sum(), "scores": scores}
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_what_a_refusal_says_besides_is_looked_for_briefly(limit, monkeypatch):
+    limits, solve = [], solving.solve
+
+    def noted(*args, limit_seconds, **options):
+        limits.append(limit_seconds)
+        return solve(*args, limit_seconds=limit_seconds, **options)
+
+    monkeypatch.setattr(solving, "solve", noted)
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        remat.plan(Scored(), (torch.randn(64, 32),), budget="1MiB", limit_seconds=limit)
+    assert len(refused.value.__notes__) == 2
+    asked, *besides = limits
+    assert asked == limit
+    assert len(besides) == 2
+    assert all(each == (limit or 5) for each in besides)

@@ -230,11 +230,13 @@ class _Task:
             error, *whole_programs(offered), *sliced_programs(offered, target),
             sure=self.is_sure, measured_loss=self.has_measured_loss,
         )  # fmt: skip
+        limit = self.settings.limit_seconds
+        brief = _BRIEF_SECONDS if limit is None else min(limit, _BRIEF_SECONDS)
         if self.settings.numerics is None:
-            note_what_slices_reach(refused, offered, self._solve_for(target))
+            note_what_slices_reach(refused, offered, self._solve_for(target, brief))
         named, numerics = self.settings.outputs, self.settings.numerics
         if not (self.is_run and are_learned(named, numerics)):  # else it is tried without them
-            note_what_outputs_take(refused, offered, named, self._solve_for(target))
+            note_what_outputs_take(refused, offered, named, self._solve_for(target, brief))
         note_what_loss_reads(refused, offered)
         return refused
 
