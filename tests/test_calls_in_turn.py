@@ -165,3 +165,20 @@ def test_a_budget_that_only_slices_reach_serves_steps_of_one_call_after_one_of_t
         assert peak <= budget
         assert told == []
     assert model.plan is whole
+
+
+def test_steps_of_ever_fewer_calls_in_turn_have_each_their_plan():
+    """The one of most calls never follows a step of which the next is recorded."""
+    plain = net()
+    batches = [(at + 1) * X for at in range(4)]
+
+    def step(model, count):
+        model.zero_grad()
+        for loss in [model(rows).square().mean() for rows in batches[:count]]:
+            loss.backward()
+
+    budget = int(0.7 * peak_of(step, plain, 4))
+    model = remat.rematerialize(net(), budget=budget, limit_seconds=LIMIT_SECONDS)
+    seen = list(steps(model, plain, 7 * [4, 3, 2, 1], step))
+    assert "4 calls were made" in seen[0][2][0]
+    assert all(peak <= budget and not told for peak, _, told in seen[-8:])

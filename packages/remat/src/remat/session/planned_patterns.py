@@ -15,7 +15,7 @@ __all__ = ["PlannedPattern", "PlannedPatterns"]
 _MOST = 8
 _SIZES = 3  # of the same operations that are planned for
 _FOR_GOOD = 3  # steps off plan in a row, after which a known pattern gives way to theirs
-_PATIENCE = 8  # steps recorded in the hope of one that runs by a plan not measured yet
+_PATIENCE = 8  # steps recorded in the hope of one that has no plan, or runs by one not measured
 
 
 @dataclass(eq=False)
@@ -61,7 +61,8 @@ class PlannedPatterns:
     """The patterns, in the order in which it was last seen; and what the step under way follows.
 
     `off_plan` says that the calls of this step are part of no pattern here, or that the
-    first of them ran by the options of another. `record_next` asks for a recording in any case.
+    first of them ran by the options of another. `record_next` asks for a recording in any case. The
+    last calls off plan are `missing`; if they were so twice, `missing_for` more steps are recorded.
     """
 
     planned: list[PlannedPattern] = field(default_factory=list)
@@ -70,12 +71,14 @@ class PlannedPatterns:
     _followed: PlannedPattern | None = None
     _off_in_a_row: int = 0
     _wanted: bool = True
+    _missing: tuple[int, ...] = ()
+    _missing_for: int = 0
 
     @property
     def wanted(self) -> bool:
         """Whether the next step is to be recorded."""
         awaited = any(each.awaited for each in self.planned)
-        return self._wanted or self.record_next or awaited
+        return self._wanted or self.record_next or awaited or self._missing_for > 0
 
     @property
     def runs_plain(self) -> bool:
@@ -139,6 +142,9 @@ class PlannedPatterns:
         self._wanted = not self.planned or (
             self.off_plan and (len(self.planned) < _MOST or self._off_in_a_row >= _FOR_GOOD)
         )
+        if self.off_plan and len(self.planned) < _MOST:
+            self._missing_for = _PATIENCE * (pattern == self._missing)
+            self._missing = pattern
         if seen is not None:
             self.planned[-1].next = seen
             self.planned.remove(seen)
@@ -173,6 +179,7 @@ class PlannedPatterns:
     def recorded(self) -> None:
         """Note that a step was recorded: plans that are not measured were waited for."""
         self.record_next = False
+        self._missing_for = max(0, self._missing_for - 1)
         for each in self.planned:
             each.awaited = max(0, each.awaited - 1)
 
@@ -183,6 +190,8 @@ class PlannedPatterns:
         then what was not seen longest.
         """
         pattern = new.record.pattern
+        if pattern == self._missing:
+            self._missing_for = 0
         kept = [
             each
             for each in self.planned
