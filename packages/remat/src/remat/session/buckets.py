@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from remat.planning.one_region import readable_plan
 from remat.planning.planner import RunnablePlan
@@ -49,6 +49,10 @@ class Bucket:
         self._bytes = [value.size_bytes for value in graph.values]
         self._workspaces = [op.workspace_bytes for op in graph.ops]
         self._loss = graph.boundary_index
+        self._whole = self.plan.capture.without_alternatives().graph
+        self._stored: Footprint | None = None
+        if self.plan.capture.sliced:
+            self._stored = Footprint(self._whole, store_all(self._whole))
         self._ways = []
         for schedule in dict.fromkeys((store_all(graph), self.plan.plan.schedule)):
             try:
@@ -58,9 +62,25 @@ class Bucket:
             self._ways.append(way)
         self._ways.sort(key=lambda way: way.time)
 
-    def has(self, sizes: Sequence[int]) -> bool:
-        """Whether a size is in it, of which the values take so many bytes."""
+    def has(self, captured: SizedCapture, sizes: Sequence[int]) -> bool:
+        """Whether a size is in it, of which the values take so many bytes.
+
+        What is within a slice is no value: there no number may be more.
+        """
+        if captured.program.leaving:  # where gradients leave together, that is by their sizes
+            return False
+        if captured.sliced and not cast("SizedCapture", self.plan.capture).is_above(captured):
+            return False
         return all(size <= most for size, most in zip(sizes, self._bytes, strict=True))
+
+    def may_run_whole(self, captured: SizedCapture, target: int) -> bool:
+        """Whether what the plan has in slices may all be stored whole, for a size that is in it."""
+        if self._stored is None:
+            return False
+        sizes = cast("SizedCapture", captured.without_alternatives()).sizes_of(self._whole)
+        workspaces = [op.workspace_bytes for op in self._whole.ops]
+        workspaces[self._whole.boundary_index] = captured.loss.workspace_bytes
+        return max(self._stored.held_bytes(sizes, workspaces)) <= target
 
     def planned(
         self, captured: SizedCapture, sizes: Sequence[int], budget: int, target: int
@@ -119,6 +139,7 @@ class Bucket:
             solution,
             budget,
             capture_seconds=time.perf_counter() - started,
+            whole_time=captured.without_alternatives().graph.time if captured.sliced else None,
             no_groups=self.plan.plan.no_groups,
             source=runnable.source,
         )

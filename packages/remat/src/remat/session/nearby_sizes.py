@@ -160,7 +160,7 @@ def _planned_by(
     if grown == 1.0:  # what was predicted for the other was measured to be within its budget
         target = max(target, other.executable.peak_bytes)
     bucket = region.bucket_of(other, executor)
-    if not (captured.sliced or captured.program.leaving) and bucket.has(sizes):
+    if bucket.has(captured, sizes) and not bucket.may_run_whole(captured, target):
         return bucket.planned(captured, sizes, budget, target)
     with collector_at_rest():
         captured, solution = _fastest(captured, other.plan.schedule, target)

@@ -50,15 +50,16 @@ class ChoiceOfSizes:
         return program, cuts
 
     def _written(self, plain: Program) -> tuple[Program, Cuts] | None:
-        cuts = self._resized(plain)
+        prepared = self.choice.prepare(plain)
+        cuts = self._resized(prepared)
         if cuts is None:
             return None
-        program = self.choice.of(plain, cuts)
+        program = self.choice.of(prepared, cuts)
         return (program, cuts) if program.order == self.order else None
 
-    def _resized(self, plain: Program) -> Cuts | None:
+    def _resized(self, prepared: Program) -> Cuts | None:
         """Give the cuts that are chosen; of other kinds none."""
-        resizer = Resizer(self.choice.prepare(plain))
+        resizer = Resizer(prepared)
         slices_of = dict(self.choice.sliced)
         cuts: list[tuple[Cut, ...]] = []
         for kind, of_kind in enumerate(self.cuts):

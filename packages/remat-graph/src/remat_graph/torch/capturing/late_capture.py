@@ -22,12 +22,17 @@ __all__ = ["LateCapture"]
 class LateCapture(Capture):
     """A capture whose graph may not be there yet. What `outline` says is known without it."""
 
-    def _later(self, graph: Callable[[], Graph], **changes: Any) -> Self:
-        """Give the same with a graph that is made when it is first read."""
+    def _later(
+        self, graph: Callable[[], Graph], outline: Graph | None = None, **changes: Any
+    ) -> Self:
+        """Give the same with a graph that is made when it is first read.
+
+        That has the ops and values of this one, or of an `outline`.
+        """
         other, own = object.__new__(type(self)), vars(self)
         kept = {each.name: own[each.name] for each in fields(self) if each.name in own}
         kept.pop("graph", None)
-        vars(other).update(kept, **changes, _make_graph=graph, _outline=self.outline)
+        vars(other).update(kept, **changes, _make_graph=graph, _outline=outline or self.outline)
         return other
 
     @property

@@ -205,6 +205,12 @@ class SizedCapture(LateCapture):
         numbers = self.region.joint.numbers(symbols)
         return of_sizes is not None and of_sizes.have_same_sizes(numbers, self._numbers)
 
+    def is_above(self, other: SizedCapture) -> bool:
+        """Whether no number of another capture of this trace is more than in this one."""
+        return all(
+            number <= most for number, most in zip(other._numbers, self._numbers, strict=True)
+        )
+
     def ratio(self, call: CallSizes) -> float:
         """Say how many times as large a call is, by what grows most: a size, or a value if less."""
         ratio = self._ratio(call.symbols)
@@ -297,6 +303,7 @@ class SizedCapture(LateCapture):
         known = {"found": cuts}
         other = plain._later(
             **self._costs_for(program, plain.symbols),
+            outline=self.outline,
             program=program,
             variants_are_read_off=False,  # rules may not allow it for these sizes
             _costs=self._costs,
