@@ -175,6 +175,10 @@ def normalised(parametrization, **options):
     return nn.Sequential(parametrization(linear(), **options), nn.ReLU(), linear())
 
 
+def polar(z):
+    return torch.polar(torch.tanh(z.abs()), z.angle())
+
+
 def shared():
     layer = linear()
     first, second = nn.Sequential(layer, nn.Tanh()), nn.Sequential(layer, nn.ReLU())
@@ -251,6 +255,16 @@ RIGHT = {
     "complex": (
         lambda: Made(
             lambda m, x: torch.fft.irfft(torch.fft.rfft(x) * m.w).tanh(), w=nn.Parameter(W)
+        ),
+        (rows(),),
+        {},
+        squares,
+    ),
+    "complex, by polar coordinates": (
+        lambda: Made(
+            lambda m, x: polar(polar(torch.fft.rfft(m.layer(x))) * m.w).real,
+            layer=linear(),
+            w=nn.Parameter(W),
         ),
         (rows(),),
         {},

@@ -227,6 +227,18 @@ def test_what_is_looked_up_by_itself_is_not_written_over():
     assert not op.overwrites
 
 
+def test_what_is_conjugate_by_a_bit_is_not_written_over():
+    """The result would have the bit, too, and fail where it is viewed as real numbers."""
+
+    class Lazy(nn.Module):
+        def forward(self, x):
+            return (x @ x).conj() * 3
+
+    x = torch.randn(8, 8, dtype=torch.complex64, requires_grad=True)
+    graph = capture(Lazy(), (x,), costs="estimate").graph
+    assert not any(op.overwrites for op in graph.ops if op.name == "mul")
+
+
 class Tied(nn.Module):
     """An embedding, and a head with its weight."""
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
+
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.operators import operator_of
 
 __all__ = ["overwrites_of"]
+
+_BY_BIT = frozenset({torch.ops.aten._conj.default, torch.ops.aten._neg_view.default})
 
 
 def overwrites_of(
@@ -15,13 +19,14 @@ def overwrites_of(
     storage: Mapping[str, str],
     facts: Mapping[str, TensorFacts],
     *,
-    views: Collection[str],
+    views: Mapping[str, Call],
     outside: Collection[str],
 ) -> dict[str, tuple[tuple[str, str], ...]]:
     """Find the ops that can, each with the variables that it reads and makes in their buffers.
 
     `storage` is the value that holds a variable; `outside` are the values that no op makes. A
-    gradient that came from outside is not written to: others may hold it.
+    gradient that came from outside is not written to: others may hold it. Nor is a view that is
+    conjugate or negative by a bit, which the result would have, too.
     """
     overwrites = dict[str, tuple[tuple[str, str], ...]]()
     for op, call in calls.items():
@@ -39,9 +44,18 @@ def overwrites_of(
             and value not in {storage[name] for name in others}
             and facts[target] == facts[result]
             and (target not in views or facts[target].is_whole)
+            and not _has_a_bit(target, views)
         ):
             overwrites[op] = ((target, result),)
     return overwrites
+
+
+def _has_a_bit(name: str, views: Mapping[str, Call]) -> bool:
+    while name in views:
+        if views[name].target in _BY_BIT:
+            return True
+        (name,) = views[name].reads
+    return False
 
 
 def _of_body(call: Call, body: Body) -> tuple[tuple[str, str], ...]:
