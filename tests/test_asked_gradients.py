@@ -1,4 +1,7 @@
-"""Who asks for the gradient of an output that the model also reads gets eager's, or an error."""
+"""Who asks for the gradient of an output that the model also reads gets eager's, once planned for.
+
+The first time is refused.
+"""
 
 import copy
 
@@ -7,39 +10,217 @@ import torch
 from torch import nn
 
 import remat
-from remat_exec import BackwardError
+from remat.dynamo.parts import cut_at
+from remat_exec import BackwardError, measure_peak
 
 
 class Reading(nn.Module):
-    """Returns a hidden layer, and what it computes from that."""
+    """Returns a hidden layer, and what `read` makes of it."""
 
-    def __init__(self, *, breaks=False):
+    def __init__(self, read):
         super().__init__()
         self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 8)
-        self.breaks = breaks
+        self.double()
+        self.read = read
 
     def forward(self, x):
-        hidden = self.hidden(x)
-        after = hidden + 1  # eager does not keep its input
-        if self.breaks:
-            torch._dynamo.graph_break()
-        return hidden, self.head(torch.tanh(after))
+        return self.read(self, self.hidden(x))
 
 
-def asked(model, x):
-    """Give what a hook gets that reads the gradient of the first output."""
-    hidden, out = model(x)
+def breaking(m, h):
+    h = m.head(h)
+    after = h + 1  # eager does not keep its input
+    torch._dynamo.graph_break()
+    return h, m.head(torch.tanh(after))
+
+
+def drawing(m, h):
+    dropped = nn.functional.dropout(h, 0.5)
+    return dropped, m.head(nn.functional.dropout(dropped, 0.5))
+
+
+def changing_in_place(m, h):
+    other = h * 2
+    h.add_(1)
+    other[:, 0].mul_(2)
+    return h, m.head(torch.tanh(h) + other)
+
+
+def of_an_inner_region(m, h):
+    h = torch.tanh(h)
+    torch._dynamo.graph_break()
+    h = m.head(h)
+    out = (h.exp(), h.cos())
+    torch._dynamo.graph_break()
+    return h, out[0] * out[1].sum()
+
+
+def a_part_of_a_view(m, h):
+    first = h.view(2, 2, 8)[:, 0]
+    return first, m.head(first.exp()).sum(0), h
+
+
+def in_contexts(m, h):
+    with torch.autocast("cpu", enabled=False):
+        h = h * 2
+    left, right = h.split(4, 1)
+    with torch.no_grad():
+        constant = left.sum()
+    return h, m.head(nn.functional.dropout(h, 0.5)) * constant + right.sum()
+
+
+def one_of_another(m, h):
+    hidden = torch.tanh(h)
+    after = m.head(hidden)
+    return hidden, after.cos(), after
+
+
+READS = {
+    "whole": lambda m, h: (h, m.head(torch.tanh(h))),
+    "twice": lambda m, h: (h, m.head(h) * h.cos() + h),
+    "a view": lambda m, h: (h.view(-1), m.head(torch.tanh(h))),
+    "a part of a view": a_part_of_a_view,
+    "one of another": one_of_another,
+    "in contexts": in_contexts,
+    "drawing": drawing,
+    "changing in place": changing_in_place,
+    "a break": breaking,
+    "an inner region": of_an_inner_region,
+}
+
+
+def total(outputs):
+    return sum(output.square().sum() for output in outputs)
+
+
+def see(seen):
+    """Make a hook that reads what it is given."""
+    return lambda *given: seen.extend(g + 0 for g in given[-1] if g is not None)
+
+
+def by_hook(outputs, module):
     seen = []
-    hidden.register_hook(lambda grad: seen.append(grad + 0))
-    (hidden.square().sum() + out.sum()).backward()
-    return seen[0]
+    outputs[0].register_hook(lambda grad: seen.append(grad + 0))
+    total(outputs).backward()
+    return seen
 
 
-def rematerialized(model, x):
-    return remat.rematerialize(model, (x,), budget="1GiB", costs="estimate")
+def by_changing(outputs, module):
+    outputs[0].register_hook(lambda grad: 3 * grad)
+    total(outputs).backward()
+    return []
+
+
+def by_retaining(outputs, module):
+    for output in outputs:
+        output.retain_grad()
+    total(outputs).backward()
+    return [output.grad + 0 for output in outputs]
+
+
+def by_asking(outputs, module):
+    return [g + 0 for g in torch.autograd.grad(total(outputs), outputs)]
+
+
+def by_asking_for_others(outputs, module):
+    asked = [outputs[0], module.hidden.weight]
+    return [g + 0 for g in torch.autograd.grad(total(outputs), asked)]
+
+
+def by_edge(outputs, module):
+    edge = torch.autograd.graph.get_gradient_edge(outputs[0])
+    found = torch.autograd.grad(total(outputs), [module.hidden.weight, edge])
+    return [g + 0 for g in found]
+
+
+def by_inputs(outputs, module):
+    total(outputs).backward(inputs=[outputs[0], module.hidden.weight])
+    return [outputs[0].grad + 0]
+
+
+def by_hook_of_node(outputs, module):
+    seen = []
+    outputs[0].grad_fn.register_prehook(see(seen))
+    total(outputs).backward()
+    return seen
+
+
+def by_hook_after_node(outputs, module):
+    seen = []
+    outputs[0].grad_fn.register_hook(see(seen))
+    total(outputs).backward()
+    return seen
+
+
+def by_hook_of_several(outputs, module):
+    seen = []
+    torch.autograd.graph.register_multi_grad_hook(outputs, see(seen))
+    total(outputs).backward()
+    return seen
+
+
+def of_the_inner_part_alone(outputs, module):
+    outputs[0].retain_grad()
+    outputs[1].sum().backward()
+    return [] if outputs[0].grad is None else [outputs[0].grad + 0]
+
+
+def by_none(outputs, module):
+    total(outputs).backward()
+    return []
+
+
+ASKS = [
+    by_hook,
+    by_changing,
+    by_retaining,
+    by_asking,
+    by_asking_for_others,
+    by_edge,
+    by_inputs,
+    by_hook_of_node,
+    by_hook_after_node,
+    by_hook_of_several,
+    of_the_inner_part_alone,
+    by_none,
+]
+
+
+def asked(model, module, x, ask):
+    """Give what is found by one who asks, and all gradients after it."""
+    module.zero_grad()
+    torch.manual_seed(0)
+    found = ask(model(x), module)
+    return [*found, *(parameter.grad for parameter in module.parameters())]
+
+
+def assert_eagers(model, module, x, ask):
+    got, expected = (asked(one, module, x, ask) for one in (model, module))
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, rtol=1e-12)
+
+
+def refused_until_planned(model, module, x, ask):
+    """Ask until autograd has whole gradients, and say how often that was refused."""
+    for refused in range(4):
+        try:
+            asked(model, module, x, ask)
+        except BackwardError as error:
+            message = str(error)
+        else:
+            return refused
+        assert "run forward again" in message
+    pytest.fail("it is refused for good")
+
+
+def rematerialized(model, x, **options):
+    return remat.rematerialize(model, (x,), **{"budget": "1GiB", "costs": "estimate", **options})
 
 
 def compiled(model, x):
+    torch._dynamo.reset()
     return torch.compile(model, backend="remat", options={"budget": "1GiB", "costs": "estimate"})
 
 
@@ -47,12 +228,175 @@ def copied(model, x):
     return copy.deepcopy(rematerialized(model, x))
 
 
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_whole_gradients_are_eagers_from_the_second_time_on(read):
+    model, x = Reading(read), torch.randn(4, 6).double()
+    planned = rematerialized(model, x)
+    assert refused_until_planned(planned, model, x, by_retaining) > 0
+    for ask in ASKS:
+        assert_eagers(planned, model, x, ask)
+
+
+@pytest.mark.parametrize("ask", ASKS[:-1])
+def test_each_way_to_ask_is_seen(ask):
+    model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
+    planned = rematerialized(model, x)
+    assert_eagers(planned, model, x, by_none)
+    assert refused_until_planned(planned, model, x, ask) == 1
+    assert_eagers(planned, model, x, ask)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's
-@pytest.mark.parametrize("make", [rematerialized, compiled, copied])
-@pytest.mark.parametrize("breaks", [False, True])
-def test_a_part_of_a_gradient_is_never_taken_for_the_whole(make, breaks):
-    model, x = Reading(breaks=breaks), torch.randn(4, 6)
-    planned = make(model, x)
+@pytest.mark.parametrize("read", [READS["whole"], breaking])
+def test_so_are_those_of_what_torch_compiles(read):
+    model, x = Reading(read), torch.randn(4, 6).double()
+    planned = compiled(model, x)
+    assert refused_until_planned(planned, model, x, by_hook) == 1
+    for each in (x, x, x[:2], x[:3]):
+        assert_eagers(planned, model, each, by_hook)
+
+
+def test_so_are_those_of_copies_and_of_other_sizes():
+    model, x = Reading(READS["whole"]), torch.randn(8, 6).double()
+    planned = rematerialized(model, x)
+    refused_until_planned(planned, model, x, by_hook)
+    for size in (8, 4, 5, 6, 7):
+        assert_eagers(planned, model, x[:size], by_hook)
+    twin = copy.deepcopy(planned)
+    module = Reading(READS["whole"])
+    module.load_state_dict(model.state_dict())
+    with pytest.raises(BackwardError):
+        asked(twin, twin, x, by_hook)
+    got, expected = asked(twin, twin, x, by_hook), asked(module, module, x, by_hook)
+    assert all(map(torch.equal, got, expected))
+
+
+class Deep(nn.Module):
+    """Two stacks of layers; what the first gives is returned, too."""
+
+    def __init__(self, width=64, depth=3):
+        super().__init__()
+
+        def stack():
+            layers = (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+            return [copy.deepcopy(layer) for _ in range(depth) for layer in layers]
+
+        self.first, self.second = nn.Sequential(*stack()), nn.Sequential(*stack())
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return hidden, self.second(torch.tanh(hidden))
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # the first step has no plan yet
+@pytest.mark.parametrize("budget", [0.7, "1100KiB"])
+def test_steps_that_are_planned_for_it_stay_within_the_budget(budget):
+    model, x = Deep(), torch.randn(256, 64)
+    planned = rematerialized(model, x, budget=budget, costs="measure")
+    limit = planned.plan.budget_bytes
+    assert refused_until_planned(planned, model, x, by_hook) == 1
+    for _ in range(3):
+        assert_eagers(planned, model, x, by_changing)
+        model.zero_grad()
+        with measure_peak() as peak:
+            asked(planned, model, x, by_changing)
+    assert peak.peak_bytes <= limit
+    assert planned.plan.measured_peak_bytes <= limit
+    assert len(planned.plan.calls) == 2
+
+
+def test_a_model_with_a_plan_of_the_users_is_refused_each_time():
+    model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
+    plan = remat.plan(model, (x,), budget="1GiB", costs="estimate")
+    planned = remat.rematerialize(model, (x,), plan=plan, costs="estimate")
+    for _ in range(2):
+        with pytest.raises(BackwardError, match=r"end the region by torch\._dynamo\.graph_break"):
+            asked(planned, model, x, by_hook)
+    assert_eagers(planned, model, x, by_none)
+
+
+class Scores(nn.Module):
+    """Returns a loss, and the scores that it is computed from."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 512)
+
+    def forward(self, x):
+        scores = self.head(self.embedding(x))
+        loss = nn.functional.cross_entropy(scores.view(-1, 512), x.view(-1))
+        return {"loss": loss, "scores": scores}
+
+
+@pytest.mark.parametrize("options", [{}, {"outputs": "loss"}, {"numerics": "rounding"}])
+def test_scores_beside_the_loss_have_their_gradient(options):
+    model, x = Scores(), torch.randint(16, (4, 12))
+    planned = rematerialized(model, x, **options)
     for _ in range(5):
-        with pytest.raises(BackwardError, match="output 0 of a region"):
-            asked(planned, x)
+        outputs = planned(x)
+        model.zero_grad()
+        outputs["loss"].backward()  # until here nobody asks
+    outputs = planned(x)
+    outputs["scores"].retain_grad()
+    outputs["loss"].backward()
+    with pytest.raises(BackwardError, match="output 1 of a region"):
+        _ = outputs["scores"].grad + 0
+    found = []
+    for one in (planned, planned, planned, model):
+        model.zero_grad()
+        outputs = one(x)
+        outputs["scores"].retain_grad()
+        outputs["loss"].backward()
+        found.append([outputs["scores"].grad + 0, model.head.weight.grad + 0])
+    for got in found:
+        for a, b in zip(got, found[-1], strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def graph_of(function, *inputs):
+    graphs = []
+    torch._dynamo.reset()
+    torch.compile(function, backend=lambda graph, _: graphs.append(graph) or graph, dynamic=True)(
+        *inputs
+    )
+    return graphs[0]
+
+
+def test_parts_of_a_graph_give_what_it_gives():
+    def function(x, scale):
+        a = x * scale
+        left, right = a.split(2, 1)
+        b = left @ right.t() + x.shape[0]
+        c = b.exp()
+        c.add_(1)
+        return a, c, (b * c).view(x.shape[0] * 3)
+
+    inputs = torch.rand(3, 4), torch.tensor(2.0)
+    graph = graph_of(function, *inputs)
+    placeholders = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    given = iter(inputs)
+    flat = [3 if isinstance(item, torch.SymInt) else next(given) for item in placeholders]
+    expected = graph(*flat)
+    for asked_for, count in (([0], 2), ([1], 2), ([0, 1], 3), ([1, 2], 2), ([2], 0), ([], 0)):
+        parts = cut_at(graph, asked_for)
+        assert (0 if parts is None else len(parts.parts)) == count
+        if parts is not None:
+            got = parts.run([part.graph for part in parts.parts], flat)
+            assert all(a is b or torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_a_graph_is_not_cut_within_a_context_nor_before_a_change_in_place():
+    def function(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = x * 2
+            b = a.sin()
+        c = b.cos()
+        c[0].add_(1)
+        d = c * 3
+        c.mul_(2)
+        return a, c, d, c + d
+
+    graph = graph_of(function, torch.rand(3, 4))
+    (first, second) = (cut_at(graph, [at]).parts for at in (0, 1))
+    assert [node.name for node in first[0].outputs] == ["a", "b"]
+    assert [node.name for node in second[0].outputs] == ["a", "c", "d"]

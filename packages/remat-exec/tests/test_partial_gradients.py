@@ -36,6 +36,7 @@ READS = {
     "a part of a view": lambda m, h: h.view(2, 16)[0].exp(),
     "through others": lambda m, h: m.head(h).softmax(1).log(),
     "twice": lambda m, h: h * h.cos(),
+    "a part of a split": lambda m, h: h.split(4, 1)[1],
 }
 NOT_READ = {
     "detached": lambda m, h: m.head(h.detach()),
@@ -293,7 +294,7 @@ class Drawn(nn.Module):
         super().__init__()
         draw = random.Random(seed)
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.steps = [(draw.randrange(8), draw.random(), draw.random()) for _ in range(6)]
+        self.steps = [(draw.randrange(10), draw.random(), draw.random()) for _ in range(6)]
         self.returned = draw.sample(range(7), draw.randrange(2, 5))
 
     def forward(self, x):
@@ -315,6 +316,10 @@ class Drawn(nn.Module):
                     result = a.detach() * b
                 case 6:
                     result = a.view(4, 4)
+                case 8:
+                    result = a.chunk(2)[1].repeat(2, 1)
+                case 9:
+                    result = a.split(4)[0]
                 case 7:
                     result = torch.where(a > 0, a, b)
             made.append(result)
@@ -357,7 +362,8 @@ def is_read(outputs, at):
     base = outputs[at] if outputs[at]._base is None else outputs[at]._base
     alike = [o for o in outputs if o is base or o._base is base]
     own = {tensor.grad_fn for tensor in (base, *alike)}
-    return any(own & nodes_behind(o) for o in outputs if o.grad_fn not in own)
+    others = (o for o in outputs if o is not outputs[at])
+    return any((own - {o.grad_fn}) & nodes_behind(o) for o in others)
 
 
 @pytest.mark.parametrize("seed", range(24))

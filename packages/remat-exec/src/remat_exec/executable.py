@@ -21,7 +21,7 @@ from remat_exec.measure import Peak, measure_peak
 from remat_exec.on_demand import Recipe
 from remat_exec.outputs import HandOut, Outputs
 from remat_exec.overlaps import check_apart
-from remat_exec.partial_gradients import connect
+from remat_exec.partial_gradients import Asked, connect
 from remat_exec.rehearsal import run_without_autograd
 from remat_exec.variant import Variant
 from remat_graph import Compute, Schedule, simulate
@@ -168,13 +168,15 @@ class Executable:
         read: Read | None = None,
         watched: frozenset[int] = frozenset(),
         hand_out: HandOut | None = None,
+        asked: Asked | None = None,
     ) -> list[torch.Tensor]:
         """Run the forward as `Runnable` says; return the output tensors, connected to autograd.
 
         `read` gets the position of an output that the program does not make when it is read, and of
         those that are `watched`. If it is read between the halves, and there is no room, `exceeded`
         gets the error, too, or it is raised. `hand_out` gets each output, with its position among
-        those of the user, and gives what is returned in its place.
+        those of the user, and gives what is returned in its place. `asked` gets the positions of
+        outputs whose whole gradients are asked for, and says whether the next call will have them.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
@@ -185,7 +187,7 @@ class Executable:
             droppable(drop)
         outputs = Outputs(self.whole_program, handed, by_name, hand_out)
         if self._inner_reads is not None:
-            connect(outputs, self.whole_program, self._inner_reads, handed)
+            connect(outputs, self.whole_program, self._inner_reads, handed, asked)
         return outputs.all()
 
     @property

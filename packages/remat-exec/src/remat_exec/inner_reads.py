@@ -47,30 +47,49 @@ def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads
         own[value] = own.get(value, 0) | 1 << position
     needed = dict(own)  # for what is at these positions
     read: dict[str, int] = {}  # by variable
-    order: dict[int, None] = {}  # last to first
+    made: list[str] = []  # values, last to first
     for call in _forward(program):
         results = [n for n in call.results if n is not None and _is_real(program, n)]
         bits = 0
         for name in results:
             bits |= needed.get(storage[name], 0)
-            order.update(dict.fromkeys(_positions(own.get(storage[name], 0))))
+            made.append(storage[name])
         names = (n for n in call.reads if n in storage and not _detached(program, n))
         for name in names if bits else ():
             read[name] = read.get(name, 0) | bits
             needed[storage[name]] = needed.get(storage[name], 0) | bits
-    by: dict[int, list[int]] = {position: [] for position in reversed(order)}
-    of: dict[int, list[int]] = {position: [] for position in reversed(order)}
+    order = [position for value in reversed(made) for position in _in_order(program, own, value)]
+    by: dict[int, list[int]] = {position: [] for position in order}
+    of: dict[int, list[int]] = {position: [] for position in order}
     for at, output in outputs.items():
+        base, alike = program.returned.index(output.base), own.get(storage[output.variable], 0)
         bits = 0
         for name, readers in read.items():
             if _is_of(program, name, output.variable):
                 bits |= readers
-        computed = [*_positions(bits & ~own.get(storage[output.variable], 0))]
+        computed = [*_positions(bits & ~alike)]
+        for position in _positions(alike & ~(1 << base)):  # as the parts of a split
+            if program.view_chain(program.returned[position], output.variable) is not None:
+                computed.append(position)
         for position in computed:
             by[position].append(at)
         if computed:
-            of[program.returned.index(output.base)].append(at)
+            of[base].append(at)
     return InnerReads(_frozen(by), _frozen(of))
+
+
+def _in_order(program: Program, own: Mapping[str, int], value: str) -> list[int]:
+    """List the positions of a value, each after those that it is a view of."""
+    names = {position: program.returned[position] for position in _positions(own.get(value, 0))}
+    depth = {position: _depth(program, name) for position, name in names.items()}
+    return sorted(names, key=depth.__getitem__)
+
+
+def _depth(program: Program, name: str) -> int:
+    depth = 0
+    while name in program.views:
+        name, depth = program.views[name].reads[0], depth + 1
+    return depth
 
 
 def _frozen(lists: dict[int, list[int]]) -> dict[int, tuple[int, ...]]:

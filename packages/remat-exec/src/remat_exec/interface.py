@@ -21,7 +21,7 @@ class Ability(enum.Enum):
     """What an executor may be able to do beyond running a plan."""
 
     DEFERS_OUTPUTS = "it takes `read` and `watched`, has `reading_bytes`, makes outputs when read"
-    HANDS_OUT = "it takes `hand_out`, and gives autograd what that makes of each output"
+    HANDS_OUT = "it takes `hand_out` and `asked`, connects what is handed out by autograd's graph"
     RUNS_OTHER_SIZES = "it has `at`, which gives the same plan for a capture of other sizes"
     RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -28,7 +29,10 @@ from remat_exec.inner_reads import InnerReads
 from remat_exec.outputs import Outputs
 from remat_graph.torch import Program, TensorFacts
 
-__all__ = ["PartialGradient", "connect"]
+__all__ = ["Asked", "PartialGradient", "connect"]
+
+Asked = Callable[[frozenset[int]], bool]
+"""Gets the positions of outputs whose whole gradients are asked for; says if they will be there."""
 
 aten = torch.ops.aten
 
@@ -42,12 +46,14 @@ _SHARED = frozenset({aten.clone.default, aten.detach.default, aten.alias.default
 class _Source:
     """An output of one step that the model reads, and what stands for its gradient.
 
-    `task` is the backward that has met a reader of it.
+    `refuse` is called with the positions of such outputs whose gradients are asked for. `task` is
+    the backward that has met a reader of it.
     """
 
     at: int
     facts: TensorFacts
     device: torch.device
+    refuse: Callable[[frozenset[int]], NoReturn]
     task: int | None = None
     gradients: WeakSet[PartialGradient] = field(default_factory=WeakSet)
 
@@ -144,14 +150,45 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _refuse(of: Iterable[_Source]) -> NoReturn:
-    at = min(source.at for source in of)
-    raise BackwardError(
-        f"the gradient of output {at} of a region is asked for, by a hook, retain_grad or "
-        f"autograd.grad. The region reads that output itself, too, so autograd has only the part "
-        f"that comes from outside; end the region by torch._dynamo.graph_break() in the forward "
-        f"where the output is there, or return output.clone() if that part is meant"
-    )
+def _refuse(of: frozenset[_Source]) -> NoReturn:
+    next(iter(of)).refuse(frozenset(source.at for source in of))
+
+
+@dataclass(eq=False)
+class _Refusal:
+    """Refuses who asks for the gradients of outputs of a step, and tells of it.
+
+    All outputs are told of whose gradients somebody waits for: `tensors` has the outputs, by
+    position, and `sources` what is known of them.
+    """
+
+    asked: Asked | None
+    tensors: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    sources: list[weakref.ref[_Source]] = field(default_factory=list)
+
+    def __call__(self, outputs: frozenset[int]) -> NoReturn:
+        shown = ", ".join(map(str, sorted(outputs)))
+        waited_for = outputs | {at for at, ref in self.tensors.items() if _is_waited_for(ref())}
+        if torch._C._current_graph_task_id() == -1:  # who holds one got it of a backward
+            sources = (ref() for ref in self.sources)
+            waited_for |= {source.at for source in sources if source and len(source.gradients)}
+        instead = (
+            "end the region by torch._dynamo.graph_break() in the forward where the output is there"
+        )
+        if self.asked is not None and self.asked(waited_for):
+            instead = "run forward again, it will be planned anew, and autograd has the whole then"
+        raise BackwardError(
+            f"the gradient of output {shown} of a region is asked for, by a hook, retain_grad or "
+            f"autograd.grad. The region reads that output itself, too, so autograd has only the "
+            f"part that comes from outside; {instead}. If that part is meant, return "
+            f"output.clone() from the model"
+        )
+
+
+def _is_waited_for(output: torch.Tensor | None) -> bool:
+    """Whether an output has hooks, or retains its gradient."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return output is not None and bool(output._backward_hooks or output.retains_grad)
 
 
 class _Output(torch.autograd.Function):
@@ -208,17 +245,23 @@ def _from_outside(
 
 
 def connect(
-    outputs: Outputs, program: Program, reads: InnerReads, handed: Sequence[torch.Tensor]
+    outputs: Outputs,
+    program: Program,
+    reads: InnerReads,
+    handed: Sequence[torch.Tensor],
+    asked: Asked | None,
 ) -> None:
     """Connect outputs, of which none was made yet, to those that they are computed from.
 
-    `handed` is what autograd was handed.
+    `handed` is what autograd was handed. `asked` is told of who is refused.
     """
+    refuse = _Refusal(asked)
     sources = {
-        at: _Source(at, program.facts[program.outputs[at].variable], program.device)
+        at: _Source(at, program.facts[program.outputs[at].variable], program.device, refuse)
         for items in reads.of.values()
         for at in items
     }
+    refuse.sources += map(weakref.ref, sources.values())
 
     def of(items: Iterable[int]) -> tuple[_Source, ...]:
         return tuple(sources[at] for at in items)
@@ -228,3 +271,4 @@ def connect(
         tensors = (outputs[at] for at in read)
         tensor = apply(of(reads.of[position]), of(read), handed[position], *tensors)
         outputs.replace(position, tensor)
+    refuse.tensors.update((at, weakref.ref(outputs[at])) for at in sources)

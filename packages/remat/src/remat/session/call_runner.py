@@ -12,15 +12,22 @@ import torch
 
 from remat.errors import BudgetWarning
 from remat.planning.planner import RunnablePlan
+from remat.planning.settings import Settings
 from remat.session.backwards import before_backward, within_backward
-from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.calls import Call, HandedOut, NewGradients, see_read, warn_exceeded
 from remat.session.changes import Changes
 from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
 from remat.session.region import Region
 from remat.session.step import StepState
-from remat_exec import Ability, BudgetExceeded, HandOut, abilities_of, autocast_type
+from remat_exec import (
+    Ability,
+    HandOut,
+    abilities_of,
+    autocast_type,
+    get_executor,
+)
 from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
@@ -38,10 +45,15 @@ class CallRunner:
     `on_backward` is called where the backward of a call begins.
     """
 
-    def __init__(self, step: StepState) -> None:
-        self._step = step
+    def __init__(self, step: StepState, settings: Settings) -> None:
+        self._step, self._settings = step, settings
         self._autocast: torch.dtype | None = None
         self._told_of_staying: int | None = None
+
+    @functools.cached_property
+    def _hands_out(self) -> bool:
+        """Whether the executor takes what hands out outputs, and tells of who is refused."""
+        return Ability.HANDS_OUT in abilities_of(get_executor(self._settings.executor))
 
     def run_one(
         self,
@@ -68,9 +80,11 @@ class CallRunner:
         reads: dict[str, Any] = {}
         watched = planned.watched if region.unread is None else frozenset()
         if watched or planned.capture.program.deferred:
-            read = functools.partial(_is_read, weakref.ref(call), region)
+            read = functools.partial(see_read, weakref.ref(call), region)
             reads = {"read": read, "watched": watched}
-        exceeded = functools.partial(_exceeded, weakref.ref(call))
+        if self._hands_out:
+            reads["asked"] = region.split
+        exceeded = functools.partial(warn_exceeded, weakref.ref(call))
         outputs = executable(region.graph, tensors, begins, exceeded=exceeded, **reads)
         if step.records_call:
             step.recording.mark("kept 0")
@@ -126,8 +140,8 @@ class CallRunner:
         call.handed = HandedOut(unseen)
         options: dict[str, Any] = self._reads(call, plan)
         hand_out = self._hand_out(call, plan.changes)
-        if takes_hand_out := Ability.HANDS_OUT in abilities_of(plan.executor):
-            options["hand_out"] = hand_out
+        if self._hands_out:
+            options.update(hand_out=hand_out, asked=region.split)
         outputs = executable(
             region.graph,
             tensors,
@@ -136,7 +150,7 @@ class CallRunner:
             lambda drop: setattr(call, "drop", drop),
             **options,
         )
-        if not takes_hand_out:
+        if not self._hands_out:
             outputs = [hand_out(at, tensor) for at, tensor in enumerate(outputs)]
         step.await_call(call)
         step.outputs.add(region, plan.capture.program, outputs)
@@ -384,25 +398,3 @@ def _see_leaving(
 
     leave = planned.capture.leaving_gradients
     return functools.partial(call.region.see_leaving, leave, exceeded)
-
-
-def _is_read(call: weakref.ref[Call], region: Region, position: int) -> None:
-    """See that an output is read, which takes memory if the call does not make it."""
-    region.see_read(position)
-    under_way = call()
-    if under_way is not None:
-        under_way.was_read = True
-
-
-def _exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
-    """Warn of a call over the budget, and say what is done about it."""
-    under_way = call()
-    if under_way is not None:
-        under_way.warned = True
-    what, _, instead = str(error).partition("; ")
-    then = "from the next forward on it is planned for, within the budget"
-    if "outputs=" in instead:
-        then = f"to stay within the budget, {instead}"
-    warnings.warn(
-        f"{what}. It runs, its gradients are right, and {then}", BudgetWarning, stacklevel=2
-    )

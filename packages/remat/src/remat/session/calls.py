@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +11,15 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from remat.errors import BudgetWarning
 from remat.planning.planner import RunnablePlan
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
 from remat.session.region import Region
-from remat_exec import DeferredTensor, Runnable
+from remat_exec import BudgetExceeded, DeferredTensor, Runnable
 from remat_solvers.step import RegionOption
 
-__all__ = ["Call", "HandedOut", "NewGradients"]
+__all__ = ["Call", "HandedOut", "NewGradients", "see_read", "warn_exceeded"]
 
 
 _weak: Any = StorageWeakRef
@@ -123,3 +125,25 @@ class Call:
         if self.changes is not None:
             for watched in self.watched:
                 self.changes.note_none(watched)
+
+
+def see_read(call: weakref.ref[Call], region: Region, position: int) -> None:
+    """See that an output is read, which takes memory if the call does not make it."""
+    region.see_read(position)
+    under_way = call()
+    if under_way is not None:
+        under_way.was_read = True
+
+
+def warn_exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
+    """Warn of a call over the budget, and say what is done about it."""
+    under_way = call()
+    if under_way is not None:
+        under_way.warned = True
+    what, _, instead = str(error).partition("; ")
+    then = "from the next forward on it is planned for, within the budget"
+    if "outputs=" in instead:
+        then = f"to stay within the budget, {instead}"
+    warnings.warn(
+        f"{what}. It runs, its gradients are right, and {then}", BudgetWarning, stacklevel=2
+    )

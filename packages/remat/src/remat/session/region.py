@@ -31,6 +31,7 @@ __all__ = [
     "device_of",
     "is_computed",
     "keep",
+    "name_of",
     "requires_grad",
     "run_as_it_is",
 ]
@@ -82,8 +83,7 @@ class Region:
         self.counters = counters
         self._eager = with_checkpoints_of_eager(dynamo_graph.graph)
         self.graph, checkpoints = without_checkpoints(dynamo_graph.graph)
-        nodes = dynamo_graph.graph.graph.nodes
-        self.name = f"{dynamo_graph.name}, {sum(map(_is_operation, nodes))}"
+        self.name = name_of(dynamo_graph)
         self.whole = dynamo_graph.whole
         self.caller = dynamo_graph.caller
         if checkpoints:
@@ -116,6 +116,7 @@ class Region:
         self._before: Plans = {}
         self._in_a_row = 0
         self._last_missing: frozenset[int] | None = None
+        self.split: Callable[[frozenset[int]], bool] = lambda _: False
 
     def as_it_is(self, inputs: Sequence[Any]) -> Any:
         """Run it without a plan, as Dynamo found it."""
@@ -314,6 +315,11 @@ def keep(kept: dict[Any, Any], numbers: Hashable, item: Any) -> None:
     if len(kept) > _MOST_NUMBERS:
         unrehearsed = (key for key, other in kept.items() if is_unrehearsed(other))
         del kept[next(unrehearsed, next(iter(kept)))]
+
+
+def name_of(dynamo_graph: DynamoGraph) -> str:
+    """Name a graph by its frame and how much it computes: one of other sizes has the same name."""
+    return f"{dynamo_graph.name}, {sum(map(_is_operation, dynamo_graph.graph.graph.nodes))}"
 
 
 def _is_operation(node: torch.fx.Node) -> bool:

@@ -75,22 +75,22 @@ class Session:
         self.times_met = self._met_before = 0
         self.breaks: list[str] = []
         self._one_region = one_region and settings.step_plan is None
+        self.splits = settings.step_plan is None and settings.region_plan is None
         self._counts = CallCounts()
         self._has_several = self._was_several = self._had_backward = False
         self._settings, self._on_plan = settings, on_plan
         self._parameters, self._join = parameters, join
         self._answer: Any = None
-        self._preparing = False
         self._before_code: Callable[[], None] = lambda: None
         self._last: Any = None
         self._not_planned: NotPlanned | None = None
-        self._has_run = False
+        self._has_run = self._preparing = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         planner = StepPlanner(settings, auto, self._tell, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
         self.step = StepState(settings, self._tell, planner)
         self.step.between = lambda: self._planner.kernels.see_step(self.step, self._regions)
-        self._runner = CallRunner(self.step)
+        self._runner = CallRunner(self.step, settings)
 
     def add(self, dynamo_graph: DynamoGraph, counters: Counters) -> Region:
         """Make a region of a graph that was found.
@@ -125,6 +125,7 @@ class Session:
         """Have one budget for several regions from now on."""
         self._one_region, self.step.lone_budget = False, None
         for region in self._regions:
+            self.step.planner.know_plain(region.plans.values())
             region.plans.clear()  # they had the whole budget
 
     def _plan_apart(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from remat.budgets.auto import AutoBudget
 from remat.budgets.plain_step import PlainStep
 from remat.planning.certain_bound import without_state
 from remat.planning.infeasible import warn_infeasible
+from remat.planning.planner import RunnablePlan
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_reach
@@ -30,7 +31,7 @@ from remat.session.planned_patterns import PlannedPattern
 from remat.session.recording import Recorded
 from remat_exec import BudgetExceeded
 from remat_graph import Status
-from remat_solvers import BudgetTooSmall
+from remat_solvers import BudgetTooSmall, store_all
 from remat_solvers.step import (
     RegionOption,
     TimeStep,
@@ -75,6 +76,16 @@ class StepPlanner:
         self._needed.clear()
         self._in_slices.clear()
         return before
+
+    def know_plain(self, plans: Iterable[object]) -> None:
+        """Take what a fraction is of from plans of calls that had the whole budget, if any had."""
+        for each in plans:
+            plain = each.plan.plain_peak_bytes if isinstance(each, RunnablePlan) else None
+            if isinstance(each, RunnablePlan) and plain is not None:
+                graph = each.capture.without_alternatives().graph
+                kept = measure_option(graph, store_all(graph)).kept_bytes
+                if plain > self.plain.peak_bytes:
+                    self.plain.know(plain, kept, each.plan.plain_basis)
 
     @property
     def is_unknown(self) -> bool:

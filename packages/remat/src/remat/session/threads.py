@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +21,11 @@ import torch
 
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
+from remat.dynamo.parts import GraphParts, cut_at
 from remat.errors import BudgetWarning
 from remat.session.backwards import within_backward
 from remat.session.counters import Counters
-from remat.session.region import Region, run_as_it_is
+from remat.session.region import Region, name_of, run_as_it_is
 from remat.session.session import Session
 from remat_graph.torch import own_thread
 
@@ -37,11 +39,16 @@ class SharedRegion:
     dynamo_graph: DynamoGraph
     sessions: Callable[[], Sessions]
     counters: Counters = field(init=False)
+    _parts: GraphParts | None = field(default=None, init=False)
+    _asked: frozenset[int] = field(default=frozenset(), init=False)
+    _regions: list[SharedRegion] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.counters = Counters(self.dynamo_graph.graph)
+        sessions = self.sessions()
+        self.split(sessions.asked.get(name_of(self.dynamo_graph), frozenset()))
         if torch.is_grad_enabled():
-            with self.sessions().region_of(self):  # what is wrong is said when it is compiled
+            with sessions.region_of(self):  # what is wrong is said when it is compiled
                 pass
 
     @functools.cached_property
@@ -53,8 +60,36 @@ class SharedRegion:
         sessions = self.sessions()
         if not torch.is_grad_enabled() and not sessions.has_own():
             return run_as_it_is(self._eager, self.counters, self.counters.with_numbers(inputs))
+        if self._parts is not None and torch.is_grad_enabled():
+            inputs = tuple(self.counters.with_numbers(inputs))
+            returned = self._parts.run(self._regions_of(self._parts), inputs)
+            return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
             return session.call(region, inputs)
+
+    def split(self, outputs: frozenset[int]) -> bool:
+        """Have a region end where each of these outputs is there, from the next call on.
+
+        So autograd sees their whole gradients. Gives whether the graph can be cut there.
+        """
+        if self._parts is None:
+            self._parts, self._asked = cut_at(self.dynamo_graph.graph, outputs), outputs
+        return self._parts is not None
+
+    def _regions_of(self, parts: GraphParts) -> list[SharedRegion]:
+        """Give the regions of the parts, made in the first call; graphs of other sizes follow."""
+        if not self._regions:
+            name = self.dynamo_graph.name
+            self.sessions().asked[name_of(self.dynamo_graph)] = self._asked
+            reason = f"the gradient was asked for of an output of {name} that it reads itself"
+            self._regions = [
+                SharedRegion(
+                    DynamoGraph(part.graph, f"part {at} of {name}", reason, whole=False),
+                    self.sessions,
+                )
+                for at, part in enumerate(parts.parts)
+            ]
+        return self._regions
 
 
 @dataclass(eq=False)
@@ -82,6 +117,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._all: list[_Held] = []
         self._last: _Held | None = None
+        self.asked: dict[str, frozenset[int]] = {}  # outputs, by the names of regions
 
     @contextmanager
     def taken(self) -> Iterator[Session]:
@@ -100,6 +136,8 @@ class Sessions:
             region = held.regions.get(shared)
             if region is None:
                 region = held.session.add(shared.dynamo_graph, shared.counters)
+                if held.session.splits:
+                    region.split = functools.partial(_split, weakref.ref(shared))
                 held.regions[shared] = region
             yield held.session, region
 
@@ -167,3 +205,8 @@ class Sessions:
     def waiting(self, thread: threading.Thread) -> int:
         """Count the calls of a thread that wait for their backward."""
         return sum(len(held.session.step.live) for held in self._all if held.thread is thread)
+
+
+def _split(ref: weakref.ref[SharedRegion], outputs: frozenset[int]) -> bool:
+    shared = ref()
+    return shared is not None and shared.split(outputs)
