@@ -77,7 +77,7 @@ class Bucket:
         """Whether what the plan has in slices may all be stored whole, for a size that is in it."""
         if self._stored is None:
             return False
-        sizes = cast("SizedCapture", captured.without_alternatives()).sizes_of(self._whole)
+        sizes = captured.without_alternatives().sizes_of(self._whole)
         workspaces = [op.workspace_bytes for op in self._whole.ops]
         workspaces[self._whole.boundary_index] = captured.loss.workspace_bytes
         return max(self._stored.held_bytes(sizes, workspaces)) <= target
