@@ -386,3 +386,33 @@ def test_no_gradient_of_a_drawn_model_is_wrong_without_a_word(seed):
             b is None if a is None else torch.allclose(a, b, rtol=1e-12)
             for a, b in zip(got, expected, strict=True)
         )
+
+
+def views_of_views(module, hidden):
+    view = hidden.view(2, 16)
+    return view.t(), view[0], view, view.t()[:5]
+
+
+def views_in_a_row(module, hidden):
+    view = hidden.view(2, 16)
+    return view, view.t(), hidden.view(2, 16)[:, 3:]
+
+
+class Viewing(Reading):
+    """Returns views of a hidden layer."""
+
+    def forward(self, x):
+        return self.read(self, torch.tanh(self.hidden(x)))
+
+
+@pytest.mark.parametrize("read", [views_of_views, views_in_a_row])
+def test_views_of_an_output_add_to_its_gradient(read):
+    case = Case("viewing", lambda: Viewing(read), lambda: (torch.randn(4, 6),), sum)
+    for at in range(len(read(None, torch.ones(4, 8)))):
+        found = []
+        for model in (case.remat(), case.model()):
+            outputs = model(*case.args())
+            outputs[at].retain_grad()
+            sum((output * output.detach().cos()).sum() for output in outputs).backward()
+            found.append(outputs[at].grad + 0)
+        torch.testing.assert_close(*found)

@@ -38,6 +38,10 @@ class Outputs:
         self._whole = dict(zip(program.returned, program.handed, strict=True))
         self._tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
         self._outputs: dict[int, torch.Tensor] = {}
+        self._positions = {
+            (output.variable, output.requires_grad): at
+            for at, output in reversed([*enumerate(program.outputs)])
+        }
 
     def replace(self, position: int, tensor: torch.Tensor) -> None:
         """Put a tensor in the place of what was handed."""
@@ -59,12 +63,25 @@ class Outputs:
         if output.kind == "input":
             tensor = self._tensors[output.base]
         if tensor is None:
-            base = self._whole.get(output.base, output.base)
-            whole = self._tensors[base]
+            base, whole = self._viewed(output)
             tensor = _view(self._program, output.variable, base, whole, output.layout)
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()
         return tensor
+
+    def _viewed(self, output: Output) -> tuple[str, torch.Tensor]:
+        """Find what an output is a view of, by variable: another output, if it is one of that.
+
+        So it adds its part to the gradient of that other one, as in eager.
+        """
+        program, name = self._program, output.variable
+        base = self._whole.get(output.base, output.base)
+        while name in program.views and name != base:
+            name = program.views[name].reads[0]
+            at = self._positions.get((name, output.requires_grad))
+            if at is not None and name != base:
+                return name, self[at]
+        return base, self._tensors[base]
 
 
 def tangents_of(

@@ -89,18 +89,33 @@ class _NotCut(Exception):
 
 
 def _last_changes(nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Pair what makes memory that is changed in place with the last node that may change it."""
-    maker, last = dict[int, fx.Node](), dict[fx.Node, fx.Node]()
+    """Pair what makes memory that is changed in place with the last node that changes it.
+
+    Where not all changes are told by their names, that is the last node that may be one.
+    """
+    of_memory: dict[int, list[fx.Node]] = {}
+    changes: dict[int, int] = {}
     for node in nodes:
         target = node if _is_tensor(node) else node.args[0] if node.args else None
         example = target.meta.get("example_value") if isinstance(target, fx.Node) else None
         if isinstance(example, torch.Tensor) and example.layout is torch.strided:
             memory = example.untyped_storage()._cdata
-            if target is node:
-                maker.setdefault(memory, node)
-            if memory in maker and example._version:
-                last[maker[memory]] = node
+            if target is node or memory in of_memory:
+                of_memory.setdefault(memory, []).append(node)
+                changes[memory] = example._version
+    last = {}
+    for memory, found in of_memory.items():
+        if changes[memory]:
+            named = [node for node in found if _changes_in_place(node)]
+            last[found[0]] = (named if len(named) == changes[memory] else found)[-1]
     return last
+
+
+def _changes_in_place(node: fx.Node) -> bool:
+    """Whether the name of what is called says that it changes its first argument in place."""
+    name = str(getattr(node.target, "__name__", node.target))
+    in_python = getattr(operator, name, None) is node.target and name.startswith("i")
+    return in_python or name == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _open_after(node: fx.Node, before: int) -> int:
