@@ -271,6 +271,22 @@ def test_so_are_those_of_copies_and_of_other_sizes():
     assert all(map(torch.equal, got, expected))
 
 
+class ViewingInput(Reading):
+    """Returns a view of what it is given, and what it makes of that."""
+
+    def forward(self, x):
+        view = x.view(2, 12)
+        return view, self.head(torch.tanh(self.hidden(view.view(4, 6))))
+
+
+def test_a_view_of_an_input_has_its_whole_gradient():
+    model, x = ViewingInput(None), torch.randn(4, 6).double().requires_grad_()
+    planned = rematerialized(model, x)
+    assert refused_until_planned(planned, model, x, by_hook) == 1
+    for ask in (by_hook, by_retaining, by_changing, by_none):
+        assert_eagers(planned, model, x, ask)
+
+
 class Deep(nn.Module):
     """Two stacks of layers; what the first gives is returned, too."""
 

@@ -20,26 +20,27 @@ class InnerReads:
     """Outputs that others are computed from: positions in `program.outputs`, by one in `returned`.
 
     `by` has those that what stands there is computed from, `of` those that are made of it and read
-    so. Keys are in the order of computation.
+    so. Keys are in the order of computation. `of_inputs` are those that are views of inputs.
     """
 
     by: Mapping[int, tuple[int, ...]]
     of: Mapping[int, tuple[int, ...]]
+    of_inputs: tuple[int, ...]
 
 
 def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads | None:
-    """Find what is computed from outputs with gradients, if there are several.
+    """Find what is computed from outputs with gradients, if there are any others.
 
     Positions in `program.returned` are looked at that are `differentiable`. Complexity: one pass
     over the forward half.
     """
-    if len(differentiable) < 2:
-        return None
     outputs = {
         at: output
         for at, output in enumerate(program.outputs)
-        if output.kind in ("fresh", "view") and output.requires_grad
+        if output.kind in ("fresh", "view", "input_view") and output.requires_grad
     }
+    if len(differentiable) < 2 and all(o.kind != "input_view" for o in outputs.values()):
+        return None
     storage = program.storage
     own: dict[str, int] = {}  # by value, a bit for each position
     for position in differentiable:
@@ -61,12 +62,19 @@ def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads
     order = [position for value in reversed(made) for position in _in_order(program, own, value)]
     by: dict[int, list[int]] = {position: [] for position in order}
     of: dict[int, list[int]] = {position: [] for position in order}
+    of_inputs = []
     for at, output in outputs.items():
-        base, alike = program.returned.index(output.base), own.get(storage[output.variable], 0)
+        is_of = _is_view_of if output.kind == "input_view" else _is_of
         bits = 0
         for name, readers in read.items():
-            if _is_of(program, name, output.variable):
+            if is_of(program, name, output.variable):
                 bits |= readers
+        if output.kind == "input_view":
+            for position in _positions(bits):
+                by[position].append(at)
+            of_inputs += [at] if bits else []
+            continue
+        base, alike = program.returned.index(output.base), own.get(storage[output.variable], 0)
         computed = [*_positions(bits & ~alike)]
         for position in _positions(alike & ~(1 << base)):  # as the parts of a split
             if program.view_chain(program.returned[position], output.variable) is not None:
@@ -75,7 +83,7 @@ def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads
             by[position].append(at)
         if computed:
             of[base].append(at)
-    return InnerReads(_frozen(by), _frozen(of))
+    return InnerReads(_frozen(by), _frozen(of), tuple(of_inputs))
 
 
 def _in_order(program: Program, own: Mapping[str, int], value: str) -> list[int]:
@@ -129,4 +137,8 @@ def _is_of(program: Program, name: str, output: str) -> bool:
     if program.storage[name] != program.storage.get(output):
         return False
     sizes = [math.prod(program.facts[variable].shape) for variable in (name, output)]
-    return sizes[0] == sizes[1] or program.view_chain(name, output) is not None
+    return sizes[0] == sizes[1] or _is_view_of(program, name, output)
+
+
+def _is_view_of(program: Program, name: str, output: str) -> bool:
+    return program.view_chain(name, output) is not None

@@ -38,6 +38,7 @@ class Outputs:
         self._whole = dict(zip(program.returned, program.handed, strict=True))
         self._tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
         self._outputs: dict[int, torch.Tensor] = {}
+        self._gates: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._positions = {
             (output.variable, output.requires_grad): at
             for at, output in reversed([*enumerate(program.outputs)])
@@ -47,10 +48,14 @@ class Outputs:
         """Put a tensor in the place of what was handed."""
         self._tensors[self._program.handed[position]] = tensor
 
+    def view_through(self, at: int, gate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Make an output as a view of what a function makes of the tensor that it is a view of."""
+        self._gates[at] = gate
+
     def __getitem__(self, at: int) -> torch.Tensor:
         """Give an output."""
         if at not in self._outputs:
-            tensor = self._made(self._program.outputs[at])
+            tensor = self._made(self._program.outputs[at], self._gates.get(at))
             self._outputs[at] = self._hand_out(at, tensor) if self._hand_out else tensor
         return self._outputs[at]
 
@@ -58,12 +63,15 @@ class Outputs:
         """Give all outputs, in order."""
         return [self[at] for at in range(len(self._program.outputs))]
 
-    def _made(self, output: Output) -> torch.Tensor:
+    def _made(
+        self, output: Output, gate: Callable[[torch.Tensor], torch.Tensor] | None
+    ) -> torch.Tensor:
         tensor = self._tensors.get(output.variable)
         if output.kind == "input":
             tensor = self._tensors[output.base]
         if tensor is None:
             base, whole = self._viewed(output)
+            whole = gate(whole) if gate is not None else whole
             tensor = _view(self._program, output.variable, base, whole, output.layout)
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()

@@ -244,6 +244,25 @@ def _from_outside(
     return outside
 
 
+def _gate(source: _Source, whole: torch.Tensor) -> torch.Tensor:
+    """Give a view of an input to which only what comes from outside goes on, for an output of it.
+
+    It stays a view for autograd, as the input may be changed in place through it.
+    """
+    view: torch.Tensor = aten.alias.default(whole)
+    if view.grad_fn is not None:
+        view.grad_fn.register_prehook(functools.partial(_take_out, source))
+    return view
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _take_out(
+    source: _Source, gradients: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    task = torch._C._current_graph_task_id()
+    return (_from_outside((source,), task, gradients[0]),)
+
+
 def connect(
     outputs: Outputs,
     program: Program,
@@ -258,7 +277,7 @@ def connect(
     refuse = _Refusal(asked)
     sources = {
         at: _Source(at, program.facts[program.outputs[at].variable], program.device, refuse)
-        for items in reads.of.values()
+        for items in (*reads.of.values(), reads.of_inputs)
         for at in items
     }
     refuse.sources += map(weakref.ref, sources.values())
@@ -266,6 +285,8 @@ def connect(
     def of(items: Iterable[int]) -> tuple[_Source, ...]:
         return tuple(sources[at] for at in items)
 
+    for at in reads.of_inputs:
+        outputs.view_through(at, functools.partial(_gate, sources[at]))
     apply: Any = _Output.apply
     for position, read in reads.by.items():
         tensors = (outputs[at] for at in read)
