@@ -19,8 +19,9 @@ aten = torch.ops.aten
 class InnerReads:
     """Outputs that others are computed from: positions in `program.outputs`, by one in `returned`.
 
-    `by` has those that what stands there is computed from, `of` those that are made of it and read
-    so. Keys are in the order of computation. `of_inputs` are those that are views of inputs.
+    `by` has those that what stands there is computed from, the nearest alone, `of` those that are
+    made of it and read so. Keys are in the order of computation. `of_inputs` are those
+    that are views of inputs.
     """
 
     by: Mapping[int, tuple[int, ...]]
@@ -83,7 +84,20 @@ def inner_reads(program: Program, differentiable: Collection[int]) -> InnerReads
             by[position].append(at)
         if computed:
             of[base].append(at)
-    return InnerReads(_frozen(by), _frozen(of), tuple(of_inputs))
+    return InnerReads(_nearest(by, of), _frozen(of), tuple(of_inputs))
+
+
+def _nearest(
+    by: Mapping[int, list[int]], of: Mapping[int, list[int]]
+) -> dict[int, tuple[int, ...]]:
+    """Leave out what is read through another output, which stands between in autograd's graph."""
+    position = {at: position for position, outputs in of.items() for at in outputs}
+    nearest = {}
+    for reader, outputs in by.items():
+        through = (by[position[at]] for at in outputs if at in position)
+        beyond = set().union(*through)
+        nearest[reader] = tuple(at for at in outputs if at not in beyond)
+    return nearest
 
 
 def _in_order(program: Program, own: Mapping[str, int], value: str) -> list[int]:
