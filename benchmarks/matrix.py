@@ -25,12 +25,12 @@ the same commit and had not finished or `--resume` is given; `--fresh` starts an
 less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
 
     python benchmarks/matrix.py [--only PATTERN] [--kind transformers|modules|timm] [--jobs N]
-        [--resume] [--fresh] [--eager-only] [--kernels inductor] [--draw N] [--json FILE]
-        [--timeout S] [--threads N]
+        [--resume] [--fresh] [--eager-only] [--kernels inductor] [--draw N] [--seed N]
+        [--json FILE] [--timeout S] [--threads N]
 
 With `--kernels inductor` all operators are in compiled groups that can be, and rounding may differ
 from storing everything; what differs from eager by more is trained again in double precision, where
-it may not. `--draw` takes so many of the cases, by chance, always the same.
+it may not. `--draw` takes so many of the cases, by chance: always the same ones for a `--seed`.
 """
 
 from __future__ import annotations
@@ -260,6 +260,7 @@ def read_options(suite: str) -> argparse.Namespace:
     parser.add_argument("--eager-only", action="store_true", help="build, and train in eager")
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--draw", type=int, metavar="N", help="so many of the cases, by chance")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
     parser.add_argument("--timeout", type=float, default=240.0, metavar="S", help="for each case")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
@@ -284,7 +285,7 @@ def select(options: argparse.Namespace) -> list[str]:
     ]
     if options.draw is None or options.draw >= len(chosen):
         return chosen
-    return random.Random(0).sample(chosen, options.draw)
+    return random.Random(options.seed).sample(chosen, options.draw)
 
 
 def main(suite: str = "matrix", right: Sequence[str] = RIGHT) -> int:

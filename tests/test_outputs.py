@@ -1,6 +1,7 @@
 """Outputs that nobody reads are not made, and what is read is right and within the budget."""
 
 import copy
+import functools
 import logging
 import warnings
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import remat
+from remat.session import deferring
 from remat_exec import Executable, OutputGone, measure_peak
 from remat_exec.deferred import DeferredTensor
 
@@ -323,3 +325,32 @@ def test_a_loss_brought_in_is_planned_and_made_in_slices(plain):
         made(ids, ids).backward()
     assert peak.peak_bytes <= budget
     check(made, gradients)
+
+
+def keep_in(kept, module, args, scores):
+    kept["scores"] = scores.exp()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # by TorchDynamo
+@pytest.mark.parametrize("way", ["rematerialize", "compile", "in two regions"])
+def test_what_a_hook_keeps_is_made_though_the_model_does_not_return_it(plain, way, monkeypatch):
+    """It may be read after the optimizer's step, when it can be made no more."""
+    monkeypatch.setattr(deferring, "_with_outputs_if_faster", lambda *args: args[2])
+    last = {}
+    for is_plain in (True, False):
+        model, kept = copy.deepcopy(plain[0]), {}
+        model.head.register_forward_hook(functools.partial(keep_in, kept))
+        if way == "in two regions":
+            model.down.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+        options = {"budget": 2 * plain[-1], "numerics": "rounding", "limit_seconds": 0.1}
+        if not is_plain and way == "compile":
+            torch.compiler.reset()  # models of other tests had the same code
+            model.compile(backend="remat", options=options)
+        elif not is_plain:
+            model = remat.rematerialize(model, **options)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            trained(model, plain[1])
+            optimizer.step()
+        last[is_plain] = kept.pop("scores").detach().sum(-1)
+    torch.testing.assert_close(last[False], last[True])

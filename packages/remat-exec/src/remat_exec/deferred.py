@@ -107,6 +107,14 @@ class DeferredTensor(torch.Tensor):
         made: torch.Tensor = self._be_made()
         return made
 
+    @property
+    def origin(self) -> DeferredTensor:
+        """The output that this is a view or a copy of, or this, as long as it is not made."""
+        origin = self
+        while origin._source is not None:
+            origin = origin._source
+        return origin
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _be_made(self) -> torch.Tensor:
         if self._source is not None:

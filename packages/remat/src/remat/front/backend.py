@@ -145,7 +145,9 @@ def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
     before = _times_met(call)
 
     def ended(returned: Any, arguments: Any, breaks: list[str]) -> None:
-        """Tell once of a `torch.compile` a call of which ran without a plan."""
+        """See what a call returned; tell once of one of which nothing was planned."""
+        for step in _steps_of(call):
+            step.sessions.read_kept_outputs(returned)
         if call in _warned or not torch.is_grad_enabled() or _times_met(call) != before:
             return
         if is_computed(returned, arguments):
@@ -164,8 +166,11 @@ def _call_begins(call: object) -> Callable[[Any, Any, list[str]], None]:
 
 def _times_met(call: object) -> int:
     """Count the calls of regions of a `torch.compile` that had something to train."""
-    steps = (alike.steps[call] for alike in _compiled if call in alike.steps)
-    return sum(step.sessions.times_met() for step in steps)
+    return sum(step.sessions.times_met() for step in _steps_of(call))
+
+
+def _steps_of(call: object) -> list[_Step]:
+    return [alike.steps[call] for alike in _compiled if call in alike.steps]
 
 
 def _reset() -> None:

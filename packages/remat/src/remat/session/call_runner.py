@@ -16,6 +16,7 @@ from remat.planning.settings import Settings
 from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call, HandedOut, NewGradients, see_read, warn_exceeded
 from remat.session.changes import Changes
+from remat.session.deferring import waiting_outputs
 from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
@@ -86,6 +87,7 @@ class CallRunner:
             reads["asked"] = region.split
         exceeded = functools.partial(warn_exceeded, weakref.ref(call))
         outputs = executable(region.graph, tensors, begins, exceeded=exceeded, **reads)
+        call.waiting = waiting_outputs(outputs)
         if step.records_call:
             step.recording.mark("kept 0")
         step.live.add(call)
@@ -152,6 +154,7 @@ class CallRunner:
         )
         if not self._hands_out:
             outputs = [hand_out(at, tensor) for at, tensor in enumerate(outputs)]
+        call.waiting = waiting_outputs(outputs)
         step.await_call(call)
         step.outputs.add(region, plan.capture.program, outputs)
         return outputs

@@ -70,8 +70,9 @@ class Call:
     `warned` that the user knows that it is over the budget. One of a step of several regions runs
     by an `option`, and goes on by the `lean` one if it gives memory back; `drop` does that.
     `changes` sees what is `watched`. In its backward it is seen whether `outputs_watched` were
-    read; those that were made for that before took `reading_bytes`. `on_backward` is called where
-    its backward begins.
+    read; those that were made for that before took `reading_bytes`. Until the forward returns,
+    `waiting` are the outputs that are watched, or made when they are read. `on_backward` is called
+    where its backward begins.
     """
 
     region: Region
@@ -92,6 +93,7 @@ class Call:
     handed: HandedOut = field(default_factory=HandedOut)
     outputs_watched: frozenset[int] = frozenset()
     reading_bytes: int = 0
+    waiting: list[weakref.ref[DeferredTensor]] = field(default_factory=list)
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
     hooked: Hooked = field(default_factory=dict)
 

@@ -13,7 +13,8 @@ what an output is made of, as the parameters of FSDP2, all are made.
 from __future__ import annotations
 
 import timeit
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from remat.planning.outputs import (
 )
 from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.session.calls import Call
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Region
 from remat_exec import (
@@ -47,6 +49,7 @@ __all__ = [
     "learns_outputs",
     "note_deferred",
     "note_deferred_of_region",
+    "waiting_outputs",
     "with_outputs",
     "with_unread_deferred",
 ]
@@ -167,6 +170,11 @@ def learns_outputs(settings: Settings) -> bool:
     return Ability.DEFERS_OUTPUTS in abilities_of(get_executor(settings.executor))
 
 
+def waiting_outputs(outputs: Iterable[torch.Tensor]) -> list[weakref.ref[DeferredTensor]]:
+    """List the outputs of a call that are watched, or made when they are read."""
+    return [weakref.ref(each.origin) for each in outputs if isinstance(each, DeferredTensor)]
+
+
 class OutputUses:
     """Who has the outputs of a step's calls: later regions, and whom the model returns to.
 
@@ -219,6 +227,22 @@ class OutputUses:
                 not_named.setdefault(found[0], set()).add(found[1])
         for region, positions in not_named.items():
             region.see_not_named(frozenset(positions - self._handed_on[region]))
+
+    def read_kept(self, calls: Iterable[Call], returned: Any) -> None:
+        """Read the waiting outputs of calls that somebody keeps, and that are not returned.
+
+        A hook or an attribute keeps them for later, when they may be made no more: what they are
+        made of changes in the optimizer's step. Not where the user names what is read.
+        """
+        waiting = [ref() for call in calls for ref in call.waiting]
+        if waiting and self._named is None:
+            tensors = (each for each in flatten(returned)[0] if isinstance(each, DeferredTensor))
+            handed = {id(each.origin) for each in tensors}
+            for output in waiting:
+                if output is not None and id(output) not in handed:
+                    _ = output.made
+        for call in calls:
+            call.waiting = []
 
     def end(self, region: Region) -> None:
         """End following a region, the backward of a call of which begins."""

@@ -215,9 +215,9 @@ class Session:
         one_region = self._one_region
         try:
             returned = self._tried(lambda: forward(*args, **kwargs))
-            if outermost and self._shares:
-                step.await_backward(returned)
-            elif first:
+            if outermost:
+                step.forward_returns(returned, shared=self._shares)
+            if first and not self._shares:
                 step.stop_recording_steps()
             self._has_run |= first
         except BaseException as error:

@@ -168,10 +168,12 @@ class StepState:
         if self.recording.under_way:
             self._awaited.append(weakref.ref(call, self._dropped))
 
-    def await_backward(self, returned: Any) -> None:
+    def forward_returns(self, returned: Any, *, shared: bool) -> None:
         """See what a forward returned, and its backward also if no region has a part in it."""
-        self.outputs.see_returned(returned)
-        before_backward(returned, self.backward_begins)
+        self.outputs.read_kept(self.live, returned)
+        if shared:
+            self.outputs.see_returned(returned)
+            before_backward(returned, self.backward_begins)
 
     def backward_begins(self, call: Call | None = None) -> None:
         """End the step with the backward that is under way, unless another one follows."""

@@ -185,6 +185,14 @@ class Sessions:
         thread = threading.current_thread()
         return sum(held.session.times_met for held in self._all if held.thread is thread)
 
+    def read_kept_outputs(self, returned: Any) -> None:
+        """Read the waiting outputs of this thread's calls that are kept, and not returned."""
+        thread = threading.current_thread()
+        for held in self._all:
+            if held.thread is thread:
+                step = held.session.step
+                step.outputs.read_kept(step.live, returned)
+
     def rest(self) -> None:
         """See a forward of this thread without gradients, between two steps."""
         thread = own_thread()
