@@ -78,15 +78,14 @@ class CallRunner:
             step.recording.mark("forward 0")
         call.hooked = hooked(planned.capture, region.graph, tensors)
         begins = functools.partial(self._backward_begins, call)
-        reads: dict[str, Any] = {}
+        reads: dict[str, Any] = {"exceeded": functools.partial(warn_exceeded, weakref.ref(call))}
         watched = planned.watched if region.unread is None else frozenset()
         if watched or planned.capture.program.deferred:
             read = functools.partial(see_read, weakref.ref(call), region)
-            reads = {"read": read, "watched": watched}
+            reads.update(read=read, watched=watched)
         if self._hands_out:
             reads["asked"] = region.split
-        exceeded = functools.partial(warn_exceeded, weakref.ref(call))
-        outputs = executable(region.graph, tensors, begins, exceeded=exceeded, **reads)
+        outputs = executable(region.graph, tensors, begins, **reads)
         call.waiting = waiting_outputs(outputs)
         if step.records_call:
             step.recording.mark("kept 0")
@@ -138,10 +137,8 @@ class CallRunner:
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
-        unseen = plan.capture.deferred_bytes(call.outputs_watched)
-        call.handed = HandedOut(unseen)
-        options: dict[str, Any] = self._reads(call, plan)
-        hand_out = self._hand_out(call, plan.changes)
+        call.handed = HandedOut(plan.capture.deferred_bytes(call.outputs_watched))
+        options, hand_out = self._reads(call, plan), self._hand_out(call, plan.changes)
         if self._hands_out:
             options.update(hand_out=hand_out, asked=region.split)
         outputs = executable(
