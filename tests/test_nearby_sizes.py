@@ -130,10 +130,13 @@ def test_a_smaller_size_is_planned_without_a_graph(monkeypatch: pytest.MonkeyPat
         plan = run.plan
         assert "kinds" not in vars(plan)
         budget, schedule, solver = plan.budget_bytes, plan.schedule, plan.solver
+        seconds = plan.capture_seconds
         again = pickle.loads(pickle.dumps(plan))
         assert again == plan
         assert made
         assert (budget, schedule, solver) == (again.budget_bytes, again.schedule, again.solver)
+        assert 0 < seconds == plan.capture_seconds  # not those until it was read
+        assert plan.__getattr__("kinds") is plan.kinds  # as where another thread has just made it
         assert simulate(plan.graph, plan.schedule).peak_bytes <= budget
         assert plan.predicted_peak_bytes <= budget
         assert "kinds" in vars(plan)

@@ -163,6 +163,7 @@ def test_new_sizes_run_in_slices_within_the_budget_and_right(
             assert (one - other).abs().max() <= tolerance * other.abs().max() + 1e-30
     assert len(near) >= steps // 4
     for planned in near:  # its graph was not made yet, where it is below a rehearsed size
+        assert (planned.plan.whole_time is None) == (not planned.capture.sliced)
         simulated = simulate(planned.capture.graph, planned.plan.schedule)
         assert simulated.peak_bytes <= planned.executable.peak_bytes <= budget
     assert name == "images" or any(planned.capture.sliced for planned in near)

@@ -94,7 +94,8 @@ class Plan:
     solve_seconds: float = 0.0
     trials: tuple[Trial, ...] = ()
     capture_seconds: float = 0.0
-    whole_time: float | None = None
+    # By a factory, the class has no value of what is not known before a plan is read.
+    whole_time: float | None = field(default_factory=lambda: None)
     source: str = field(default_factory=str)
     left_out: tuple[str, ...] = field(default=(), compare=False)
     no_groups: str | None = field(default=None, compare=False)

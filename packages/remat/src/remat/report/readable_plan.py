@@ -40,7 +40,7 @@ class ReadablePlan(Plan):
     ) -> ReadablePlan:
         """Give the plan of a schedule that `make` will give, when more of it is read than `facts`.
 
-        These are fields, among them all that are not as in a plan of which nothing is said.
+        These are fields, among them all that the class has a value of, and that are others here.
         """
         plan = object.__new__(cls)
         vars(plan).update(facts, schedule=schedule, _make=make)
@@ -49,11 +49,12 @@ class ReadablePlan(Plan):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            make = vars(self).get("_make")
-            if make is None:
+            own = vars(self)
+            if (make := own.get("_make")) is not None:
+                own.update(vars(make()))
+                own.pop("_make", None)
+            elif name not in own:  # another thread may have made it by now
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            vars(self).update(vars(make()))
-            vars(self).pop("_make", None)
             return getattr(self, name)
 
     def __getstate__(self) -> dict[str, Any]:

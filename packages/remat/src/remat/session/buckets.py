@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -96,9 +96,12 @@ class Bucket:
         else:
             return None
         runnable = self._runnable(way, captured, peak, budget)
-        make = functools.partial(self._readable, captured, way.schedule, budget, runnable, started)
-        facts = {"solver": _SOLVER, "no_groups": self.plan.plan.no_groups}
-        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, **facts)
+        facts: dict[str, Any] = {
+            "no_groups": self.plan.plan.no_groups,
+            "capture_seconds": time.perf_counter() - started,
+        }
+        make = functools.partial(self._readable, captured, way.schedule, budget, runnable, facts)
+        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, solver=_SOLVER, **facts)
         return RunnablePlan(plan, captured, runnable, self.plan.watched)
 
     def runnable(self, captured: SizedCapture) -> Runnable:
@@ -124,7 +127,7 @@ class Bucket:
         schedule: Schedule,
         budget: int,
         runnable: Runnable,
-        started: float,
+        facts: Mapping[str, Any],
     ) -> ReadablePlan:
         """Say what was planned."""
         graph, numerics = captured.graph, captured.numerics
@@ -138,8 +141,7 @@ class Bucket:
             captured,
             solution,
             budget,
-            capture_seconds=time.perf_counter() - started,
             whole_time=captured.without_alternatives().graph.time if captured.sliced else None,
-            no_groups=self.plan.plan.no_groups,
             source=runnable.source,
+            **facts,
         )
