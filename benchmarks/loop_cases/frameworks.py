@@ -82,7 +82,7 @@ def accelerated(
         with accelerator.accumulate(model):
             with step():
                 output = model(x)
-                assert output.dtype == torch.float32
+                assert output.dtype == torch.get_default_dtype()
                 accelerator.backward(square(output))
             accelerator.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
