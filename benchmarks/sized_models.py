@@ -119,16 +119,19 @@ class Images(nn.Module):
         return loss
 
 
-class Molecules(nn.Module):
-    """Graphs in one batch as PyG lays them out: attention over edges, and a sum for each graph."""
+class _OfMolecules(nn.Module):
+    """Graphs in one batch as PyG lays them out: messages over edges, and a sum for each graph."""
 
-    def __init__(self, width: int = 128, rounds: int = 3) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.embed, self.edge = nn.Embedding(40, width), nn.Linear(8, width)
-        self.score = nn.ModuleList(nn.Linear(width, 4) for _ in range(rounds))
-        self.value = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
-        self.norm = nn.ModuleList(nn.LayerNorm(width) for _ in range(rounds))
         self.head = nn.Linear(width, 1)
+
+    def messages(
+        self, x: torch.Tensor, edges: torch.Tensor, features: torch.Tensor
+    ) -> torch.Tensor:
+        """Give the nodes after all rounds."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -139,16 +142,33 @@ class Molecules(nn.Module):
         targets: torch.Tensor,
     ) -> torch.Tensor:
         """Give the squared error of one number for each graph."""
-        x, (source, target) = self.embed(atoms), edges
+        x = self.messages(self.embed(atoms), edges, features)
+        pooled = x.new_zeros(len(targets), x.shape[-1]).index_add(0, graph, x)
+        loss: torch.Tensor = (self.head(pooled)[:, 0] - targets).square().mean()
+        return loss
+
+
+class Molecules(_OfMolecules):
+    """Attention over edges."""
+
+    def __init__(self, width: int = 128, rounds: int = 3) -> None:
+        super().__init__(width)
+        self.score = nn.ModuleList(nn.Linear(width, 4) for _ in range(rounds))
+        self.value = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.norm = nn.ModuleList(nn.LayerNorm(width) for _ in range(rounds))
+
+    def messages(
+        self, x: torch.Tensor, edges: torch.Tensor, features: torch.Tensor
+    ) -> torch.Tensor:
+        """Give the nodes after all rounds."""
+        source, target = edges
         for score, value, norm in zip(self.score, self.value, self.norm, strict=True):
             sent = gelu(x[source] + self.edge(features))
             weight = score(sent).sigmoid()
             total = x.new_full((len(x), 4), 1e-6).index_add(0, target, weight)
-            messages = value(sent).unflatten(-1, (4, -1)) * (weight / total[target])[..., None]
-            x = norm(x + torch.zeros_like(x).index_add(0, target, messages.flatten(1)))
-        pooled = x.new_zeros(len(targets), x.shape[-1]).index_add(0, graph, x)
-        loss: torch.Tensor = (self.head(pooled)[:, 0] - targets).square().mean()
-        return loss
+            given = value(sent).unflatten(-1, (4, -1)) * (weight / total[target])[..., None]
+            x = norm(x + torch.zeros_like(x).index_add(0, target, given.flatten(1)))
+        return x
 
 
 class Boxes(nn.Module):
@@ -218,13 +238,12 @@ class Decoder(nn.Module):
         return loss
 
 
-class PyG(nn.Module):
-    """GINE, GAT and PNA of torch_geometric over a batch of molecules, one after the other."""
+class PyG(_OfMolecules):
+    """GINE, GAT and PNA of torch_geometric, one after the other."""
 
     def __init__(self, width: int = 64) -> None:
-        super().__init__()
+        super().__init__(width)
         layers: Any = import_module("torch_geometric.nn")
-        self.embed, self.edge = nn.Embedding(40, width), nn.Linear(8, width)
         mixed = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         self.first = layers.GINEConv(mixed)
         self.second = layers.GATv2Conv(
@@ -234,20 +253,12 @@ class PyG(nn.Module):
         self.third = layers.PNAConv(
             width, width, ["mean", "max", "std"], ["identity"], degrees, width
         )
-        self.head = nn.Linear(width, 1)
 
-    def forward(
-        self,
-        atoms: torch.Tensor,
-        edges: torch.Tensor,
-        features: torch.Tensor,
-        graph: torch.Tensor,
-        targets: torch.Tensor,
+    def messages(
+        self, x: torch.Tensor, edges: torch.Tensor, features: torch.Tensor
     ) -> torch.Tensor:
-        """Give the squared error of one number for each graph."""
-        x, known = self.embed(atoms), self.edge(features)
+        """Give the nodes after all layers."""
+        of_edges = self.edge(features)
         for layer in (self.first, self.second, self.third):
-            x = x + layer(x, edges, known).relu()
-        pooled = x.new_zeros(len(targets), x.shape[-1]).index_add(0, graph, x)
-        loss: torch.Tensor = (self.head(pooled)[:, 0] - targets).square().mean()
-        return loss
+            x = x + layer(x, edges, of_edges).relu()
+        return x
