@@ -9,6 +9,7 @@ from integration_cases.language import WORDS, Language
 from torch import nn
 
 import remat
+from remat.planning import planner
 from remat_exec import measure_peak
 
 
@@ -87,3 +88,30 @@ def test_a_loop_in_slices_trains_as_the_plain_model(adapted, autocast, scale, sh
     ):
         moved = (other - begun).abs().max()
         assert (one - other).abs().max() <= tolerance * moved + 1e-7
+
+
+def test_what_is_traced_anew_runs_by_the_plan_that_is_known(monkeypatch):
+    """TorchDynamo guards the length of a list that a hook appends to."""
+    solved, best = [], planner.best_within
+
+    def counted(*args):
+        solved.append(args)
+        return best(*args)
+
+    monkeypatch.setattr(planner, "best_within", counted)
+    model = language(adapted=False)
+    eager, seen, ids = copy.deepcopy(model), [], torch.randint(WORDS, (2, 128))
+    with measure_peak() as plain:
+        eager(ids).backward()
+    model.down.register_forward_hook(lambda *_: seen.append(len(seen)))
+    run = remat.rematerialize(
+        model, budget=plain.peak_bytes // 2, numerics="rounding", limit_seconds=0.1
+    )
+    for _ in range(6):
+        run.zero_grad()
+        run(ids).backward()
+        for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+            assert (one.grad - other.grad).abs().max() <= 1e-5 * other.grad.abs().max()
+    assert len(seen) == 6
+    assert run.plan.kinds[0].sliced
+    assert len(solved) <= 3

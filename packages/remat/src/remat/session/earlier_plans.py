@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from remat.planning.planner import SCALAR_BYTES, RunnablePlan
 from remat.planning.solving import have_same_ops
@@ -31,24 +31,48 @@ def with_kin(
     """Give a capture as known plans have it, and those plans; as it is, if there are none.
 
     The layouts that were traced may have been faster within the budget. Where it is to be
-    `grouped`, it is held against plans with compiled groups.
+    `grouped`, it is held against plans with compiled groups. In slices it is given for plans of the
+    same sizes alone.
     """
-    programs = [captured]
-    if grouped:
-        groups = dict.fromkeys(
-            (other.capture.unfused, other.capture.gives_again) for other in planned
-        )
-        programs = [
-            captured.in_groups(unfused, give_again=again)
-            for unfused, again in groups
-            if unfused is not None
-        ]
-    for program in programs:
+    for program in _programs_as(captured, planned, grouped=grouped):
         for each in (program, program.in_traced_layouts()):
-            kin = kin_of(each, planned)
+            kin = [
+                other
+                for other in kin_of(each, planned)
+                if not each.sliced or is_equal(other.capture.graph, _with_loss_of(each, other))
+            ]
             if kin:
                 return each, kin
     return captured, []
+
+
+def _programs_as(
+    captured: Capture, planned: Sequence[RunnablePlan], *, grouped: bool
+) -> Iterator[Capture]:
+    """Yield a capture in the slices and groups that plans have, first without slices.
+
+    Slices are those of the plans of its own ops.
+    """
+    if not grouped:
+        yield captured
+    order = captured.without_alternatives().program.order
+    ways = dict.fromkeys(
+        (other.capture.sliced, other.capture.unfused, other.capture.gives_again)
+        for other in planned
+        if grouped is (other.capture.unfused is not None)
+        if not other.capture.sliced or other.capture.without_alternatives().program.order == order
+    )
+    for sliced, unfused, again in sorted(ways, key=lambda way: bool(way[0])):
+        program = captured.in_slices(sliced) if sliced else captured
+        if unfused is not None:
+            yield program.in_groups(unfused, give_again=again)
+        elif sliced:
+            yield program
+
+
+def _with_loss_of(captured: Capture, other: RunnablePlan) -> Graph:
+    released = captured.with_released_outputs(other.capture.released_outputs)
+    return released.with_loss(other.capture.loss).graph
 
 
 def has_room(planned: RunnablePlan, loss: LossCost) -> bool:

@@ -287,8 +287,7 @@ class RegionPlanner:
     ) -> RunnablePlan:
         """Plan for a region that is all of the function.
 
-        The graph is captured with estimated costs first: if it is known, or has the ops of one that
-        is, its plan is too, and nothing is measured or solved.
+        If its graph is known, or has the ops of one that is, nothing is measured or solved.
         """
         start, settings = time.perf_counter(), self.settings
         grouped = self._runs_groups(region, inputs, captured)
@@ -311,6 +310,8 @@ class RegionPlanner:
                     same, other.plan.schedule, budget_bytes=other.plan.budget_bytes
                 )
                 return RunnablePlan(other.plan, same, executable)
+        if captured.sliced:
+            captured, kin = captured.in_slices(()), []
         same_sizes = any(have_same_costs(other.capture.graph, captured.graph) for other in kin)
         of_other_sizes = self._measures and kin and not same_sizes
         if self._measures and not of_other_sizes:  # of the same sizes all is measured already
