@@ -136,6 +136,7 @@ def test_a_smaller_size_is_planned_without_a_graph(monkeypatch: pytest.MonkeyPat
         assert made
         assert (budget, schedule, solver) == (again.budget_bytes, again.schedule, again.solver)
         assert 0 < seconds == plan.capture_seconds  # not those until it was read
+        assert "peak, measured       not measured" in str(plan)  # it ran, whatever is known of it
         assert plan.__getattr__("kinds") is plan.kinds  # as where another thread has just made it
         assert simulate(plan.graph, plan.schedule).peak_bytes <= budget
         assert plan.predicted_peak_bytes <= budget

@@ -41,7 +41,7 @@ def facts_of(plan: Plan) -> list[tuple[str, str]]:
         *(_operations(plan) if plan.is_one_region else ()),
         ("budget", mib(plan.budget_bytes)),
         ("peak, predicted", mib(plan.predicted_peak_bytes)),
-        ("peak, measured", "the plan was not run" if measured is None else mib(measured)),
+        ("peak, measured", "not measured" if measured is None else mib(measured)),
         ("plain autograd", mib_or_dash(plan.plain_peak_bytes) + _BASES[plan.plain_basis]),
         ("storing everything", mib(plan.store_all_peak_bytes)),
         ("overhead, predicted", _percent(plan.predicted_overhead)),

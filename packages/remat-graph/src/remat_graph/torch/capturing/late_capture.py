@@ -45,8 +45,10 @@ class LateCapture(Capture):
         """Give the bytes of a value of the graph; none if it has no such value."""
         if "graph" in vars(self):
             return super().size_of(value)
-        if value == KEPT_BY_LOSS or value not in self.outline.value_by_name:
-            return self.loss.kept_bytes * (value == KEPT_BY_LOSS)
+        if value == KEPT_BY_LOSS:
+            return self.loss.kept_bytes
+        if value not in self.outline.value_by_name:
+            return 0
         return allocated_bytes(self.program.facts[value], self.program.device)
 
     if not TYPE_CHECKING:
