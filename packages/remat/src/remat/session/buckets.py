@@ -67,8 +67,11 @@ class Bucket:
 
         What is within a slice is no value: there no number may be more.
         """
-        if captured.program.leaving:  # where gradients leave together, that is by their sizes
-            return False
+        program, other = captured.program, self.plan.capture.program
+        if program.leaving or program.overwrites != other.overwrites:
+            return (
+                False  # which gradients leave together is by sizes, and what runs in place may be
+            )
         if captured.sliced and not cast("SizedCapture", self.plan.capture).is_above(captured):
             return False
         return all(size <= most for size, most in zip(sizes, self._bytes, strict=True))
