@@ -46,6 +46,12 @@ def changing_in_place(m, h):
     return h, m.head(torch.tanh(h) + other)
 
 
+def batched(m, h):
+    """Tensors within `vmap` have no memory, and leave it only together."""
+    h, other = torch.vmap(lambda row: (torch.tanh(row), row * 2))(h)
+    return h, torch.vmap(lambda row: m.head(row).exp())(h) + other
+
+
 def of_an_inner_region(m, h):
     h = torch.tanh(h)
     torch._dynamo.graph_break()
@@ -86,6 +92,7 @@ READS = {
     "changing in place": changing_in_place,
     "a break": breaking,
     "an inner region": of_an_inner_region,
+    "batched": batched,
 }
 
 

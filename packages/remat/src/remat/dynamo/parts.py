@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -58,6 +58,8 @@ class GraphParts:
 
 def cut_at(graph: fx.GraphModule, outputs: Collection[int]) -> GraphParts | None:
     """Cut a graph where these of the tensors that it returns are there; `None` if it cannot be."""
+    if not outputs:
+        return None
     nodes = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     returned = pytree.tree_leaves(graph.graph.output_node().args[0])
     tensors = [leaf for leaf in returned if isinstance(leaf, fx.Node) and _is_tensor(leaf)]
@@ -98,7 +100,7 @@ def _last_changes(nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
     for node in nodes:
         target = node if _is_tensor(node) else node.args[0] if node.args else None
         example = target.meta.get("example_value") if isinstance(target, fx.Node) else None
-        if isinstance(example, torch.Tensor) and example.layout is torch.strided:
+        if _has_memory(example):
             memory = example.untyped_storage()._cdata
             if target is node or memory in of_memory:
                 of_memory.setdefault(memory, []).append(node)
@@ -109,6 +111,13 @@ def _last_changes(nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
             named = [node for node in found if _changes_in_place(node)]
             last[found[0]] = (named if len(named) == changes[memory] else found)[-1]
     return last
+
+
+def _has_memory(example: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor that lies in memory: within `vmap` and the like there are others."""
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(example)
 
 
 def _changes_in_place(node: fx.Node) -> bool:
@@ -123,7 +132,8 @@ def _open_after(node: fx.Node, before: int) -> int:
     if node.target is torch._C._set_grad_enabled:
         return before + (-1 if node.args[0] else 1)
     name = getattr(node.target, "__name__", "")
-    return before + name.startswith("_enter_") - name.startswith("_exit_")
+    begins = name.startswith("_enter_") or name.endswith("_increment_nesting")
+    return before + begins - (name.startswith("_exit_") or name.endswith("_decrement_nesting"))
 
 
 def _cut(graph: fx.GraphModule, part_of: dict[fx.Node, int], count: int) -> GraphParts:
