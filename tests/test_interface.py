@@ -206,8 +206,7 @@ def test_planning_dry_runs_nothing_and_says_the_same():
     original = net()
     plan = remat.plan(original, batch(), budget=0.7, limit_seconds=LIMIT_SECONDS)
     assert plan.measured_peak_bytes is None
-    assert "not run" in str(plan)
-    assert "not measured" not in str(plan)
+    assert str(plan).count("not measured") == 1  # its own peak: plain autograd's is
     assert plan.predicted_peak_bytes <= plan.budget_bytes
     assert_bitwise_equal(step(original), step(net()))
 
