@@ -1,24 +1,33 @@
 """The sizes that are below a rehearsed one: no value of theirs takes more.
 
 A schedule takes no more for these, and a `Footprint` says how much less. Its code is of any size.
-So a call of such a size is planned in less than a millisecond: nothing is simulated, solved or
+So a call of such a size is planned in about a millisecond: nothing is simulated, solved or
 measured, and what the plan says of it is made when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from remat.planning.one_region import readable_plan
 from remat.planning.planner import RunnablePlan
 from remat.report.readable_plan import ReadablePlan
 from remat_exec import Ability, Executor, Runnable, abilities_of
-from remat_graph import Footprint, InvalidSchedule, Numerics, Schedule, Solution, Status, simulate
-from remat_graph.torch import SizedCapture
+from remat_graph import (
+    Footprint,
+    Graph,
+    InvalidSchedule,
+    Numerics,
+    Schedule,
+    Solution,
+    Status,
+    simulate,
+)
+from remat_graph.torch import LossCost, SizedCapture
 from remat_solvers import store_all
 
 __all__ = ["Bucket"]
@@ -26,41 +35,48 @@ __all__ = ["Bucket"]
 _SOLVER = "known schedule"
 
 
-@dataclass
 class _Way:
-    """A schedule for the sizes of a bucket, and its code, once it runs for one of them."""
+    """A schedule for the sizes of a bucket, and what runs it, once it runs for one of them.
 
-    schedule: Schedule
-    footprint: Footprint
-    time: float
-    runnable: Any = None
+    Raises:
+        InvalidSchedule: if it is no schedule of the graph of the largest of these sizes.
+    """
+
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        self.schedule, self.time = schedule, simulate(graph, schedule).time
+        self.runnable: Any = None
+        self._footprint = Footprint(graph, schedule)
+        self._workspaces = [op.workspace_bytes for op in graph.ops]
+        self._loss = graph.boundary_index
+
+    def peak_bytes(self, sizes: Sequence[int], loss: LossCost) -> int:
+        """Give its peak where values take so many bytes; ops take no less beside than before."""
+        workspaces = list(self._workspaces)
+        workspaces[self._loss] = loss.workspace_bytes
+        return max(self._footprint.held_bytes(sizes, workspaces))
 
 
-@dataclass
 class Bucket:
     """The sizes below that of a `plan`, which was rehearsed."""
 
-    plan: RunnablePlan
-    executor: Executor
-    _ways: list[_Way] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.plan.capture.graph
+    def __init__(self, plan: RunnablePlan, executor: Executor) -> None:
+        self.plan = plan
+        self._executor = executor
+        graph = plan.capture.graph
         self._bytes = [value.size_bytes for value in graph.values]
-        self._workspaces = [op.workspace_bytes for op in graph.ops]
-        self._loss = graph.boundary_index
-        self._whole = self.plan.capture.without_alternatives().graph
-        self._stored: Footprint | None = None
-        if self.plan.capture.sliced:
-            self._stored = Footprint(self._whole, store_all(self._whole))
-        self._ways = []
-        for schedule in dict.fromkeys((store_all(graph), self.plan.plan.schedule)):
-            try:
-                way = _Way(schedule, Footprint(graph, schedule), simulate(graph, schedule).time)
-            except InvalidSchedule:  # of a graph whose outputs were let go of
-                continue
-            self._ways.append(way)
+        self._ways: list[_Way] = []
+        for schedule in dict.fromkeys((store_all(graph), plan.plan.schedule)):
+            with contextlib.suppress(InvalidSchedule):  # of a graph whose outputs were let go of
+                self._ways.append(_Way(graph, schedule))
         self._ways.sort(key=lambda way: way.time)
+
+    @functools.cached_property
+    def _whole(self) -> Graph:
+        return self.plan.capture.without_alternatives().graph
+
+    @functools.cached_property
+    def _stored_whole(self) -> _Way:
+        return _Way(self._whole, store_all(self._whole))
 
     def has(self, captured: SizedCapture, sizes: Sequence[int]) -> bool:
         """Whether a size is in it, of which the values take so many bytes.
@@ -69,31 +85,25 @@ class Bucket:
         """
         program, other = captured.program, self.plan.capture.program
         if program.leaving or program.overwrites != other.overwrites:
-            return (
-                False  # which gradients leave together is by sizes, and what runs in place may be
-            )
+            return False  # which gradients leave together is by sizes, and what runs in place too
         if captured.sliced and not cast("SizedCapture", self.plan.capture).is_above(captured):
             return False
         return all(size <= most for size, most in zip(sizes, self._bytes, strict=True))
 
     def may_run_whole(self, captured: SizedCapture, target: int) -> bool:
         """Whether what the plan has in slices may all be stored whole, for a size that is in it."""
-        if self._stored is None:
+        if not captured.sliced:
             return False
         sizes = captured.without_alternatives().sizes_of(self._whole)
-        workspaces = [op.workspace_bytes for op in self._whole.ops]
-        workspaces[self._whole.boundary_index] = captured.loss.workspace_bytes
-        return max(self._stored.held_bytes(sizes, workspaces)) <= target
+        return self._stored_whole.peak_bytes(sizes, captured.loss) <= target
 
     def planned(
         self, captured: SizedCapture, sizes: Sequence[int], budget: int, target: int
     ) -> RunnablePlan | None:
         """Plan a size that is in it by the fastest way within a target; `None` if none is."""
         started = time.perf_counter()
-        workspaces = list(self._workspaces)
-        workspaces[self._loss] = captured.loss.workspace_bytes
         for way in self._ways:
-            peak = max(way.footprint.held_bytes(sizes, workspaces))
+            peak = way.peak_bytes(sizes, captured.loss)
             if peak <= target:
                 break
         else:
@@ -119,8 +129,8 @@ class Bucket:
         if way.runnable is not None:
             runnable = way.runnable.at(captured, peak, budget)
         if runnable is None:
-            runnable = self.executor(captured, way.schedule, budget_bytes=budget)
-            if Ability.RUNS_OTHER_SIZES in abilities_of(self.executor):
+            runnable = self._executor(captured, way.schedule, budget_bytes=budget)
+            if Ability.RUNS_OTHER_SIZES in abilities_of(self._executor):
                 way.runnable = runnable
         return runnable
 

@@ -1,6 +1,6 @@
 """A capture that was read off another: its graph is made when it is first read.
 
-A call of a new size is planned by sizes alone, in less than a millisecond. Its graph takes several,
+A call of a new size is planned by sizes alone, in about a millisecond. Its graph takes several,
 and serves who reads the plan, or runs another backward.
 """
 

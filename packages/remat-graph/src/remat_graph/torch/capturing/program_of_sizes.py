@@ -222,7 +222,7 @@ class ProgramOfSizes:
         program = self._program
         terms = {value: tuple(map(self._traced, of)) for value, of in self._terms.items()}
         values = {value: self._traced(value) for value in program.storage.values()}
-        return ValueBytes(values, terms, program.facts, program.device)
+        return ValueBytes(values, terms, program.device)
 
     def growth(self, numbers: Numbers, before: Numbers) -> float:
         """Say how many times as large a value is as for other numbers, the most of any.

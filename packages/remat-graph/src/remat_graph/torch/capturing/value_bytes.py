@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.tracing.joint_of_sizes import Numbers, Slot, Traced
 
 __all__ = ["ValueBytes", "bytes_of_sum"]
@@ -17,15 +16,13 @@ __all__ = ["ValueBytes", "bytes_of_sum"]
 class ValueBytes:
     """The bytes of each of `values` on a device; of those with `terms`, of the sum of these.
 
-    `facts` are those of a program of other numbers. The function is compiled: it is asked for each
-    call of a new size.
+    The function is compiled: it is asked for each call of a new size.
     """
 
     def __init__(
         self,
         values: Mapping[str, Traced],
         terms: Mapping[str, Sequence[Traced]],
-        facts: Mapping[str, TensorFacts],
         device: torch.device,
     ) -> None:
         texts: dict[str, int] = {}
