@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import remat
 from remat.planning import planner
-from remat.session import kind_finder, nearby_sizes
+from remat.session import kind_finder, nearby_sizes, recording
 from remat.session.call_runner import CallRunner
 from remat.session.kinds import CapturedRegion
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
@@ -75,9 +75,15 @@ def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> N
 
 
 def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
-    """One that is larger than all since sizes are symbols is rehearsed first, and no other."""
+    """One that is larger than all since sizes are symbols is rehearsed first, and no other.
+
+    Before its step is recorded, no garbage is collected but what is young: all of it takes longer
+    than many steps.
+    """
     rehearsed: list[int] = []
     rehearse = planner.rehearsed
+    collected: list[int] = []
+    monkeypatch.setattr(recording.gc, "collect", lambda generation=2: collected.append(generation))
 
     def counted(executable: Executable, *rest: object) -> Peak:
         rehearsed.append(executable.peak_bytes)
@@ -93,10 +99,12 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
         model.zero_grad()
         ids, before = tokens(length), len(rehearsed)
         with measure_peak() as peak:
+            collected.clear()
             run(*ids).backward()
         if at >= 3:
             is_larger = length not in lengths[:2] and length > max(lengths[2:at])
             assert (len(rehearsed) > before) == is_larger, length
+            assert collected == [1] * is_larger, length
         assert peak.peak_bytes <= run.plan.budget_bytes
         found = gradients(model, run, tokens(length))
         expected = gradients(model, model_of(model), tokens(length))

@@ -35,8 +35,9 @@ from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solv
 from remat_solvers.toolkit import Wiring, least_time
 from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim, unproved
 
-__all__ = ["adapted", "either", "have_same_ops", "solution_for", "solved_in_best_program"]
+__all__ = ["KNOWN_SCHEDULE", "adapted", "either", "have_same_ops", "solution_for", "solved_in_best_program"]
 
+KNOWN_SCHEDULE = "known schedule"  # what solved it, where an earlier plan's schedule is taken
 
 _MOST_TRIES = 4  # at a schedule that fits once gradients leave where they can
 _NO_FASTER = 1.001  # times the least that a program takes: another one is not planned for that
@@ -76,7 +77,7 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
                 peak_bytes=timeline.peak_bytes,
                 time=timeline.time,
                 lower_bound=graph.least_time,
-                solver="known schedule",
+                solver=KNOWN_SCHEDULE,
                 solve_seconds=time.perf_counter() - start,
             )
     return best

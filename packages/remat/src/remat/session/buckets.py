@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from remat.planning.one_region import readable_plan
 from remat.planning.planner import RunnablePlan
+from remat.planning.solving import KNOWN_SCHEDULE
 from remat.report.readable_plan import ReadablePlan
 from remat_exec import Ability, Executor, Runnable, abilities_of
 from remat_graph import (
@@ -31,8 +32,6 @@ from remat_graph.torch import LossCost, SizedCapture
 from remat_solvers import store_all
 
 __all__ = ["Bucket"]
-
-_SOLVER = "known schedule"
 
 
 class _Way:
@@ -114,7 +113,7 @@ class Bucket:
             "capture_seconds": time.perf_counter() - started,
         }
         make = functools.partial(self._readable, captured, way.schedule, budget, runnable, facts)
-        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, solver=_SOLVER, **facts)
+        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, solver=KNOWN_SCHEDULE, **facts)
         return RunnablePlan(plan, captured, runnable, self.plan.watched)
 
     def runnable(self, captured: SizedCapture) -> Runnable:
@@ -148,7 +147,7 @@ class Bucket:
         is_bound = numerics is None or not numerics.allows(Numerics.ROUNDING)
         solution = Solution(
             Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes,
-            graph.least_time if is_bound else None, _SOLVER, 0.0,
+            graph.least_time if is_bound else None, KNOWN_SCHEDULE, 0.0,
         )  # fmt: skip
         return readable_plan(
             captured,

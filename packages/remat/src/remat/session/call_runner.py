@@ -73,8 +73,7 @@ class CallRunner:
         call = Call(region, executable, on_backward, planned=planned, numbers=numbers)
         is_checked = region.checked.get(numbers) is planned.plan or numbers in region.left
         if not (step.lone_calls or is_checked or gradients_present(tensors)):
-            is_rehearsed = planned.plan.measured_peak_bytes is not None
-            step.record_call(call, planned.capture.program.device, collect=is_rehearsed)
+            step.record_call(call, planned)
             step.recording.mark("forward 0")
         call.hooked = hooked(planned.capture, region.graph, tensors)
         begins = functools.partial(self._backward_begins, call)

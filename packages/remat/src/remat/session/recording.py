@@ -142,12 +142,15 @@ class StepRecording:
         """Whether it is that device's memory that is recorded."""
         return self._recorder is not None and self._recorder.device.type == device.type
 
-    def start(self, device: torch.device, *, collect: bool = True) -> None:
-        """Begin, unless someone else's profiler is running."""
+    def start(self, device: torch.device, *, collect: bool = True, solved: bool = True) -> None:
+        """Begin, unless someone else's profiler is running.
+
+        What was `solved` for it, or traced, left garbage of any age to collect.
+        """
         if AllocationRecorder.is_blocked(device):
             return
         if collect:
-            self._collect_garbage()
+            self._collect_garbage(solved=solved)
         recorder = AllocationRecorder(device, shared=True, gives_way=True)
         self.thread = threading.get_ident()
         with contextlib.suppress(MeasurementError):
@@ -157,14 +160,14 @@ class StepRecording:
             _told_of_optimizers.add(self)
             self.mark("start")
 
-    def _collect_garbage(self) -> None:
+    def _collect_garbage(self, *, solved: bool) -> None:
         """Let go of what was there before, lest that is done in the step.
 
         Most of it is young. All of it takes a quarter of a second, which a step that is recorded
         each time, as where the data decide sizes, takes now and then alone.
         """
-        is_full = self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0
-        self._count += 1
+        is_full = solved and (self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0)
+        self._count += solved
         gc.collect() if is_full else gc.collect(_YOUNG)
 
     def mark(self, label: str) -> None:

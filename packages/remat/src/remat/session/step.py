@@ -24,7 +24,9 @@ from typing import Any
 import torch
 
 from remat.errors import BudgetWarning
+from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.planning.solving import KNOWN_SCHEDULE
 from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call
 from remat.session.deferring import OutputUses
@@ -188,10 +190,14 @@ class StepState:
             self.recording.mark(f"backward {call.position}")
         self.recording.await_end()
 
-    def record_call(self, call: Call, device: torch.device, *, collect: bool) -> None:
-        """Record the step of one call from here on; collect what is garbage before, if asked to."""
+    def record_call(self, call: Call, planned: RunnablePlan) -> None:
+        """Record the step of one call from here on; what planning it left is collected before."""
         self.stop_recording()
-        self.recording.start(device, collect=collect)
+        self.recording.start(
+            planned.capture.program.device,
+            collect=planned.plan.measured_peak_bytes is not None,
+            solved=planned.plan.solver != KNOWN_SCHEDULE,
+        )
         self._recorded_ref = weakref.ref(call, self._dropped)
 
     @property
