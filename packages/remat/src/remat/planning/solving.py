@@ -35,7 +35,14 @@ from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solv
 from remat_solvers.toolkit import Wiring, least_time
 from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim, unproved
 
-__all__ = ["KNOWN_SCHEDULE", "adapted", "either", "have_same_ops", "solution_for", "solved_in_best_program"]
+__all__ = [
+    "KNOWN_SCHEDULE",
+    "adapted",
+    "either",
+    "have_same_ops",
+    "solution_for",
+    "solved_in_best_program",
+]
 
 KNOWN_SCHEDULE = "known schedule"  # what solved it, where an earlier plan's schedule is taken
 

@@ -113,7 +113,9 @@ class Bucket:
             "capture_seconds": time.perf_counter() - started,
         }
         make = functools.partial(self._readable, captured, way.schedule, budget, runnable, facts)
-        plan = ReadablePlan.later(make, way.schedule, budget_bytes=budget, solver=KNOWN_SCHEDULE, **facts)
+        plan = ReadablePlan.later(
+            make, way.schedule, budget_bytes=budget, solver=KNOWN_SCHEDULE, **facts
+        )
         return RunnablePlan(plan, captured, runnable, self.plan.watched)
 
     def runnable(self, captured: SizedCapture) -> Runnable:
