@@ -19,18 +19,22 @@ budget.
 | foreign | any other exception, where eager raises none |
 | timeout, crash | the process was too slow, or died |
 | unstable in eager, not runnable | not counted: eager differs from itself, or fails |
+| one size | not counted: no other size of its inputs runs in eager; with `--sizes` alone |
 
 Results are kept case by case in a file. A run goes on where the last one stopped, if that was on
 the same commit and had not finished or `--resume` is given; `--fresh` starts anew. Exit code 1 if
 less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
 
     python benchmarks/matrix.py [--only PATTERN] [--kind transformers|modules|timm] [--jobs N]
-        [--resume] [--fresh] [--eager-only] [--kernels inductor] [--draw N] [--seed N]
+        [--resume] [--fresh] [--eager-only] [--kernels inductor] [--sizes] [--draw N] [--seed N]
         [--json FILE] [--timeout S] [--threads N]
 
 With `--kernels inductor` all operators are in compiled groups that can be, and rounding may differ
 from storing everything; what differs from eager by more is trained again in double precision, where
-it may not. `--draw` takes so many of the cases, by chance: always the same ones for a `--seed`.
+it may not. With `--sizes` each of ten steps has inputs of another size, drawn by `--seed`: batches,
+lengths, and whatever else eager can run with. The budget is that share of plain's peak at the
+largest size so far, and each step is measured. `--draw` takes so many of the cases, by chance:
+always the same ones for a `--seed`.
 """
 
 from __future__ import annotations
@@ -59,32 +63,32 @@ from remat_graph import write_atomically
 SCRIPT = Path(__file__)
 RESULTS = Path(__file__).parent / "results"
 RIGHT = ("right", "rounding")
-NOT_COUNTED = ("unstable in eager", "not runnable")
+NOT_COUNTED = ("unstable in eager", "not runnable", "one size")
 NEVER = ("WRONG", "not bitwise", "OVER", "foreign")
 LEAST_RIGHT = 0.98
 EAGER_BATCH = 40  # cases of one process with --eager-only
 Record = dict[str, Any]
 
 
-def work(
-    names: Sequence[str], output: Path, suite: str, *, eager: bool, threads: int, groups: bool
-) -> None:
+def work(options: argparse.Namespace) -> None:
     """Run cases in this process, and append the outcome of each to a file as it is known."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch  # noqa: PLC0415
 
     import matrix_cases  # noqa: PLC0415
 
-    cases = _cases(suite)
-    torch.set_num_threads(threads)
+    cases = _cases(options.suite)
+    torch.set_num_threads(options.threads)
     gc.collect()
     gc.freeze()  # each peak is measured after a collection, which is shorter without what is here
-    run: Callable[[matrix_cases.Case], matrix_cases.Outcome] = (
-        matrix_cases.judge_eager if eager else functools.partial(matrix_cases.judge, groups=groups)
-    )
-    for name in names:
+    run: Callable[[matrix_cases.Case], matrix_cases.Outcome] = matrix_cases.judge_eager
+    if not options.eager_only:
+        seed = options.seed if options.sizes else None
+        groups = options.kernels == "inductor"
+        run = functools.partial(matrix_cases.judge, groups=groups, seed=seed)
+    for name in options.work:
         outcome = run(cases.find(name))
-        with output.open("a", encoding="utf-8") as file:
+        with options.output.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, **outcome.facts()}) + "\n")
 
 
@@ -120,7 +124,8 @@ def _process(
         "--output",
         str(output),
     ]
-    command += ["--threads", str(options.threads)] + ["--eager-only"] * options.eager_only
+    command += ["--threads", str(options.threads), "--seed", str(options.seed)]
+    command += ["--eager-only"] * options.eager_only + ["--sizes"] * options.sizes
     command += ["--kernels", options.kernels]
     with subprocess.Popen(
         command,
@@ -259,6 +264,7 @@ def read_options(suite: str) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="drop what is in the file")
     parser.add_argument("--eager-only", action="store_true", help="build, and train in eager")
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--sizes", action="store_true", help="other sizes in each step")
     parser.add_argument("--draw", type=int, metavar="N", help="so many of the cases, by chance")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
@@ -295,15 +301,13 @@ def main(suite: str = "matrix", right: Sequence[str] = RIGHT) -> int:
     """
     options = read_options(suite)
     if options.work:
-        eager, threads = options.eager_only, options.threads
-        groups = options.kernels == "inductor"
-        work(options.work, options.output, suite, eager=eager, threads=threads, groups=groups)
+        work(options)
         return 0
-    name = f"{suite}.json"
-    if options.eager_only or options.kernels != "eager":
-        name = f"{suite}_{'eager' if options.eager_only else options.kernels}.json"
+    parts = [suite, *["eager"] * options.eager_only, *["sizes"] * options.sizes]
+    parts += [options.kernels] * (options.kernels != "eager")
     about = machine(options)
-    results = Results(options.json or RESULTS / name, about, keep=not options.fresh)
+    path = options.json or RESULTS / f"{'_'.join(parts)}.json"
+    results = Results(path, about, keep=not options.fresh)
     chosen = select(options)
     pending = [
         name

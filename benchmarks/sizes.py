@@ -18,9 +18,7 @@ import random
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,10 +29,8 @@ import torch
 from torch import nn
 
 import remat
+from counting import counted
 from provenance import write_results
-from remat.planning import planner, solving
-from remat.session import kind_finder, nearby_sizes
-from remat_graph.torch.capturing import capture, sized_trace
 from sized_models import (
     Annealed,
     Boxes,
@@ -135,33 +131,6 @@ LOOPS = {
 }
 
 
-@contextmanager
-def _counted() -> Iterator[Counter[str]]:
-    """Count what is traced, rehearsed and solved."""
-    counts: Counter[str] = Counter()
-    places = [
-        (capture, "trace_region", "traced as it comes"),
-        (sized_trace, "trace_region", "traced with symbols"),
-        (planner, "rehearsed", "rehearsed"),
-        (nearby_sizes, "rehearsed", "rehearsed"),
-        (kind_finder, "region_front", "solved"),
-        (solving, "solve", "solved"),
-    ]
-    originals = [getattr(module, name) for module, name, _ in places]
-    for (module, name, what), original in zip(places, originals, strict=True):
-
-        def run(*args: Any, original: Any = original, what: str = what, **options: Any) -> Any:
-            counts[what] += 1
-            return original(*args, **options)
-
-        setattr(module, name, run)
-    try:
-        yield counts
-    finally:
-        for (module, name, _), original in zip(places, originals, strict=True):
-            setattr(module, name, original)
-
-
 def _same_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
     if one.grad is None or other.grad is None:
         return one.grad is other.grad
@@ -192,7 +161,7 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
     """Train by plans and in eager, on the same batches."""
     torch.manual_seed(0)
     draw, eager = random.Random(0), loop.model()
-    with _counted() as counts:
+    with counted() as counts:
         model = remat.rematerialize(
             copy.deepcopy(eager), budget=loop.budget or budget, numerics=loop.numerics
         )
