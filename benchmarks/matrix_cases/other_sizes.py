@@ -71,7 +71,7 @@ def draw_sizes(build: Callable[[], Built], seed: int) -> SizesOfSteps:
 
 
 def _axes(leaves: list[Any], size: int) -> list[_Axis]:
-    """Take all dimensions of a size together; then, if some are first ones, these and the others."""
+    """Take all dimensions of a size together; and, if some are first ones, these and the others."""
     places = {
         (position, dim)
         for position, leaf in enumerate(leaves)
@@ -84,14 +84,18 @@ def _axes(leaves: list[Any], size: int) -> list[_Axis]:
 
 
 def _sizes_that_run(built: Built, axis: _Axis, draw: random.Random) -> list[int]:
-    """List sizes of an axis with which eager runs: from half of its own to half more."""
-    least, most = max(2, axis.size // 2), axis.size + (axis.size + 1) // 2
-    sizes = [size for size in (least, most) if _runs(_resized(built, (axis,), (size,)))]
-    if not sizes:
-        return []
-    others = sorted({*range(least + 1, most)} - {axis.size})
-    tried = draw.sample(others, min(_TRIED, len(others)))
-    return sizes + [size for size in tried if _runs(_resized(built, (axis,), (size,)))]
+    """List other sizes of an axis with which eager runs: from half of its own to half more.
+
+    There are none if it runs with neither end of these.
+    """
+    least, most = axis.size // 2, axis.size + (axis.size + 1) // 2
+    between = [size for size in range(least + 1, most) if size not in (1, axis.size)]
+    found: list[int] = []
+    for tried in [{least, most} - {1}, draw.sample(between, min(_TRIED, len(between)))]:
+        found += [size for size in sorted(tried) if _runs(_resized(built, (axis,), (size,)))]
+        if not found:
+            break
+    return found
 
 
 def _runs(built: Built) -> bool:

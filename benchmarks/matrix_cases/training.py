@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import remat
+from counting import counted
 from matrix_cases.case import Built, seed_everything
 from remat_exec import measure_peak
 
@@ -28,7 +29,8 @@ class Trained:
     """Losses, gradients and buffers of each step, by name; and what the measured steps took.
 
     `peaks` are of these, each with the budget that the plan had then, if there was one.
-    `told_over` are the warnings of them, and `told_before` those of the steps before.
+    `told_over` are the warnings of them, and `told_before` those of the steps before, in which
+    `counts` says what was traced, rehearsed and solved.
     """
 
     steps: list[dict[str, Tensor]] = field(default_factory=list)
@@ -36,6 +38,7 @@ class Trained:
     told_over: list[str] = field(default_factory=list)
     told_before: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
     plan: Any = None
 
     @property
@@ -105,7 +108,7 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as told, counted() as counts:
         warnings.simplefilter("always")
         for number, call in enumerate(calls):
             prepare(number)
@@ -114,6 +117,7 @@ def train(
             trained.seconds.append(time.perf_counter() - start)
             trained.steps.append(_snapshot(call, loss))
             _descend(call)
+    trained.counts = dict(counts)
     trained.told_before = _budget_warnings(told)
     trained.plan = getattr(model, "plan", None)
     for number in {id(call): number for number, call in enumerate(calls) if peak}.values():
