@@ -12,10 +12,14 @@ compiled groups, which are waited for and by estimates faster than eager kernels
 plan has is told. What loops leave behind may then differ by rounding, and they
 run in double precision: in single one, Adam makes steps of what rounding leaves of a zero.
 
+With `--sizes` each of ten steps has batches of another size, and all come again twice, when they
+are measured.
+
 Each loop runs in a process of its own, DDP and FSDP2 in two more. Exit code 1 if one failed, went
 over its budget, or differs in a loop of 32 bits or more.
 
-    python benchmarks/loops.py [--only PATTERN] [--quick] [--kernels inductor] [--json FILE]
+    python benchmarks/loops.py [--only PATTERN] [--quick] [--kernels inductor] [--sizes]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import logging
+import math
 import re
 import statistics
 import sys
@@ -31,7 +36,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +44,11 @@ import torch
 import transformers
 
 import remat
+from counting import counted
 from isolation import Ended, run_alone
 from loop_cases import by_hand, find, names, ranks
 from loop_cases.models import LARGE, SMALL, Size
-from loop_cases.run import Kept, Run
+from loop_cases.run import DRAWS, Kept, Run
 from provenance import write_results
 from remat_exec import Peak, measure_peak
 
@@ -67,7 +73,7 @@ class Row:
     The peak is the largest of the measured steps as a share of the budget, or, where several models
     have budgets of their own, the largest share that a plan measured. `difference` is the largest
     between any two numbers of what both runs left behind. `groups` is how many compiled groups the
-    last plan has.
+    last plan has, `counts` what was traced, rehearsed and solved.
     """
 
     name: str
@@ -80,6 +86,7 @@ class Row:
     budget_bytes: int | None = None
     difference: float | None = None
     groups: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
     error: str | None = None
 
     def is_bad(self, kernels: str) -> bool:
@@ -187,23 +194,29 @@ class Clock:
         self.seconds.append(time.perf_counter() - start)
 
 
-def both(name: str, size: Size, steps: int, kernels: str) -> Row:
+def period_of(name: str, draws: bool) -> int:
+    """Give after how many steps the sizes of a loop come again."""
+    return math.lcm(PERIODS.get(name, 1), DRAWS if draws else 1)
+
+
+def both(name: str, size: Size, steps: int, kernels: str, draws: bool) -> Row:
     """Run a loop with its model rematerialized and in plain, in this process."""
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if kernels != "eager" and name not in SIXTEEN_BITS:
         torch.set_default_dtype(torch.double)
-    loop, meter = find(name), Meter(PERIODS.get(name, 1), kernels)
-    kept = loop(Run(meter.wrap, meter.step, size, steps))
+    loop, meter = find(name), Meter(period_of(name, draws), kernels)
+    with counted() as counts:
+        kept = loop(Run(meter.wrap, meter.step, size, steps, draws))
     clock = Clock()
-    expected = loop(Run(step=clock.step, size=size, steps=steps))
+    expected = loop(Run(step=clock.step, size=size, steps=steps, draws=draws))
     plain = statistics.median(clock.seconds) if clock.seconds else 0.0
     peak, budget = meter.largest()
     return Row(
         name, steps, len(meter.tracing), meter.plans,
         sum(meter.tracing) - plain * len(meter.tracing), len(meter.peaks), peak, budget,
-        difference(kept, expected), None if kernels == "eager" else meter.groups,
+        difference(kept, expected), None if kernels == "eager" else meter.groups, dict(counts),
     )  # fmt: skip
 
 
@@ -224,17 +237,17 @@ def difference(kept: Kept, expected: Kept) -> float:
     return largest
 
 
-def of_rank(_: int, case: tuple[str, Size, int, str]) -> Row:
+def of_rank(_: int, case: tuple[str, Size, int, str, bool]) -> Row:
     """Run a loop in one of several processes."""
     return both(*case)
 
 
-def work(name: str, size: Size, steps: int, kernels: str) -> Row:
+def work(name: str, size: Size, steps: int, kernels: str, draws: bool) -> Row:
     """Run a loop, of several processes if it needs them: the row is then of the worst."""
     if name not in ranks.LOOPS:
-        return both(name, size, steps, kernels)
+        return both(name, size, steps, kernels, draws)
     with tempfile.TemporaryDirectory() as folder:
-        case = name, size, steps, kernels
+        case = name, size, steps, kernels, draws
         found = ranks.run_ranks(Path(folder), of_rank, {name: case})[name]
     failed = [rank for rank in found if isinstance(rank, str)]
     if failed:
@@ -243,12 +256,12 @@ def work(name: str, size: Size, steps: int, kernels: str) -> Row:
     return worst
 
 
-def run(name: str, size: Size, kernels: str) -> Row:
+def run(name: str, size: Size, kernels: str, draws: bool) -> Row:
     """Run a loop in a process of its own; what it fails with is its row."""
-    steps = max(STEPS, 3 * PERIODS.get(name, 1)) * (2 if name in ranks.LOOPS else 1)
+    steps = max(STEPS, 3 * period_of(name, draws)) * (2 if name in ranks.LOOPS else 1)
     timeout = TIMEOUT_SECONDS + (COMPILING_SECONDS if kernels != "eager" else 0.0)
     try:
-        return run_alone(work, name, size, steps, kernels, timeout_seconds=timeout)
+        return run_alone(work, name, size, steps, kernels, draws, timeout_seconds=timeout)
     except Ended as error:
         return Row(name, steps, error=str(error))
 
@@ -271,6 +284,7 @@ def main() -> int:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="such as 'FSDP2*'")
     parser.add_argument("--quick", action="store_true", help="tiny models; nothing is kept")
     parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--sizes", action="store_true", help="other sizes in each step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results are kept")
     options = parser.parse_args()
     chosen = [name for name in names() if fnmatch.fnmatch(name, options.only)]
@@ -278,11 +292,13 @@ def main() -> int:
           f"{'peak/budget':>13}{'difference':>12}{'groups':>8}")  # fmt: skip
     rows = []
     for name in chosen:
-        rows.append(run(name, SMALL if options.quick else LARGE, options.kernels))
+        size = SMALL if options.quick else LARGE
+        rows.append(run(name, size, options.kernels, options.sizes))
         print(shown(rows[-1]), flush=True)
     bad = [row.name for row in rows if row.is_bad(options.kernels)]
     print(f"\n{len(rows) - len(bad)} of {len(rows)} right and within budget; not: {bad or 'none'}")
-    results = RESULTS if options.kernels == "eager" else RESULTS.with_stem("loops_inductor")
+    stem = "loops" + "_sizes" * options.sizes + "_inductor" * (options.kernels == "inductor")
+    results = RESULTS.with_stem(stem)
     path = options.json or (None if options.quick or options.only != "*" else results)
     if path is not None:
         write_results(path, {"loops": [asdict(row) for row in rows]}, PACKAGES)

@@ -137,7 +137,7 @@ def smaller_last_batch(run: Run) -> Kept:
     torch.manual_seed(1)
     for step in range(run.steps):
         last = step % SMALLER_AFTER == SMALLER_AFTER - 1
-        x = run.batch(step, rows=run.size.rows // 3 if last else None)
+        x = run.batch(step, rows=run.rows(step) // 3 if last else None)
         optimizer.zero_grad()
         with run.step():
             loss(model(x), x).backward()  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ def ten_lengths(run: Run) -> Kept:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1)
     for step in range(run.steps):
-        ids = tokens(step, length=run.size.words - step % LENGTHS)
+        ids = tokens(step, length=run.words(step) - step % LENGTHS)
         optimizer.zero_grad()
         with run.step():
             model(input_ids=ids, labels=ids).loss.backward()
@@ -222,7 +222,8 @@ def compiled(run: Run) -> Kept:
     """Go in by `torch.compile`, with seven tenths of a plain step's peak."""
     model: Any = made(Blocks, run.size.width, run.size.depth)
     if not run.plain:
-        x, plain = run.batch(0), copy.deepcopy(model)
+        rows = max(map(run.rows, range(run.steps)))
+        x, plain = run.batch(0, rows=rows), copy.deepcopy(model)
         with measure_peak() as peak:
             square(plain(x)).backward()  # type: ignore[no-untyped-call]
         model = run.wrap(model, backend=True, budget=int(0.7 * peak.peak_bytes))

@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from loop_cases.models import Blocks, batch, gpt2, made, square, tokens
+from loop_cases.models import Blocks, gpt2, made, square, tokens
 from loop_cases.run import Kept, Run, state
 
 __all__ = ["LOOPS", "Lightning", "accelerated", "adapted", "fitted", "sentences", "trainer"]
@@ -25,10 +25,10 @@ __all__ = ["LOOPS", "Lightning", "accelerated", "adapted", "fitted", "sentences"
 Step = Callable[[], AbstractContextManager[Any]]
 
 
-def sentences(count: int = 24, length: int = 16) -> list[dict[str, Tensor]]:
+def sentences(count: int = 24, length: int = 16, first: int = 0) -> list[dict[str, Tensor]]:
     """Make sentences of one length, each its own label."""
     made = []
-    for position in range(count):
+    for position in range(first, first + count):
         ids = tokens(position, size=1, length=length)[0]
         made.append({"input_ids": ids, "labels": ids.clone()})
     return made
@@ -155,7 +155,9 @@ def adapted(model: Any) -> Any:
 def by_trainer(run: Run, **options: Any) -> Kept:
     """Train GPT-2 by the Trainer."""
     model = run.wrap(gpt2(run.size.width, run.size.depth))
-    data = sentences(4 * run.steps, run.size.words)
+    data = [ids for step in range(run.steps) for ids in sentences(4, run.words(step), 4 * step)]
+    if run.draws:
+        options["train_sampling_strategy"] = "sequential"  # the four of a step are of one length
     with tempfile.TemporaryDirectory() as folder:
         trainer(model, Path(folder), data, run.step, max_steps=run.steps, **options)
     return state(model)
@@ -175,7 +177,7 @@ def by_lightning(run: Run, inner: bool) -> Kept:
         module.net = run.wrap(module.net)
     else:
         module = run.wrap(module)
-    data = [batch(step, run.size.rows, run.size.width) for step in range(run.steps)]
+    data = [run.batch(step) for step in range(run.steps)]
     return state(fitted(module, data, run.step))
 
 
@@ -186,7 +188,7 @@ def lora(run: Run) -> Kept:
     optimizer = torch.optim.AdamW(trainable, lr=0.01)
     torch.manual_seed(1)
     for step in range(run.steps):
-        ids = tokens(step, length=run.size.words)
+        ids = run.tokens(step)
         optimizer.zero_grad()
         with run.step():
             model(input_ids=ids, labels=ids).loss.backward()

@@ -56,7 +56,7 @@ def _train(run: Run, model: Any, optimizer: torch.optim.Optimizer) -> Kept:
     kept: Kept = {}
     torch.manual_seed(rank)
     for step in range(run.steps):
-        x = run.batch(10 * step + rank)
+        x = run.batch(10 * step + rank, rows=run.rows(step))
         optimizer.zero_grad()
         with run.step():
             square(model(x)).backward()  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ def ddp(run: Run, *, heads: bool = False, accumulate: bool = False, **options: A
     kept: Kept = {}
     torch.manual_seed(rank)
     for step in range(run.steps):
-        x = run.batch(10 * step + rank)
+        x = run.batch(10 * step + rank, rows=run.rows(step + rank))
         first = not accumulate or step % 2 == 0
         if first:
             optimizer.zero_grad()
