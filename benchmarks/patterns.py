@@ -40,7 +40,7 @@ import torch
 import remat
 from pattern_models import PATTERNS, Pattern, seed_everything
 from provenance import write_results
-from remat.planning.planner import RunnablePlan
+from remat.planning.task import RunnablePlan
 from remat.session.session import Session
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner

@@ -9,9 +9,11 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import remat
 from remat.cache import Store, keep_smallest, smallest, smallest_known
+from remat_exec import measure_peak
 from remat_graph import Solution, Status, simulate
 from remat_graph.testing import unit_chain
 from remat_solvers import BudgetTooSmall, SmallestBudget, solve, store_all
@@ -101,6 +103,48 @@ def test_no_more_is_named_than_before(busier):
     named = refused()
     busier()
     assert refused() == named < refused(blocks=7)
+
+
+class Orthogonal(nn.Module):
+    """Decomposing a matrix, or each of a batch, takes workspace that no estimate knows of."""
+
+    def __init__(self, over_batch):
+        super().__init__()
+        linear = parametrizations.orthogonal(nn.Linear(32, 32))
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32) if over_batch else linear
+        self.over_batch = over_batch
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x)).sigmoid()
+        if self.over_batch:
+            x = torch.linalg.qr(x.view(-1, 32, 32) + torch.eye(32))[0].reshape(-1, 32)
+        return self.last(x * x.sin())
+
+
+@pytest.mark.parametrize("over_batch", [False, True])
+@pytest.mark.parametrize("share", [0.01, 0.8], ids=str)
+@pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.sweep)])
+def test_what_is_named_by_estimates_was_measured(share, over_batch, kernels):
+    x = torch.randn(128, 32, generator=torch.Generator().manual_seed(1))
+    options = {"costs": "estimate", "limit_seconds": 0.5, "kernels": kernels}
+    options["wait"] = kernels == "inductor"
+
+    def rematerialized(budget):
+        torch.manual_seed(0)
+        return remat.rematerialize(Orthogonal(over_batch), x, budget=budget, **options)
+
+    with measure_peak("cpu") as plain:
+        Orthogonal(over_batch)(x).sum().backward()
+    named = int(share * plain.peak_bytes)
+    try:
+        model = rematerialized(named)
+    except BudgetTooSmall as error:
+        named = error.smallest_bytes
+        model = rematerialized(named)
+    assert model.plan.measured_peak_bytes <= named
+    with measure_peak("cpu") as taken:
+        model(x).sum().backward()
+    assert taken.peak_bytes <= named
 
 
 def test_a_solver_that_is_named_answers_for_itself(busier):

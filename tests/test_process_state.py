@@ -185,7 +185,7 @@ def test_a_failed_measurement_leaves_them_as_they_were(monkeypatch, at):
     monkeypatch.setattr(where, instead.get(at, fail))
     model = Layers()
     before = state_of_the_process()
-    kind = {"over budget": remat.BudgetExceeded, "measure_costs": KeyboardInterrupt}
+    kind = {"over budget": remat.BudgetTooSmall, "measure_costs": KeyboardInterrupt}
     with pytest.raises(kind.get(at, ZeroDivisionError)):
         planned(model)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, pad, relu, silu
 
 import remat
-from remat.planning.planner import RunnablePlan
+from remat.planning.task import RunnablePlan
 from remat.session import region_planner
 from remat_exec import codegen, measure_peak
 from remat_graph import Numerics, simulate

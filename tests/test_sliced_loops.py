@@ -9,7 +9,7 @@ from integration_cases.language import WORDS, Language
 from torch import nn
 
 import remat
-from remat.planning import planner
+from remat.planning import task
 from remat_exec import measure_peak
 
 
@@ -92,13 +92,13 @@ def test_a_loop_in_slices_trains_as_the_plain_model(adapted, autocast, scale, sh
 
 def test_what_is_traced_anew_runs_by_the_plan_that_is_known(monkeypatch):
     """TorchDynamo guards the length of a list that a hook appends to."""
-    solved, best = [], planner.best_within
+    solved, best = [], task.best_within
 
     def counted(*args):
         solved.append(args)
         return best(*args)
 
-    monkeypatch.setattr(planner, "best_within", counted)
+    monkeypatch.setattr(task, "best_within", counted)
     model = language(adapted=False)
     eager, seen, ids = copy.deepcopy(model), [], torch.randint(WORDS, (2, 128))
     with measure_peak() as plain:

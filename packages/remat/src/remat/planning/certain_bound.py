@@ -18,12 +18,12 @@ __all__ = ["forward_bound", "with_certain_bound", "without_state"]
 
 
 def with_certain_bound(
-    error: BudgetTooSmall, *captures: Capture, sure: bool, measured_loss: bool
+    error: BudgetTooSmall, *captures: Capture, named_bytes: int, sure: bool, measured_loss: bool
 ) -> BudgetTooSmall:
     """Tell the same of a budget with a bound that is proved of every plan of these captures.
 
-    `sure` says that the gradients which a capture expects come, `measured_loss` that its loss was
-    measured.
+    `named_bytes` is what it says to be enough, `sure` that the gradients which a capture expects
+    come, `measured_loss` that its loss was measured.
     """
     peak = min((forward_bound(each) for each in captures), key=lambda one: one.peak_bytes)
     if sure:
@@ -34,7 +34,7 @@ def with_certain_bound(
     proved = bound > error.budget_bytes
     return BudgetTooSmall(
         error.budget_bytes,
-        error.smallest_bytes,
+        named_bytes,
         bound,
         peak.op,
         Status.INFEASIBLE if proved else Status.LIMIT,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from traceback import clear_frames
 from types import MappingProxyType
 from typing import Any
@@ -17,27 +17,19 @@ import torch
 from remat.budgets.blocks import later_blocks, or_with_expandable_segments
 from remat.budgets.plain import measure_outside_loss, measure_plain
 from remat.cache import remembered_peak, remembered_rehearsal
-from remat.errors import RematError
-from remat.planning.certain_bound import with_certain_bound
-from remat.planning.kernels import why_no_groups
-from remat.planning.one_region import readable_plan
-from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
-from remat.planning.ranks import has_other_ranks, with_schedule_of_first_rank
+from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
-from remat.planning.slices import note_what_slices_reach, sliced_programs, whole_programs
-from remat.planning.solving import adapted, solution_for
-from remat.planning.targets import Targets, best_within
+from remat.planning.targets import Targets
+from remat.planning.task import RunnablePlan, Task
 from remat.planning.user_plan import PlanOrSchedule, over_budget
-from remat.report.readable_plan import ReadablePlan
 from remat_exec import (
     BudgetExceeded,
     Executable,
     Loss,
     Peak,
     Runnable,
-    get_executor,
 )
-from remat_graph import Graph, Schedule, Solution, Status, simulate
+from remat_graph import Schedule, Solution, Status, simulate
 from remat_graph.torch import (
     Capture,
     LossCost,
@@ -47,7 +39,6 @@ from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
     "SCALAR_BYTES",
-    "RunnablePlan",
     "for_missing",
     "make_plan",
     "rehearsed",
@@ -57,17 +48,9 @@ logger = logging.getLogger(__name__)
 
 SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 5
+
+_Rehearse = Callable[[Capture, Solution], tuple[RunnablePlan, int, int]]
 _BRIEF_SECONDS, _BRIEF_SHARE = 5.0, 1 / 6  # of a limit
-
-
-@dataclass(frozen=True, slots=True)
-class RunnablePlan:
-    """A plan together with what runs it; its steps see whether the outputs `watched` are read."""
-
-    plan: ReadablePlan
-    capture: Capture
-    executable: Runnable
-    watched: frozenset[int] = frozenset()
 
 
 def make_plan(
@@ -139,7 +122,7 @@ def make_plan(
         plain = max((plain or 0) + scalar_bytes, earlier)
     stored = everything + scalar_bytes
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
-    task = _Task(
+    task = Task(
         settings, captured, budget, plain, whole_time, seconds, user_plan, schedule, schedules,
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
@@ -156,115 +139,8 @@ def make_plan(
     return _rehearsed_until_within(task, targets, module, tensors, loss)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What is to be planned for within a budget; `user_plan` and its `schedule` are tried alone.
-
-    `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
-    slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
-    expects come. With `share`, other ranks plan for the same; `is_run` says that the plan is run.
-    """
-
-    settings: Settings
-    offered: Capture
-    budget: int
-    plain: int | None
-    whole_time: float
-    capture_seconds: float
-    user_plan: PlanOrSchedule | None
-    schedule: Schedule | None
-    schedules: Sequence[Schedule]
-    is_sure: bool
-    has_measured_loss: bool
-    share: bool
-    is_run: bool
-
-    def solved(self, targets: Targets, captured: Capture) -> tuple[Capture, Solution]:
-        """Find a schedule that takes no more than its target, and the layouts that it is for.
-
-        `captured` is what is offered, in the layouts of the plan before.
-
-        Raises:
-            BudgetTooSmall: if none was found.
-            BudgetExceeded: if the user's plan takes more.
-        """
-        offered = self.offered
-        if self.user_plan is not None and self.schedule is not None:
-            return offered, self.user_plan.solution(
-                offered.graph, self.schedule, targets.of(offered), self.budget
-            )
-        solution = adapted(captured.graph, targets.of(captured), self.schedules)
-        if solution is None:
-            captured, solution = best_within(
-                targets, offered, self._solve_for, self._solve_briefly_for
-            )
-        schedule, asked = solution.schedule, str(self.settings.budget)
-        if self.share and schedule is not None:
-            target = targets.of(captured)
-            return with_schedule_of_first_rank(offered, captured, solution, schedule, asked, target)
-        return captured, solution
-
-    def _solve_for(
-        self, target: int, limit_seconds: float | None = None
-    ) -> Callable[[Graph], Solution]:
-        settings = self.settings
-        limit = settings.limit_seconds if limit_seconds is None else limit_seconds
-        return functools.partial(
-            solution_for, budget=self.budget, target=target, solver=settings.solver,
-            limit_seconds=limit, progress=settings.progress,
-            keep_best=settings.keep_best, partitioner=settings.partitioner,
-        )  # fmt: skip
-
-    def _solve_briefly_for(self, target: int) -> Callable[[Graph], Solution] | None:
-        """Give what solves in a part of the time; `None` if a solver was asked for by its name."""
-        if self.settings.solver != "auto":
-            return None
-        limit = self.settings.limit_seconds
-        brief = _BRIEF_SECONDS if limit is None else limit * _BRIEF_SHARE
-        return self._solve_for(target, brief)
-
-    def refusal(self, error: BudgetTooSmall, targets: Targets) -> BudgetTooSmall:
-        """Say that no schedule takes so little, with a bound on every plan."""
-        offered, target = self.offered, targets.eager
-        refused = with_certain_bound(
-            error, *whole_programs(offered), *sliced_programs(offered, target),
-            sure=self.is_sure, measured_loss=self.has_measured_loss,
-        )  # fmt: skip
-        limit = self.settings.limit_seconds
-        brief = _BRIEF_SECONDS if limit is None else min(limit, _BRIEF_SECONDS)
-        if self.settings.numerics is None:
-            note_what_slices_reach(refused, offered, self._solve_for(target, brief))
-        named, numerics = self.settings.outputs, self.settings.numerics
-        if not (self.is_run and are_learned(named, numerics)):  # else it is tried without them
-            note_what_outputs_take(refused, offered, named, self._solve_for(target, brief))
-        note_what_loss_reads(refused, offered)
-        return refused
-
-    def planned(self, captured: Capture, solution: Solution) -> RunnablePlan:
-        """Make what runs a schedule, and the plan that says so."""
-        schedule = solution.schedule
-        if schedule is None:
-            raise RematError(f"solver {solution.solver} returned no schedule")
-        captured.compile_groups()
-        kernels = self.settings.kernels
-        can_compile = self.settings.runs_groups_on(captured.program.device)
-        executor = get_executor(self.settings.executor)
-        executable = executor(captured, schedule, budget_bytes=self.budget)
-        plan = readable_plan(
-            captured,
-            solution,
-            self.budget,
-            plain_peak_bytes=self.plain,
-            capture_seconds=self.capture_seconds,
-            whole_time=self.whole_time if captured.sliced else None,
-            source=executable.source,
-            no_groups=why_no_groups(kernels, self.offered, captured, can_compile=can_compile),
-        )
-        return RunnablePlan(plan, captured, executable)
-
-
 def _rehearsed_until_within(
-    task: _Task,
+    task: Task,
     targets: Targets,
     module: torch.nn.Module,
     tensors: list[torch.Tensor],
@@ -272,13 +148,14 @@ def _rehearsed_until_within(
 ) -> RunnablePlan:
     """Run a plan once and measure it; plan again, for a smaller target, while it is over.
 
-    So often by eager kernels, and as often by compiled groups.
+    So often by eager kernels, and as often by compiled groups. What takes the least is tried last.
 
     Raises:
         BudgetTooSmall: if no schedule within the budget was found.
         BudgetExceeded: if the measured peak stays over the budget.
     """
     budget, user_plan, device = task.budget, task.user_plan, task.offered.program.device
+    rehearse = functools.partial(_rehearsed_plan, task, module, tensors, loss)
     captured, within = task.offered, None
     bound: float | None = None
     attempts = Counter[bool]()
@@ -286,25 +163,19 @@ def _rehearsed_until_within(
         try:
             captured, solution = task.solved(targets, captured)
         except BudgetTooSmall as error:
-            if within is None:
+            if within is not None:
+                break
+            if not task.tries_least(error.smallest_bytes, attempts.total()):
                 raise task.refusal(error, targets) from None
-            break
+            return _by_least(task, targets, error, bound, rehearse)
         attempt = attempts[captured.unfused is None]
         attempts[captured.unfused is None] += 1
         if attempts.total() > 1:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
-        planned = task.planned(captured, solution)
-        rehearse = functools.partial(rehearsed, planned.executable, module, tensors, loss, budget)
-        if loss is None and type(planned.executable) is Executable:
-            peak = remembered_rehearsal(module, captured, planned.executable.source, rehearse)
-        else:
-            peak = rehearse()
-        measured = peak.peak_bytes
-        over = measured + later_blocks(peak) - budget
+        planned, measured, over = rehearse(captured, solution)
         if measured <= budget:
-            plan = replace(planned.plan, measured_peak_bytes=measured, measured_curve=peak.curve)
-            within = replace(planned, plan=plan)
+            within = planned
         elif user_plan is not None:
             raise over_budget(user_plan.name, measured, budget)
         if over <= 0 or user_plan is not None:
@@ -320,7 +191,9 @@ def _rehearsed_until_within(
             target = 0
         targets = targets.at_most(max(0, target), captured)
         if targets.eager == 0:
-            break
+            if within is not None or not task.tries_least(2 * budget, attempts.total()):
+                break
+            targets = Targets(1, 0)  # for which it is refused with what takes the least
     if within is not None:
         if logger.isEnabledFor(logging.INFO):  # a plan says what storing everything takes
             logger.info("planned: %s", str(within.plan).replace("\n", "; "))
@@ -332,6 +205,58 @@ def _rehearsed_until_within(
         budget,
         measured,
     )
+
+
+def _rehearsed_plan(
+    task: Task,
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    loss: Loss | None,
+    captured: Capture,
+    solution: Solution,
+) -> tuple[RunnablePlan, int, int]:
+    """Plan, and run it; give its peak, and how far it is over with what later steps may take."""
+    planned = task.planned(captured, solution)
+    run = functools.partial(rehearsed, planned.executable, module, tensors, loss, task.budget)
+    if loss is None and type(planned.executable) is Executable:
+        peak = remembered_rehearsal(module, captured, planned.executable.source, run)
+    else:
+        peak = run()
+    measured = peak.peak_bytes
+    plan = replace(planned.plan, measured_peak_bytes=measured, measured_curve=peak.curve)
+    return replace(planned, plan=plan), measured, measured + later_blocks(peak) - task.budget
+
+
+def _by_least(
+    task: Task,
+    targets: Targets,
+    refusal: BudgetTooSmall,
+    bound: float | None,
+    rehearse: _Rehearse,
+) -> RunnablePlan:
+    """Run what takes the least, where these targets are refused: of groups, and of eager kernels.
+
+    Raises:
+        BudgetTooSmall: if that is over the budget, too. It names what was measured, which is
+            enough the next time: then the same is tried in the end.
+    """
+    budget, tried, named = task.budget, targets, list[int]()
+    known: BudgetTooSmall | None = refusal
+    while True:
+        try:
+            captured, solution = task.least(tried, known)
+        except BudgetTooSmall as error:  # by a solver that does not find it again
+            named.append(error.smallest_bytes)
+            break
+        solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
+        planned, measured, over = rehearse(captured, solution)
+        if measured <= budget:
+            return planned
+        named.append(budget + over)
+        if captured.unfused is None:
+            break
+        tried, known = replace(targets, grouped=0), None
+    raise task.refusal(refusal, targets, min(named))
 
 
 def _plain_peak(

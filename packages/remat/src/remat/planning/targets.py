@@ -33,6 +33,10 @@ class Targets:
             return replace(self, grouped=target)
         return Targets(target, min(self.grouped, target))
 
+    def raised(self, size: int) -> Targets:
+        """Raise them; of groups that were given up nothing is planned any more."""
+        return Targets(self.eager + size, self.grouped and self.grouped + size)
+
 
 def best_within(
     targets: Targets,

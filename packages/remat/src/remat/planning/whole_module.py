@@ -15,8 +15,9 @@ from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
 from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs, not_named, with_named_outputs
-from remat.planning.planner import RunnablePlan, make_plan
+from remat.planning.planner import make_plan
 from remat.planning.settings import Settings, as_args
+from remat.planning.task import RunnablePlan
 from remat.refusals import refuse_wrapped
 from remat.report.readable_plan import ReadablePlan
 from remat_exec import Loss, with_call

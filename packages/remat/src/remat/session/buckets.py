@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from remat.planning.one_region import readable_plan
-from remat.planning.planner import RunnablePlan
 from remat.planning.solving import KNOWN_SCHEDULE
+from remat.planning.task import RunnablePlan
 from remat.report.readable_plan import ReadablePlan
 from remat_exec import Ability, Executor, Runnable, abilities_of
 from remat_graph import (

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from remat.errors import BudgetWarning
-from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.planning.task import RunnablePlan
 from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call, HandedOut, NewGradients, see_read, warn_exceeded
 from remat.session.changes import Changes

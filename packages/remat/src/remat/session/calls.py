@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.errors import BudgetWarning
-from remat.planning.planner import RunnablePlan
+from remat.planning.task import RunnablePlan
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
 from remat.session.region import Region

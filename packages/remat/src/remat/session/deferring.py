@@ -27,8 +27,8 @@ from remat.planning.outputs import (
     not_named_of_region,
     with_named_outputs,
 )
-from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.planning.task import RunnablePlan
 from remat.session.calls import Call
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Region

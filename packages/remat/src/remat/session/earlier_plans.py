@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from remat.planning.planner import SCALAR_BYTES, RunnablePlan
+from remat.planning.planner import SCALAR_BYTES
 from remat.planning.solving import have_same_ops
+from remat.planning.task import RunnablePlan
 from remat_graph import Graph, simulate
 from remat_graph.torch import Capture, LossCost
 

@@ -18,9 +18,9 @@ import torch
 from remat.budgets.blocks import or_with_expandable_segments
 from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
-from remat.planning.planner import RunnablePlan
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
+from remat.planning.task import RunnablePlan
 from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
 from remat.plans.reads import read_by_backward

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remat.errors import RematError
-from remat.planning.planner import RunnablePlan
+from remat.planning.task import RunnablePlan
 from remat_graph.torch import Compilation
 
 __all__ = ["RegionKernels", "plan_by_kernels"]

@@ -21,10 +21,11 @@ import torch
 
 from remat.budgets.blocks import later_blocks
 from remat.planning.one_region import readable_plan
-from remat.planning.planner import SCALAR_BYTES, RunnablePlan, rehearsed
+from remat.planning.planner import SCALAR_BYTES, rehearsed
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.solving import adapted
+from remat.planning.task import RunnablePlan
 from remat.session.region import Region, device_of, is_unrehearsed, keep
 from remat_exec import BudgetExceeded, Executor, Loss, Peak, Runnable
 from remat_graph import Graph, Numerics, Schedule, Solution

@@ -14,7 +14,7 @@ from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager, without_checkpoints
 from remat.errors import BudgetWarning
 from remat.planning.infeasible import NotPlanned
-from remat.planning.planner import RunnablePlan
+from remat.planning.task import RunnablePlan
 from remat.plans.plan import Plan
 from remat.session.buckets import Bucket
 from remat.session.counters import Counters

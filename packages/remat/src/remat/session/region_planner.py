@@ -21,8 +21,9 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.planner import RunnablePlan, for_missing, make_plan
+from remat.planning.planner import for_missing, make_plan
 from remat.planning.settings import Settings
+from remat.planning.task import RunnablePlan
 from remat.session.deferring import (
     note_deferred,
     note_deferred_of_region,
@@ -344,7 +345,7 @@ class RegionPlanner:
         )
         try:
             planned = make(captured)
-        except BudgetExceeded:
+        except (BudgetTooSmall, BudgetExceeded):
             if not of_other_sizes:
                 raise
             planned = make(captured.costed("measure", self.costs))  # estimates know no workspace

@@ -31,8 +31,8 @@ from remat.budgets.auto import AutoBudget
 from remat.dynamo import DynamoGraph
 from remat.errors import BudgetWarning, RematError
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
+from remat.planning.task import RunnablePlan
 from remat.session.backwards import within_backward
 from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner

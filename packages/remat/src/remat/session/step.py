@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from remat.errors import BudgetWarning
-from remat.planning.planner import RunnablePlan
 from remat.planning.settings import Settings
 from remat.planning.solving import KNOWN_SCHEDULE
+from remat.planning.task import RunnablePlan
 from remat.session.backwards import before_backward, within_backward
 from remat.session.calls import Call
 from remat.session.deferring import OutputUses

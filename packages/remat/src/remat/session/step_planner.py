@@ -11,10 +11,10 @@ from remat.budgets.auto import AutoBudget
 from remat.budgets.plain_step import PlainStep
 from remat.planning.certain_bound import without_state
 from remat.planning.infeasible import warn_infeasible
-from remat.planning.planner import RunnablePlan
 from remat.planning.ranks import MOST_TIMES, has_other_ranks, of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_reach
+from remat.planning.task import RunnablePlan
 from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
 from remat.plans.regions import PlannedRegion
