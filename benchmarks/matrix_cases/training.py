@@ -28,7 +28,7 @@ FLOOR = 1e-4  # of the largest gradient of the model: what is smaller is noise o
 class Trained:
     """Losses, gradients and buffers of each step, by name; and what the measured steps took.
 
-    `peaks` are of these, each with the budget that the plan had then, if there was one.
+    `peaks` are of these, each with the budget: the most that a plan had so far, if there was one.
     `told_over` are the warnings of them, and `told_before` those of the steps before, in which
     `counts` says what was traced, rehearsed and solved.
     """
@@ -95,6 +95,7 @@ def train(
     trained = Trained()
     module = calls[0].model
     model = module if wrap is None else wrap(module)
+    budgets: set[int] = set()  # a fraction is of the most that plain took
 
     def prepare(number: int) -> None:
         module.zero_grad(set_to_none=True)
@@ -106,6 +107,7 @@ def train(
         call = calls[number]
         loss = call.loss(model(*call.args, **call.kwargs))
         loss.backward()  # type: ignore[no-untyped-call]
+        budgets.add(getattr(getattr(model, "plan", None), "budget_bytes", 0))
         return loss.detach()
 
     with warnings.catch_warnings(record=True) as told, counted() as counts:
@@ -122,7 +124,7 @@ def train(
     trained.plan = getattr(model, "plan", None)
     for number in {id(call): number for number, call in enumerate(calls) if peak}.values():
         for _ in range(MORE_STEPS):
-            if wrap is not None and not hasattr(model.plan, "budget_bytes"):
+            if wrap is not None and not max(budgets):
                 prepare(number)
                 step(number)
         prepare(number)
@@ -130,8 +132,7 @@ def train(
             warnings.simplefilter("always")
             with measure_peak("cpu") as taken:
                 step(number)
-            budget = None if wrap is None else getattr(model.plan, "budget_bytes", None)
-            trained.peaks.append((taken.peak_bytes, budget))
+            trained.peaks.append((taken.peak_bytes, max(budgets) or None))
             prepare(number)
             step(number)  # what is seen in a step may be told in the next
         trained.told_over += _budget_warnings(told)
