@@ -1,10 +1,13 @@
 """A few of the architectures of `benchmarks/matrix.py`, by its own judgement."""
 
 import pytest
+import torch
 from integration_cases.sweeps import swept
+from torch import nn
 
 import matrix_cases
-from matrix_cases import judging
+from matrix_cases import judging, other_sizes
+from matrix_cases.case import Built, Case
 
 CASES = ("deberta_v2", "fnet", "patchtst")
 PLANNING_SECONDS = 0.1  # what counts here is that they train
@@ -34,3 +37,50 @@ def test_most_architectures_have_a_case():
 def test_an_unknown_name_is_an_error():
     with pytest.raises(KeyError):
         matrix_cases.find("transformers/none-such")
+
+
+class Sum(nn.Module):
+    """Adds up words and a mask over pairs of them, which are in sentences of at most ten."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(12, 8), nn.Linear(8, 8)
+
+    def forward(self, ids, mask):
+        states = torch.tanh(self.head(self.words(ids)))
+        if ids.shape[1] > 10:
+            raise ValueError("too long")
+        return (mask @ states).square().mean()
+
+
+def sentences():
+    return Built(Sum(), (torch.randint(0, 12, (3, 8)), torch.randn(8, 8)))
+
+
+def test_sizes_are_drawn_that_eager_can_run_with_and_the_same_ones_for_a_seed():
+    drawn = other_sizes.draw_sizes(sentences, 0)
+    rows, words = ({axis.size: axis.places for axis in drawn.axes}[size] for size in (3, 8))
+    assert rows == {(0, 0)}
+    assert words == {(0, 1), (1, 0), (1, 1)}
+    assert drawn.steps[0] == tuple(axis.size for axis in drawn.axes)
+    assert len(set(drawn.steps)) > 3
+    assert drawn == other_sizes.draw_sizes(sentences, 0) != other_sizes.draw_sizes(sentences, 1)
+    for call, sizes in zip(drawn.calls(sentences()), drawn.steps, strict=True):
+        ids, mask = call.args
+        assert sorted(ids.shape) == sorted(sizes)
+        assert max(sizes) <= 10
+        assert mask.shape == (ids.shape[1], ids.shape[1])
+
+
+def test_a_case_of_drawn_sizes_trains_as_eager_does_within_the_budget():
+    outcome = matrix_cases.judge(Case("own/sum", lambda: [("", sentences)]), seed=0)
+    assert outcome.category == "right", outcome.reason
+    assert outcome.bitwise
+    assert outcome.peak_bytes <= outcome.budget_bytes
+    assert outcome.counts["traced as it comes"] == 2
+    assert outcome.counts["traced with symbols"] == 1
+
+
+def test_a_case_whose_inputs_have_one_size_is_not_counted():
+    case = Case("own/linear", lambda: [("", lambda: Built(nn.Linear(4, 4), (torch.ones(4),)))])
+    assert matrix_cases.judge(case, seed=0).category == "one size"

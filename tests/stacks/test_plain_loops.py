@@ -20,6 +20,7 @@ from stack_cases.models import (
 import remat
 from loop_cases import by_hand
 from loop_cases.models import Blocks, batch, made, square
+from loop_cases.run import Run
 
 
 def pair():
@@ -124,3 +125,14 @@ def test_an_optimizer_that_steps_within_the_backward():
         assert all(parameter.grad is None for parameter in each.parameters())
     assert_planned(model)
     assert_same_state(model, eager)
+
+
+def test_a_loop_whose_batches_are_of_drawn_sizes_leaves_behind_what_the_plain_model_does():
+    def wrap(model):
+        return remat.rematerialize(model, budget=0.8, limit_seconds=0.1)
+
+    run = Run(wrap, steps=12, draws=True)
+    assert len(set(map(run.rows, range(10)))) > 5
+    assert [run.rows(10 + step) for step in range(10)] == list(map(run.rows, range(10)))
+    plain = Run(steps=12, draws=True)
+    assert_same_tensors(by_hand.adamw(run), by_hand.adamw(plain))
