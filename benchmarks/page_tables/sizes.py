@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import matrix
-from page_tables.reading import markdown, percent, results
+from page_tables.reading import markdown, results
 
 __all__ = ["TABLES"]
 
@@ -31,36 +30,9 @@ def sizes() -> str:
     return markdown(heading, rows, "sizes")
 
 
-def loops() -> str:
-    """List the real loops with sizes that are drawn."""
-    rows = [
-        (
-            row["name"],
-            row["steps"],
-            *_counts(row["counts"]),
-            percent(row["peak_bytes"] / row["budget_bytes"]) if row["peak_bytes"] else "",
-            row["error"] or ("bitwise" if not row["difference"] else f"{row['difference']:.0e}"),
-        )
-        for row in results("loops_sizes")["loops"]
-    ]
-    heading = ("loop", "steps", "traced", "rehearsed", "solved", "peak of budget",
-               "difference from plain")  # fmt: skip
-    return markdown(heading, rows, "loops_sizes")
-
-
 def _counts(counts: Mapping[str, int]) -> tuple[int, ...]:
     traced = sum(counts.get(name, 0) for name in _TRACED)
     return traced, counts.get("rehearsed", 0), counts.get("solved", 0)
 
 
-def matrix_counts() -> str:
-    """Count right and other cases of the matrix with sizes that are drawn."""
-    heading, *rows = matrix.table(results("matrix_sizes")["cases"])
-    return markdown(heading, rows, "matrix_sizes")
-
-
-TABLES: dict[str, Callable[[], str]] = {
-    "sizes": sizes,
-    "loops-sizes": loops,
-    "matrix-sizes": matrix_counts,
-}
+TABLES: dict[str, Callable[[], str]] = {"sizes": sizes}
