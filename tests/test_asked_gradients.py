@@ -239,7 +239,8 @@ def copied(model, x):
 def test_whole_gradients_are_eagers_from_the_second_time_on(read):
     model, x = Reading(read), torch.randn(4, 6).double()
     planned = rematerialized(model, x)
-    assert refused_until_planned(planned, model, x, by_retaining) > 0
+    refused = refused_until_planned(planned, model, x, by_retaining)
+    assert (refused == 0) == (read is READS["a view"])  # of its own, which nothing reads
     for ask in ASKS:
         assert_eagers(planned, model, x, ask)
 

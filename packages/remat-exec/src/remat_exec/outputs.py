@@ -39,7 +39,7 @@ class Outputs:
         self._tensors = {**inputs, **dict(zip(program.handed, handed, strict=True))}
         self._outputs: dict[int, torch.Tensor] = {}
         self._gates: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
-        self._positions = {
+        self._first = {
             (output.variable, output.requires_grad): at
             for at, output in reversed([*enumerate(program.outputs)])
         }
@@ -54,8 +54,12 @@ class Outputs:
 
     def __getitem__(self, at: int) -> torch.Tensor:
         """Give an output."""
+        output = self._program.outputs[at]
+        first = self._first[output.variable, output.requires_grad]
+        if first != at:  # returned twice
+            return self[first]
         if at not in self._outputs:
-            tensor = self._made(self._program.outputs[at], self._gates.get(at))
+            tensor = self._made(output, self._gates.get(at))
             self._outputs[at] = self._hand_out(at, tensor) if self._hand_out else tensor
         return self._outputs[at]
 
@@ -84,10 +88,15 @@ class Outputs:
         """
         program, name = self._program, output.variable
         base = self._whole.get(output.base, output.base)
-        while name in program.views and name != base:
+        viewed = {
+            program.facts[program.outputs[at].variable]: at
+            for at in output.computed_from
+            if program.outputs[at].base == output.base
+        }
+        while viewed and name in program.views and name != base:
             name = program.views[name].reads[0]
-            at = self._positions.get((name, output.requires_grad))
-            if at is not None and name != base:
+            at = viewed.get(program.facts[name])
+            if at is not None:
                 return name, self[at]
         return base, self._tensors[base]
 

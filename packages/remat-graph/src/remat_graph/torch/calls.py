@@ -61,9 +61,19 @@ class TensorFacts:
     @property
     def is_whole(self) -> bool:
         """Whether a tensor has all elements of its memory, each once."""
-        return self.storage_bytes == math.prod(self.shape) * self.dtype.itemsize and 0 not in (
-            stride for size, stride in zip(self.shape, self.stride, strict=True) if size > 1
-        )
+        own_bytes = math.prod(self.shape) * self.dtype.itemsize
+        return self.storage_bytes == own_bytes and self.is_distinct
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether strides show that no two elements are the same memory."""
+        reach = 0
+        for step, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if size > 1:
+                if step <= reach:
+                    return False
+                reach += step * (size - 1)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,14 @@ def _variable(node: Node) -> Any:
 
 def _output(output: OutputRole) -> Output:
     base = output.node if output.base is None else output.base
-    return Output(output.kind, output.node.name, base.name, output.requires_grad, output.layout)
+    return Output(
+        output.kind,
+        output.node.name,
+        base.name,
+        output.requires_grad,
+        output.layout,
+        output.computed_from,
+    )
 
 
 def _has_generator(node: Node) -> bool:

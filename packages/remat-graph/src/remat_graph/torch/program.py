@@ -56,7 +56,8 @@ class Output:
     """A tensor that the user gets: `variable`, made from `base` outside the differentiated program.
 
     `kind` is `fresh` (the program returns it), `input`, `input_view` or `view` (of what the program
-    returns), `layout` that of a view of an input: see `OutputRole`.
+    returns), `layout` that of a view of an input, `computed_from` the positions of other outputs
+    that in eager autograd its gradient goes on to: see `OutputRole`.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Output:
     base: str
     requires_grad: bool
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    computed_from: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,8 @@ class Program:
             root = self.views[root].reads[0]
         sizes = [math.prod(self.facts[variable].shape) for variable in (name, root)]
         inputs = {i.variable for i in self.inputs} | set(self.constants)
-        if root in inputs or root in taken or sizes[0] != sizes[1]:
+        is_all = sizes[0] == sizes[1] and self.facts[name].is_distinct
+        if root in inputs or root in taken or not is_all:
             return name
         taken.add(root)
         return root

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.tracing.dependence import dependences
 from remat_graph.torch.tracing.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
 from remat_graph.torch.tracing.joint import Joint
@@ -131,16 +132,22 @@ def _traced(
     *,
     exporting: bool,
 ) -> Joint:
+    computed_from: list[tuple[int, ...]] = []
+
+    def note(_: Any, __: Any, outputs: list[torch.Tensor]) -> None:
+        computed_from[:] = dependences(outputs)
+
     with contextlib.ExitStack() as stack:
         if exporting:
             stack.enter_context(_compiling_state_context())
+        stack.enter_context(module.register_forward_hook(note))
         stack.enter_context(within())
         stack.enter_context(lying_as_real())
         stack.enter_context(operators_kept_whole())
         stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
         metadata = joint._aot_state.fw_metadata
-        return read_roles(joint.graph_module, metadata)
+        return read_roles(joint.graph_module, metadata, computed_from)
 
 
 def _exported(

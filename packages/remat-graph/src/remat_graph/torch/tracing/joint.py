@@ -30,7 +30,8 @@ class OutputRole:
 
     `kind` is `fresh`, `input` (the placeholder `base` itself), `input_view` (a view of it) or
     `view` (a view of `base`, another node that the forward graph returns). `layout` is that of a
-    view of an input: sizes, strides, and where it begins in the input.
+    view of an input: sizes, strides, and where it begins in the input. `computed_from` are the
+    positions of other outputs that in eager autograd its gradient goes on to.
     """
 
     node: torch.fx.Node
@@ -38,6 +39,7 @@ class OutputRole:
     base: torch.fx.Node | None
     requires_grad: bool
     layout: Layout | None = None
+    computed_from: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,8 +16,10 @@ from remat_graph.torch.tracing.joint import Joint, Layout, OutputRole
 __all__ = ["read_roles"]
 
 
-def read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
-    """Read a joint graph that AOTAutograd traced.
+def read_roles(
+    module: torch.fx.GraphModule, metadata: Any, computed_from: Sequence[tuple[int, ...]]
+) -> Joint:
+    """Read a joint graph that AOTAutograd traced; `computed_from` is of outputs, see `OutputRole`.
 
     Raises:
         CaptureError: if it has inputs or outputs that are not supported.
@@ -87,7 +89,7 @@ def read_roles(module: torch.fx.GraphModule, metadata: Any) -> Joint:
         module,
         inputs,
         {node: returned[output] for node, output in tangent_of.items()},
-        tuple(_read_outputs(metadata, placeholders, returned)),
+        tuple(_read_outputs(metadata, placeholders, returned, computed_from)),
         tuple(mutations),
         gradients,
         changed=frozenset(changed),
@@ -101,27 +103,34 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _read_outputs(
-    metadata: Any, placeholders: list[torch.fx.Node], returned: dict[Any, torch.fx.Node]
+    metadata: Any,
+    placeholders: list[torch.fx.Node],
+    returned: dict[Any, torch.fx.Node],
+    computed_from: Sequence[tuple[int, ...]],
 ) -> Iterator[OutputRole]:
     plain = [node for role, node in returned.items() if isinstance(role, roles.PlainAOTOutput)]
     bases = [
         node for role, node in returned.items() if isinstance(role, roles.IntermediateBaseAOTOutput)
     ]
-    for node, info in zip(plain, metadata.output_info, strict=True):
+    infos = metadata.output_info
+    for at, (node, others) in enumerate(zip(plain, computed_from, strict=True)):
         kind: str = "fresh"
         base: torch.fx.Node | None = None
         layout: Layout | None = None
-        match info.output_type:
+        of = at  # the output that it is a view of, which may be one of another
+        while infos[of].output_type is OutputType.alias_of_intermediate_base_is_user_output:
+            of = infos[of].base_idx
+        match infos[of].output_type:
             case OutputType.is_input:
-                kind, base = "input", placeholders[info.base_idx]
+                kind, base = "input", placeholders[infos[of].base_idx]
             case OutputType.alias_of_input:
-                kind, base = "input_view", placeholders[info.base_idx]
-                layout = _layout_in(base, info.view_meta_sequence)
+                kind, base = "input_view", placeholders[infos[of].base_idx]
+                layout = _layout_in(base, infos[at].view_meta_sequence)
             case OutputType.alias_of_intermediate | OutputType.alias_of_intermediate_save_as_output:
-                kind, base = "view", bases[info.base_idx]
-            case OutputType.alias_of_intermediate_base_is_user_output:
-                kind, base = "view", plain[info.base_idx]
-        yield OutputRole(node, kind, base, info.requires_grad, layout)
+                kind, base = "view", bases[infos[of].base_idx]
+            case _ if of != at:
+                kind, base = "view", plain[of]
+        yield OutputRole(node, kind, base, infos[at].requires_grad, layout, others)
 
 
 def _layout_in(base: torch.fx.Node, views: Any) -> Layout | None:
