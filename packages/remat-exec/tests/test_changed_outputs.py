@@ -126,7 +126,11 @@ def test_gradients_are_eagers_or_refused(seed):
         try:
             got = asked(case.remat(), case, at, ask)
         except BackwardError as error:
-            assert "is asked for" in str(error)
+            refusal = str(error)
+        else:
+            refusal = None
+        if refusal is not None:
+            assert "is asked for" in refusal
             assert ask != 4
             continue
         expected = asked(case.model(), case, at, ask)
