@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import remat
 from remat.planning import planner
-from remat.session import kind_finder, nearby_sizes, recording
+from remat.session import kind_finder, nearby_sizes, planned_patterns, recording
 from remat.session.call_runner import CallRunner
 from remat.session.kinds import CapturedRegion
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
@@ -397,6 +397,25 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     assert patterns.peak_alike((5, 6), [same, option(120, 200, 400)]) == 1010 + 20 + 2
     assert patterns.peak_alike((6,), [smaller]) is None
     assert patterns.peak_alike((5, 6, 6), [same, same, same]) is None
+
+
+def test_ranks_plan_as_many_sizes_as_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(measured_peak_bytes=1000)
+
+    def record(kind: int) -> Any:
+        return SimpleNamespace(pattern=(kind,), left_bytes=0, provisional=False, peak_bytes=900)
+
+    def planned_in(steps: int) -> int:
+        patterns, count = PlannedPatterns(), 0
+        for kind in range(steps):
+            if not patterns.serve(record(kind), (5,), 1000):
+                patterns.add(PlannedPattern(record(kind), plan, (), {}, (5,)))
+                count += 1
+        return count
+
+    assert planned_in(20) == 3
+    monkeypatch.setattr(planned_patterns, "has_other_ranks", lambda: True)
+    assert planned_in(20) == 8
 
 
 class InTwo(nn.Module):

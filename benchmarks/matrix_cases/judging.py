@@ -228,11 +228,12 @@ def _judge_variant(
     if not facts["bitwise"] and not groups:
         off, where = error(ours, stored)
         return Outcome("not bitwise", f"{off:.1e} from storing everything, {where}", **facts)
-    if (over := facts["peak_bytes"] / facts["budget_bytes"] - 1) > 0:
-        category = "told over" if ours.told_over else "OVER"
-        return Outcome(category, f"{100 * over:.1f}% over the budget", **facts)
-    if ours.told_before and seed is not None:
-        return Outcome("told over", ours.told_before[0], **facts)
+    told = ours.told_over + (ours.told_before if seed is not None else [])
+    if (over := facts["peak_bytes"] / facts["budget_bytes"] - 1) > 0 and not told:
+        return Outcome("OVER", f"{100 * over:.1f}% over the budget", **facts)
+    if over > 0 or (told and seed is not None):
+        told_of = f"{100 * over:.1f}% over the budget: " if over > 0 else ""
+        return Outcome("told over", told_of + told[0], **facts)
     return Outcome("right" if off <= RIGHT else "rounding", **facts)
 
 

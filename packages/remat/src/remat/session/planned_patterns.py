@@ -163,11 +163,11 @@ class PlannedPatterns:
         """Whether a recorded step needs no plan: it was within the budget by those of other sizes.
 
         That is, by the options of calls alike, once some sizes of these have plans. With other
-        ranks it has one: they may wait for what the first chooses.
+        ranks, which may wait for what the first chooses, as many have one as are kept.
         """
-        if has_other_ranks():
-            return False
         alike = [each for each in self.planned if each.fits and each.families == families]
+        if has_other_ranks() and len(alike) < _MOST:
+            return False
         return len(alike) >= _SIZES and not record.provisional and record.peak_bytes <= budget
 
     def exchange(self, planned: list[PlannedPattern]) -> list[PlannedPattern]:
