@@ -8,20 +8,18 @@ called.
 from __future__ import annotations
 
 import functools
-import math
 import random
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 import remat
-from matrix_cases.case import Built, Case, NotRunnable, seed_everything, tensors_in
+from matrix_cases.case import Built, Case, NotRunnable, seed_everything
+from matrix_cases.conditioning import beyond_rounding, in_double
 from matrix_cases.other_sizes import draw_sizes
 from matrix_cases.training import STEPS, Trained, error, is_finite, same_bits, train
 
@@ -30,7 +28,6 @@ __all__ = ["CATEGORIES", "FRACTION", "Outcome", "judge", "judge_eager"]
 FRACTION = 0.6
 RIGHT = 1e-5
 ROUNDING = 1e-3
-RIGHT_IN_DOUBLE = 1e-10
 PLANNING_SECONDS = 1.0  # to solve: these models are tiny, and what counts is that they train
 TRIES = 6
 ROOM = 1.25  # beside what remat names, for larger sizes
@@ -214,10 +211,11 @@ def _judge_variant(
     facts["bitwise"] = same_bits(ours, stored)
     facts["groups"] = _count_groups(ours.plan)
     if off > ROUNDING and groups:  # at the kink of a ReLU, rounding decides on which side one is
-        in_double = _error_in_double(calls, 2 * budget)
-        if in_double <= RIGHT_IN_DOUBLE:
-            told = f"differs from eager by {off:.1e}, {where}, in double precision {in_double:.1e}"
+        steps, beyond = _beyond_rounding(calls, 2 * budget)
+        if not beyond:
+            told = f"differs from eager by {off:.1e}, {where}; in doubles, by steps, {steps}"
             return Outcome("rounding", told, **facts)
+        where += f"; {beyond}"
     if off > ROUNDING:
         for backend in ("eager", "aot_eager"):
             compiled = train(calls(), functools.partial(_compiled, backend), peak=False)
@@ -237,29 +235,17 @@ def _judge_variant(
     return Outcome("right" if off <= RIGHT else "rounding", **facts)
 
 
-def _error_in_double(build: Calls, budget: float) -> float:
-    """Find how far compiled groups and eager are apart with all numbers in double precision."""
-
-    def in_double(built: Built) -> Built:
-        to_double = {
-            tensor: tensor.detach().double().requires_grad_(tensor.requires_grad)
-            for tensor in (*tensors_in([built.args, built.kwargs]), *built.leaves)
-            if tensor.is_floating_point()
-        }
-        args, kwargs = tree_map_only(
-            Tensor, lambda tensor: to_double.get(tensor, tensor), (built.args, built.kwargs)
-        )
-        leaves = tuple(to_double.get(leaf, leaf) for leaf in built.leaves)
-        return replace(built, model=built.model.double(), args=args, kwargs=kwargs, leaves=leaves)
+def _beyond_rounding(build: Calls, budget: float) -> tuple[str, str]:
+    """Say how far groups are from eager in double precision, and where further than by rounding."""
 
     def calls() -> list[Built]:
-        built = build()
-        once = {id(call): in_double(call) for call in built}
-        return [once[id(call)] for call in built]
+        return in_double(build())
 
     _, plain = _plain(calls, peak=False)
     ours, _, _, failure = _within(calls, budget, 1.0, groups=True)
-    return math.inf if ours is None or failure is not None else error(ours, plain)[0]
+    if ours is None or failure is not None:
+        return "", f"no plan in double precision: {failure}"
+    return beyond_rounding(calls, ours, plain)
 
 
 def _count_groups(plan: Any) -> int:

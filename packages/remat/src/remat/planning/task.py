@@ -133,7 +133,8 @@ class Task:
         raised = targets.raised(refusal.smallest_bytes - self.budget)
         for each in (*whole_programs(offered), *sliced_programs(offered, raised.eager)):
             schedule = None if self.share else smallest_known(each.graph)
-            solution = schedule and adapted(each.graph, raised.of(each), [schedule])
+            known = () if schedule is None else (schedule,)
+            solution = adapted(each.graph, raised.of(each), known)
             if solution is not None:
                 return each, solution
         return self.solved(raised, offered)
