@@ -32,10 +32,10 @@ less than 98% are right, or any is WRONG, not bitwise, OVER or foreign.
 With `--kernels inductor` all operators are in compiled groups that can be, and rounding may differ
 from storing everything. What differs from eager by more is trained again in double precision, where
 each step may by 1e-10, or ten times what weights that are changed by a last bit lead to, and by
-1e-5 at most (`matrix_cases/conditioning.py`). With `--sizes` each of ten steps has inputs of another size, drawn by `--seed`: batches,
-lengths, and whatever else eager can run with. The budget is that share of plain's peak at the
-largest size so far, and each step is measured. `--draw` takes so many of the cases, by chance:
-always the same ones for a `--seed`.
+1e-5 at most (`matrix_cases/conditioning.py`). With `--sizes` each of ten steps has inputs of
+another size, drawn by `--seed`: batches, lengths, and whatever else eager can run with. The budget
+is that share of plain's peak at the largest size so far, and each step is measured. `--draw` takes
+so many of the cases, by chance: always the same ones for a `--seed`.
 """
 
 from __future__ import annotations
