@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from remat.session import kernels, region_planner, step_kernels
+from remat.session import kernels, step_kernels
 from remat_graph.torch.fusing.compiling import compile_kernels
 
 
@@ -24,6 +24,6 @@ class Here:
 @contextmanager
 def compiled_here():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (kernels, region_planner, step_kernels):
+        for module in (kernels, step_kernels):
             patch.setattr(module, "Compilation", Here)
         yield

@@ -33,7 +33,7 @@ from remat_graph import (
     reads_after_leaving,
     simulate,
 )
-from remat_graph.torch import Program, body_in_slices
+from remat_graph.torch import Program, body_of
 
 __all__ = ["Code", "compile_source", "generate"]
 
@@ -53,7 +53,7 @@ class Text:
     """The generated functions of one schedule, for one size or for all sizes of a trace.
 
     `saved`, `groups` and `states` are as `Code` says. `facts` are the names under which it reads
-    what is known of a variable, with these; `bodies` those of what ops run in slices.
+    what is known of a variable, with these; `bodies` what ops stand for, in slices or in groups.
     """
 
     saved: tuple[str, ...]
@@ -85,8 +85,8 @@ class Code:
     empties), then one list of gradients per group. The argument `states` is a dict for generator
     states by op, and checksums by variable; the field says how many of the first are kept.
     `peak_bytes` is the schedule's peak, `staying_peak_bytes` that with the gradients held that were
-    to leave. Sizes that its text leaves open are `sizes`, by name, and `bodies` what ops run in
-    slices of these. It is compiled when first asked for: plans that are not run never are.
+    to leave. Sizes that its text leaves open are `sizes`, by name, and `bodies` what ops stand
+    for with these. It is compiled when first asked for: plans that are not run never are.
     """
 
     peak_bytes: int
@@ -100,7 +100,7 @@ class Code:
         """Give the functions for the sizes of a program."""
         sizes: dict[str, Any] = {} if program.generic is None else dict(program.generic.numbers)
         sizes.update({bound: program.facts[name] for bound, name in text.facts.items()})
-        bodies = {bound: body_in_slices(program.calls[op]) for bound, op in text.bodies.items()}
+        bodies = {bound: body_of(program.calls[op]) for bound, op in text.bodies.items()}
         return cls(peak_bytes, staying_peak_bytes, text, sizes, bodies)
 
     def at(self, program: Program, peak_bytes: int) -> Code:

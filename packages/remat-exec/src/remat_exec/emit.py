@@ -25,11 +25,12 @@ from remat_exec.views import METHODS
 from remat_graph import Compute, Graph, Step, freed_next, leaves
 from remat_graph.torch import (
     Call,
+    Kernel,
     Program,
     SlicedBody,
     TensorFacts,
     Variable,
-    body_in_slices,
+    body_of,
     operator_of,
     results_of,
     run_fused,
@@ -316,7 +317,7 @@ class Writer:
     @functools.cached_property
     def _op_of_body(self) -> dict[int, str]:
         calls = self.program.calls.items()
-        return {id(body): op for op, call in calls if (body := body_in_slices(call)) is not None}
+        return {id(body): op for op, call in calls if (body := body_of(call)) is not None}
 
     def _bind_target(self, target: Any) -> str:
         run = operator_of(target).runs_as or target
@@ -338,7 +339,7 @@ class Writer:
             return f"[{inner}]"
         if type(item) in (int, float) and item in self.sizes:
             return self.sizes[item]
-        if self.sizes and isinstance(item, SlicedBody):
+        if self.sizes and isinstance(item, (SlicedBody, Kernel)):
             op = self._op_of_body[id(item)]
             self.bodies[f"{op}_body__"] = op
             return f"{op}_body__"

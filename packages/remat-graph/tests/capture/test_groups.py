@@ -268,7 +268,8 @@ def test_operators_are_taken_apart_in_their_own_precision():
             for each, n in zip(inputs, kernel.body.inputs, strict=True)
         ]
         with FakeTensorMode() as mode:
-            traced = _traced(kernel, [mode.from_tensor(each) for each in inputs])
+            fakes = [mode.from_tensor(each) for each in inputs]
+            traced = _traced(kernel.key, kernel.body_at, kernel.facts, fakes, 0)
         for one, two in zip(kernel.interpreted(inputs), traced(*inputs), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 

@@ -61,7 +61,7 @@ from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, re
 from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
-from remat_graph.torch.ways.slicing import body_in_slices, read_as_traced
+from remat_graph.torch.ways.slicing import body_of, read_as_traced
 from remat_graph.torch.ways.stretches import Stretch, stretch_from
 
 __all__ = [
@@ -114,7 +114,7 @@ __all__ = [
     "allow_recompute",
     "beside_profilers",
     "blocks_in_use",
-    "body_in_slices",
+    "body_of",
     "capture",
     "capture_region",
     "check_passes",

@@ -107,12 +107,14 @@ class Generic:
     """A program that stands for those of all sizes of one trace, and the sizes of one of them.
 
     In `program` all sizes differ from one another and from every other number, so that wherever one
-    of `names` stands, that size is meant; `numbers` are what those names are in the other. `texts`
-    keeps what is written for all sizes.
+    of `names` stands, that size is meant; `numbers` are what those names are in the other.
+    `formulas` say what each size is of those that are symbols, as Python. `texts` keeps what is
+    written for all sizes.
     """
 
     program: Program
     names: Mapping[float, str]
+    formulas: Mapping[str, str]
     numbers: Mapping[str, Any]
     texts: dict[Any, Any]
 

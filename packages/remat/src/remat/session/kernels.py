@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from remat.errors import RematError
 from remat.planning.task import RunnablePlan
-from remat_graph.torch import Compilation
+from remat_graph.torch import Capture, Compilation
 
 __all__ = ["RegionKernels", "plan_by_kernels"]
 
@@ -22,44 +22,81 @@ Numbers = tuple[Any, ...]
 
 
 class RegionKernels:
-    """Which calls of a region, by the numbers that they are planned for, run compiled groups."""
+    """Which calls of a region run compiled groups: of one size, or of all sizes of a trace."""
 
     def __init__(self) -> None:
-        self._met: Counter[Numbers] = Counter()
-        self._compilations: dict[Numbers, Compilation] = {}
-        self._compiled: set[Numbers] = set()
+        self._met: Counter[Hashable] = Counter()
+        self._compilations: dict[Hashable, Compilation] = {}
+        self._compiled: set[Hashable] = set()
+        self._planned: set[Numbers] = set()
+        self._tried: set[Hashable] = set()
 
-    def are_there(self, numbers: Numbers) -> bool:
-        """Whether the kernels of such calls have been compiled."""
-        return numbers in self._compiled
+    def are_there(self, numbers: Numbers, capture: Capture) -> bool:
+        """Whether the kernels of calls of these numbers, so captured, have been compiled."""
+        return self._key(numbers, capture) in self._compiled
 
-    def wait(self, numbers: Numbers, compilation: Compilation) -> None:
-        """Compile the kernels of such calls now."""
-        compilation.wait()
-        self._compiled.add(numbers)
+    def serve(self, numbers: Numbers, capture: Capture, *, wait: bool) -> bool:
+        """Whether calls of these numbers, which are planned now, run kernels.
+
+        Those are there, or are compiled now to `wait` for.
+        """
+        key = self._key(numbers, capture)
+        if wait and key not in self._compiled:
+            Compilation(capture.group_kernels).wait()
+            self._compiled.add(key)
+        if key in self._compiled:
+            self._planned.add(numbers)
+            self._tried.add(key)
+        return key in self._compiled
+
+    def are_untried(self, numbers: Numbers, capture: Capture) -> bool:
+        """Whether kernels are there by which no such call has been planned."""
+        key = self._key(numbers, capture)
+        return key in self._compiled and key not in self._tried
+
+    def meet(self, planned: RunnablePlan) -> None:
+        """See a call of a new size, which others of its trace may follow: compile for these."""
+        trace = planned.capture.kernels_are_for
+        if trace is not None and planned.capture.unfused is None and trace not in self._compiled:
+            self._compile(trace, planned.capture)
 
     def have_come(self, numbers: Numbers, planned: RunnablePlan) -> bool:
         """Whether kernels are there that this plan does not run; else compiles them beside.
 
-        Those of one size at a time: others wait for them.
+        Those of one size, or trace, at a time: others wait for them.
         """
-        if self.are_there(numbers) or planned.capture.unfused is not None:
+        if numbers in self._planned or planned.capture.unfused is not None:
             return False
-        compilation = self._compilations.get(numbers)
+        key = self._key(numbers, planned.capture)
+        if key not in self._compiled and not self._compile(key, planned.capture):
+            return False
+        self._planned.add(numbers)
+        return True
+
+    def _compile(self, key: Hashable, capture: Capture) -> bool:
+        """Compile kernels beside the steps, once calls that run them are met often enough.
+
+        Gives whether there are any now.
+        """
+        compilation = self._compilations.get(key)
         if compilation is not None:
             if not compilation.is_done:
                 return False
-            del self._compilations[numbers]
-            self._compiled.add(numbers)
+            del self._compilations[key]
+            self._compiled.add(key)
             return compilation.count > 0
         if len(self._met) > _MOST_MET:
             self._met.clear()
-        self._met[numbers] += 1
+        self._met[key] += 1
         is_first = not (self._compiled or self._compilations)
         is_free = all(other.is_done for other in self._compilations.values())
-        if is_free and self._met[numbers] >= (_FIRST if is_first else _LATER):
-            self._compilations[numbers] = Compilation(planned.capture.group_kernels)
+        if is_free and self._met[key] >= (_FIRST if is_first else _LATER):
+            self._compilations[key] = Compilation(capture.group_kernels)
         return False
+
+    @staticmethod
+    def _key(numbers: Numbers, capture: Capture) -> Hashable:
+        return capture.kernels_are_for or numbers
 
 
 def plan_by_kernels(plan: Callable[[], Any], before: Any, name: str) -> Any:

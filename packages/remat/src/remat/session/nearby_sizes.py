@@ -50,15 +50,12 @@ def plan_nearby(
     """Plan a call by the plan of a size that is near; `None` if it is to be planned by itself.
 
     That is where no size is near, no known schedule fits, a plan is asked for or shared with other
-    ranks, or kernels of this size are there. A `loss` is what is run of what the region returns.
+    ranks, or kernels are there by which no such size was planned. A `loss` is what is run of what
+    the region returns.
     """
     if region.rehearses_all_sizes or numbers in region.left or not region.plans:
         return None
     if settings.region_plan is not None or has_other_ranks():
-        return None
-    if settings.runs_groups_on(device_of(inputs)) and (
-        settings.wait or region.kernels.are_there(numbers)
-    ):
         return None
     start = time.perf_counter()
     loss = loss if region.expected is None else None
@@ -67,8 +64,11 @@ def plan_nearby(
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         return rehearsed(executable, region.graph, tensors, loss, budget)
 
+    runs_groups = settings.runs_groups_on(device_of(inputs))
     for other, call in _nearest(settings, region, inputs):
         near = cast("SizedCapture", other.capture)
+        if runs_groups and _awaits_kernels(settings, region, numbers, near):
+            return None
         with collector_at_rest():
             captured = near.at(call)
         if captured is None:
@@ -86,9 +86,9 @@ def _nearest(
 ) -> Iterator[tuple[RunnablePlan, CallSizes]]:
     """Yield the plans that were rehearsed and have this size in their bucket.
 
-    First those of sizes that are no smaller, then those of smaller ones, the nearest first. Of a
-    fraction, only those whose budget is of their own sizes serve larger ones. With each comes what
-    its trace reads off the call.
+    First those of sizes that are no smaller, then those of smaller ones, the nearest first; if any
+    have compiled groups, only those. Of a fraction, only those whose budget is of their own sizes
+    serve larger ones. With each comes what its trace reads off the call.
     """
     rehearsed: dict[int, RunnablePlan] = {}
     for plan in region.plans.values():
@@ -108,8 +108,18 @@ def _nearest(
             has_own_budget = settings.budget.fraction is None or plan.plan.plain_peak_bytes
             if ratio <= (BUCKET if has_own_budget else 1.0):
                 found.append((ratio > 1.0, abs(math.log(ratio)), at, plan, call))
-    found.sort(key=lambda each: each[:3])
+    grouped = [each for each in found if each[3].capture.unfused is not None]
+    found = sorted(grouped or found, key=lambda each: each[:3])
     yield from ((plan, call) for *_, plan, call in found[:_MOST_TRIED])
+
+
+def _awaits_kernels(
+    settings: Settings, region: Region, numbers: tuple[Any, ...], near: SizedCapture
+) -> bool:
+    """Whether calls near to one so captured are to be planned with groups, and none is yet."""
+    kernels = region.kernels
+    waits = settings.wait and not kernels.are_there(numbers, near)
+    return waits or kernels.are_untried(numbers, near)
 
 
 def _same(

@@ -42,7 +42,6 @@ from remat_exec import Ability, BudgetExceeded, Executor, abilities_of, autocast
 from remat_graph.torch import (
     Capture,
     CaptureError,
-    Compilation,
     Cost,
     Costs,
     LossCost,
@@ -212,6 +211,8 @@ class RegionPlanner:
         """
         nearby = plan_nearby(self.settings, self._executor, region, numbers, inputs, loss)
         if nearby is not None:
+            if self.settings.runs_groups_on(device_of(inputs)):
+                region.kernels.meet(nearby)
             return nearby
         try:
             with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
@@ -376,10 +377,7 @@ class RegionPlanner:
         """Whether a call is planned with compiled groups, which are there or are waited for."""
         if not self.settings.runs_groups_on(captured.program.device):
             return False
-        numbers = region.numbers(inputs)
-        if self.settings.wait and not region.kernels.are_there(numbers):
-            region.kernels.wait(numbers, Compilation(captured.group_kernels))
-        return region.kernels.are_there(numbers)
+        return region.kernels.serve(region.numbers(inputs), captured, wait=self.settings.wait)
 
     def _is_for_too_few(self, planned: RunnablePlan) -> bool:
         """Whether a backward over more than what was taken for the loss is likely, or impossible.

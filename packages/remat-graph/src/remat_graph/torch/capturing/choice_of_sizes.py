@@ -13,13 +13,14 @@ from functools import cached_property
 from typing import Any
 
 from remat_graph.torch.calls import Call, TensorFacts
+from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.program import Generic, Program
 from remat_graph.torch.ways.choice import Choice
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.resizing import Resizer
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
 
-__all__ = ["ChoiceOfSizes"]
+__all__ = ["ChoiceOfSizes", "Cuts"]
 
 Cuts = tuple[tuple[Cut, ...], ...]
 
@@ -43,11 +44,16 @@ class ChoiceOfSizes:
             return written
         program, cuts = written
         own = plain.generic
-        sizes = {size: own.numbers[name] for size, name in own.names.items()}
-        if _is_alike(generic, program, sizes):
-            for_all = Generic(generic, own.names, own.numbers, self._texts)
+        if self._is_alike(generic, program, own):
+            for_all = Generic(generic, own.names, own.formulas, own.numbers, self._texts)
             object.__setattr__(program, "generic", for_all)
         return program, cuts
+
+    def _is_alike(self, generic: Program, program: Program, own: Generic) -> bool:
+        """Whether code that is written for the program of all sizes is that of one of these."""
+        return _is_alike(
+            generic, program, {size: own.numbers[name] for size, name in own.names.items()}
+        )
 
     def _written(self, plain: Program) -> tuple[Program, Cuts] | None:
         prepared = self.choice.prepare(plain)
@@ -156,8 +162,8 @@ def _same(one: Any, other: Any, sizes: Mapping[float, Any]) -> bool:
         return len(one) == len(other) and all(_same(a, b, sizes) for a, b in pairs)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[k], other[k], sizes) for k in one)
-    if isinstance(one, SlicedBody) and isinstance(other, SlicedBody):
-        return True
+    if isinstance(one, (SlicedBody, Kernel)):
+        return type(one) is type(other)
     if type(one) in (int, float):
         named = sizes.get(one, one)
         return type(named) is type(other) and bool(named == other)

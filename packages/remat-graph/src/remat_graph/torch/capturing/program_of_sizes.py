@@ -61,6 +61,7 @@ class ProgramOfSizes:
         self._added: dict[str, Traced] = {}
         self._slot_of = {numbers[at]: Slot(at) for at in joint.distinct}
         self._names = {numbers[at]: f"size_{at}__" for at in joint.distinct}
+        self._formulas = joint.formulas(numbers, self._names)
         self._texts: dict[Any, Any] = {}
         self._terms: dict[str, tuple[str, ...]] = {}
         self._made_by = program.calls_by_variable()
@@ -203,7 +204,7 @@ class ProgramOfSizes:
                 return other
         other = copy.copy(generic)
         own = {self._names[self._numbers[at]]: numbers[at] for at in self._joint.distinct}
-        parts["generic"] = Generic(generic, self._names, own, self._texts)
+        parts["generic"] = Generic(generic, self._names, self._formulas, own, self._texts)
         for name, part in parts.items():
             object.__setattr__(other, name, part)
         return other
@@ -211,6 +212,15 @@ class ProgramOfSizes:
     def holds_for(self, symbols: Mapping[str, Any]) -> bool:
         """Whether it is of such sizes: of some traces only where several inputs have the same."""
         return self._joint.holds_for(symbols)
+
+    @functools.cached_property
+    def reading_numbers(self) -> frozenset[str]:
+        """The ops that read a number of the call which is no size, as a temperature."""
+        return frozenset(
+            op
+            for op, arguments in self._arguments.items()
+            if any(isinstance(self._numbers[slot.index], float) for slot in _slots_of(arguments))
+        )
 
     def have_same_sizes(self, numbers: Numbers, others: Numbers) -> bool:
         """Whether all that is known of variables is the same for two calls."""
@@ -258,6 +268,8 @@ def _slots_of(item: Any) -> Iterator[Slot]:
     if isinstance(item, (tuple, list)):
         for part in item:
             yield from _slots_of(part)
+    elif isinstance(item, dict):
+        yield from _slots_of(list(item.values()))
     elif isinstance(item, Slot):
         yield item
 

@@ -22,14 +22,15 @@ from remat_graph.graph import Graph
 from remat_graph.torch.capturing.capture import capture_joint, errors_told, leaves_of
 from remat_graph.torch.capturing.captures import Capture, Costs
 from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes
-from remat_graph.torch.capturing.late_capture import LateCapture
+from remat_graph.torch.capturing.groups_of_sizes import GroupsOfTrace
 from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
+from remat_graph.torch.capturing.sized_ways import SizedWays
 from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_proportion
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import Program
 from remat_graph.torch.tracing.joint import Key
-from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import OtherSizes, Symbols
 
@@ -65,6 +66,7 @@ class SizedRegion:
         self._slots = slots
         self._likes = list(likes)
         self._programs: dict[Any, ProgramOfSizes | None] = {}
+        self.groups = GroupsOfTrace()
 
     def capture(
         self,
@@ -161,7 +163,7 @@ class SizedRegion:
 
 
 @dataclass(frozen=True)
-class SizedCapture(LateCapture):
+class SizedCapture(SizedWays):
     """A capture of a region that was traced for calls of any size, for one of these.
 
     `symbols` are its numbers, `leaves` the inputs that keep their gradient. One that was read off
@@ -218,11 +220,6 @@ class SizedCapture(LateCapture):
         if ratio <= 1.0 or of_sizes is None or self.region is None:
             return ratio
         return min(ratio, of_sizes.growth(self.region.joint.numbers(call.symbols), self._numbers))
-
-    @functools.cached_property
-    def _numbers(self) -> Numbers:
-        assert self.region is not None
-        return self.region.joint.numbers(self.symbols)
 
     def _ratio(self, symbols: Mapping[str, Any]) -> float:
         sizes = () if self.region is None else self.region.symbols.sizes
@@ -290,32 +287,6 @@ class SizedCapture(LateCapture):
             for value in graph.values
         ]
 
-    def _written_for(self, plain: SizedCapture) -> SizedCapture | None:
-        """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
-
-        `plain` is what `_uncut` is for these sizes. Groups are compiled for each size.
-        """
-        of_sizes = self._choice_of_sizes
-        written = None if of_sizes is None else of_sizes.of(plain.program)
-        if written is None:
-            return None
-        program, cuts = written
-        known = {"found": cuts}
-        other = plain._later(
-            **self._costs_for(program, plain.symbols),
-            outline=self.outline,
-            program=program,
-            variants_are_read_off=False,  # rules may not allow it for these sizes
-            _costs=self._costs,
-            _measured=self._measured,
-            _choice=self._choice,
-            _plain=plain._later(plain._graph_later, _cuts=known),
-            _base=self._chosen_base,
-            _cuts=known,
-            _of_sizes=of_sizes,
-        )
-        return other.with_released_outputs(self.released_outputs)
-
     def _costs_for(self, program: Program, symbols: Mapping[str, Any]) -> dict[str, Any]:
         """Give the graph and the loss of the program of other numbers, if these are sizes."""
         if self._have_same_sizes(symbols):
@@ -323,36 +294,6 @@ class SizedCapture(LateCapture):
         loss = loss_in_proportion(self.loss, program, self.program)
         graph = functools.partial(graph_costed_like, self.graph, self.program, program, loss)
         return {"graph": graph, "loss": loss, "released_outputs": frozenset()}
-
-    @property
-    def _chosen_base(self) -> SizedCapture:
-        """The capture off which this one was read together with the ways in which it runs."""
-        is_read_off = self._base is not None and self._base._choice is not None
-        return self._base if self._base is not None and is_read_off else self
-
-    @functools.cached_property
-    def _uncut(self) -> SizedCapture:
-        """The same capture as it was traced, with costs as this one has them."""
-        return self.without_alternatives()
-
-    @functools.cached_property
-    def _choice_of_sizes(self) -> ChoiceOfSizes | None:
-        choice = self._choice
-        if self._of_sizes is not None or choice is None or choice.unfused is not None:
-            return self._of_sizes
-        return ChoiceOfSizes(choice, self.cuts if choice.sliced else (), self.program.order)
-
-    @functools.cached_property
-    def _unsliced(self) -> SizedCapture:
-        return self.in_slices(())
-
-    @property
-    def unsliced(self) -> SizedCapture | None:
-        """The same with nothing in slices, of one that was read off; `None` if nothing is so."""
-        base, plain = self._chosen_base, self._plain
-        if base is self or not self.sliced or plain is None:
-            return None
-        return base._unsliced._written_for(cast("SizedCapture", plain))
 
     def _is_read_off(self, region: SizedRegion, symbols: Mapping[str, Any]) -> bool:
         """Whether it can be read off with all gradients; what that takes is done once."""

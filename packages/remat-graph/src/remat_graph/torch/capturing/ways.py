@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -24,7 +24,10 @@ from remat_graph.torch.ways.slicing import bytes_of_cut, same_cuts
 if TYPE_CHECKING:
     from remat_graph.graph import Graph
 
-__all__ = ["Ways"]
+__all__ = ["Times", "Ways"]
+
+Times = Callable[[Program], Mapping[str, float]]
+"""Gives the seconds of each op of a program."""
 
 
 class Ways:
@@ -133,14 +136,29 @@ class Ways:
             CaptureError: if rounding may not differ, or an operator cannot be measured.
         """
         choice = self._rounding("compiled groups round otherwise")
-        plain, left_out = self.without_alternatives(), frozenset[str]()
+        plain = self.without_alternatives()
+        left_out = plain._in_no_group
         if unfused is not None:
             left_out = frozenset(op for at, op in enumerate(plain.program.calls) if at in unfused)
         elif self._costs == "measure" and not self.dry:
-            alone = choice.before_groups(plain.program, plain.cuts if choice.sliced else ())
             with own_modes():
-                left_out = ops_left_out(alone, _times(self._measured))
+                left_out = plain._ops_left_out(choice, times_by(self._measured))
         return plain._chosen(replace(choice, unfused=left_out, gives_again=give_again))
+
+    @property
+    def _in_no_group(self) -> frozenset[str]:
+        """The ops of a capture without alternatives that are never in a group."""
+        return frozenset()
+
+    def _ops_left_out(self, choice: Choice, times: Times) -> frozenset[str]:
+        """Find the ops of a capture without alternatives that are better left out of groups."""
+        cuts = self.cuts if choice.sliced else ()
+        return ops_left_out(choice.before_groups(self.program, cuts), times)
+
+    @property
+    def kernels_are_for(self) -> Hashable | None:
+        """What kernels of groups are for, beside this size: a trace of all sizes, if any."""
+        return None
 
     @property
     def group_kernels(self) -> tuple[Kernel, ...]:
@@ -148,7 +166,7 @@ class Ways:
         choice = self._rounding("compiled groups round otherwise")
         plain, kernels = self.without_alternatives(), dict[str, Kernel]()
         for again in (False, True):
-            grouped = replace(choice, unfused=frozenset(), gives_again=again)
+            grouped = replace(choice, unfused=plain._in_no_group, gives_again=again)
             kernels |= kernels_of(plain._program_of(grouped))
         return tuple(kernels.values())
 
@@ -228,7 +246,7 @@ class Ways:
             laid = frozenset(op for at, op in enumerate(self.program.calls) if at in laid_out)
         elif numerics.allows(Numerics.ROUNDING) and measured is not None and not self.dry:
             with own_modes():
-                laid = choose_layouts(self.program, _times(measured))
+                laid = choose_layouts(self.program, times_by(measured))
         return self._chosen(Choice(numerics, laid))
 
     def _rounding(self, why: str) -> Choice:
@@ -256,6 +274,6 @@ class Ways:
         return other._chosen(replace(self._choice, laid=laid, sliced=sliced))
 
 
-def _times(measured: dict[str, Cost]) -> Callable[[Program], Mapping[str, float]]:
+def times_by(measured: dict[str, Cost]) -> Times:
     """Give what measures the seconds of each op of a program."""
     return lambda program: {op: cost.time for op, cost in measure_costs(program, measured).items()}

@@ -41,7 +41,9 @@ class Compilation:
     """
 
     def __init__(self, kernels: Iterable[Kernel]) -> None:
-        waiting = [kernel for kernel in kernels if not kernel.is_settled]
+        waiting = [
+            kernel for kernel in kernels if not (kernel.is_settled or kernel.take_code_of_sizes())
+        ]
         count = min(_MOST_PROCESSES, os.cpu_count() or 1, -(-len(waiting) // _KERNELS_EACH))
         self.count = len(waiting)
         self._workers = list[_Worker]()
@@ -100,7 +102,10 @@ class _Worker:
         Raises:
             OSError: if there is no place for the file.
         """
-        items = [(kernel.key, kernel.body, dict(kernel.facts)) for kernel in kernels]
+        items = [
+            (kernel.key, kernel.body, dict(kernel.facts)) if kernel.sized is None else kernel.sized
+            for kernel in kernels
+        ]
         descriptor, path = tempfile.mkstemp(prefix="remat-kernels-")
         self._path = Path(path)
         with os.fdopen(descriptor, "wb") as job:

@@ -18,14 +18,16 @@ _ROUNDS = 3  # without the groups left out, others are made, which may be slower
 
 
 def ops_left_out(
-    program: Program, times_of: Callable[[Program], Mapping[str, float]]
+    program: Program,
+    times_of: Callable[[Program], Mapping[str, float]],
+    left_out: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
     """Find the ops of a program without alternatives that are better left out of groups.
 
-    `times_of` gives the seconds of each op of a program, those of groups compiled.
+    `times_of` gives the seconds of each op of a program, those of groups compiled. Some may be
+    `left_out` in any case.
     """
     alone = times_of(program)
-    left_out: frozenset[str] = frozenset()
     for _ in range(_ROUNDS):
         apart, part_of = norms_apart(program, left_out)
         groups = find_groups(apart, left_out)

@@ -2,7 +2,7 @@
 
 A kernel is traced on tensors without data, its operators taken apart as Inductor asks, and compiled
 apart from the user's settings: what it patches it patches for this compilation alone. Its outputs
-are asked for in the layouts that the operators have.
+are asked for in the layouts that the operators have. Of a group of any size, sizes are symbols.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from remat_graph.torch.calls import TensorFacts
-from remat_graph.torch.fusing.kernel import Compiled, Kernel
+from remat_graph.torch.calls import Body, TensorFacts
+from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.sized_code import Compiled, SizedCode
 from remat_graph.torch.process import quietly
+from remat_graph.torch.tracing.symbols import Conditions, expression_of, new_symbol
 
-__all__ = ["compile_kernels", "missing_compiler"]
+__all__ = ["compile_for_all_sizes", "compile_kernels", "missing_compiler"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +34,29 @@ logger = logging.getLogger(__name__)
 def compile_kernels(kernels: Iterable[Kernel]) -> None:
     """Compile those that have not been; one that cannot be keeps the reason, and runs as it did."""
     for kernel in kernels:
-        if kernel.is_settled:
+        if kernel.is_settled or kernel.take_code_of_sizes():
             continue
+        sized = kernel.sized
+        if sized is not None and not sized.is_settled:
+            compile_for_all_sizes(sized)
+            if kernel.take_code_of_sizes():
+                continue
         try:
             with quietly():  # Inductor warns of what its own modules use
                 kernel.compiled = _compiled(kernel)
         except Exception as error:
             kernel.failure = f"{type(error).__name__}: {error}"
             logger.info("%s is not compiled: %s", kernel, kernel.failure)
+
+
+def compile_for_all_sizes(sized: SizedCode) -> None:
+    """Compile a group of any size, once; if it cannot be, it keeps the reason."""
+    try:
+        with quietly():
+            sized.code, sized.holds = _compiled_for_all_sizes(sized)
+    except Exception as error:
+        sized.failure = f"{type(error).__name__}: {error}"
+        logger.info("a group of any size is not compiled: %s", sized.failure)
 
 
 @functools.cache
@@ -64,15 +81,36 @@ def missing_compiler(device: torch.device) -> bool:
 
 
 def _compiled(kernel: Kernel) -> Compiled:
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    return _code(kernel.key, kernel.body_at, kernel.facts, (), mode)
+
+
+def _compiled_for_all_sizes(sized: SizedCode) -> tuple[Compiled, Callable[[Sequence[Any]], bool]]:
+    env = ShapeEnv()
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    symbols = [new_symbol(env, name, number) for name, number in sized.symbols.items()]
+    code = _code(sized.key, sized.body_at, sized.facts_at(symbols), symbols, mode)
+    conditions = Conditions(env, tuple(str(expression_of(symbol)) for symbol in symbols))
+    return code, lambda numbers: conditions.are_in_range(numbers) and conditions.hold(numbers)
+
+
+def _code(
+    key: str,
+    body_at: Callable[[Sequence[Any]], Body],
+    facts: Mapping[str, TensorFacts],
+    symbols: Sequence[Any],
+    mode: FakeTensorMode,
+) -> Compiled:
+    """Compile a body of symbols, which its code takes before the tensors."""
     from torch._inductor import config  # noqa: PLC0415 - takes a second
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
-    device = kernel.facts[kernel.body.outputs[0]].device
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    body = body_at(symbols)
+    device, overwritten = facts[body.outputs[0]].device, {old for old, _ in body.overwrites}
     with _apart(device), mode:
-        inputs = [_like(kernel.facts[name]) for name in kernel.body.inputs]
-        traced = _traced(kernel, inputs)
-    ends = [at for at, ends in enumerate(kernel.ends) if ends]
+        inputs = [*symbols, *(_like(facts[name]) for name in body.inputs)]
+        traced = _traced(key, body_at, facts, inputs, len(symbols))
+    ends = [at for at, name in enumerate(body.inputs, len(symbols)) if name in overwritten]
     context = TracingContext(mode)
     context.fw_metadata = _Ends(ends)  # type: ignore[assignment]
     with _apart(device), config.patch(_SETTINGS), tracing(context), mode:
@@ -98,20 +136,27 @@ _SETTINGS = {
 }
 
 
-def _traced(kernel: Kernel, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+def _traced(
+    key: str,
+    body_at: Callable[[Sequence[Any]], Body],
+    facts: Mapping[str, TensorFacts],
+    inputs: Sequence[Any],
+    count: int,
+) -> torch.fx.GraphModule:
+    """Trace a body; the first inputs, so many, are symbols."""
     from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
-    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return kernel.interpreted(tensors)
+    def run(*items: Any) -> list[torch.Tensor]:
+        return Kernel(key, body_at(items[:count]), facts).interpreted(items[count:])
 
     graph = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
     for at, node in enumerate(graph.graph.find_nodes(op="placeholder")):
-        node.name = node.target = f"k{kernel.key}_{at}"  # which inputs end is not in Inductor's key
+        node.name = node.target = f"k{key}_{at}"  # which inputs end is not in Inductor's key
     graph.recompile()
     (output,) = graph.graph.find_nodes(op="output")
     nodes = output.args[0]
-    for node, name in zip(nodes, kernel.body.outputs, strict=True):
-        node.meta["val"] = _like(kernel.facts[name])
+    for node, name in zip(nodes, body_at(inputs[:count]).outputs, strict=True):
+        node.meta["val"] = _like(facts[name])
     output.meta["user_visible_output_idxs"] = list(range(len(nodes)))
     return graph
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
+from remat_graph.torch.fusing.sized_code import Compiled, SizedCode
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["Kernel", "kernel_of", "results_of", "run_fused", "run_over"]
+__all__ = ["Kernel", "kernel_at", "kernel_of", "results_of", "run_fused", "run_over"]
 
 logger = logging.getLogger(__name__)
-
-Compiled = Callable[[list[torch.Tensor]], Any]
-"""Takes a list of tensors, which it empties; gives a sequence of tensors."""
 
 
 def run_fused(kernel: Kernel, *inputs: torch.Tensor) -> Any:
@@ -64,6 +62,7 @@ class Kernel:
     it makes again; `key` names what it computes. Inputs that the body overwrites have ended when it
     has run: their memory holds an output, or anything.
     `compiled` is the code for it; without, calls run one by one. `failure` says why there is none.
+    One of a program of any size has `sized` code, for its numbers of the `symbols`.
     """
 
     key: str
@@ -72,12 +71,33 @@ class Kernel:
     again: frozenset[str] = frozenset()
     compiled: Compiled | None = field(default=None, repr=False)
     failure: str | None = field(default=None, repr=False)
+    sized: SizedCode | None = field(default=None, repr=False)
+    symbols: tuple[Any, ...] = field(default=(), repr=False)
     _is_checked: bool = field(default=False, repr=False)
 
     @property
     def is_settled(self) -> bool:
         """Whether it has been compiled, or cannot be."""
         return self.compiled is not None or self.failure is not None
+
+    def take_code_of_sizes(self) -> bool:
+        """Run by the code for any size, if it is there and holds for this one; say if that is so.
+
+        That it gives what was planned is checked for the first size alone: what it may write over
+        is copied for that.
+        """
+        sized = self.sized
+        code = None if sized is None else sized.code_at(self.symbols)
+        if sized is not None and code is not None:
+            self.compiled = code
+            self._is_checked = sized.is_checked
+        elif sized is not None and sized.failure is not None:
+            self.failure = sized.failure
+        return self.is_settled
+
+    def body_at(self, _: Sequence[Any]) -> Body:
+        """Give the body, in which there are no symbols."""
+        return self.body
 
     def __repr__(self) -> str:
         return f"Kernel({self.key})"
@@ -111,6 +131,8 @@ class Kernel:
                 return self._refused(other, inputs)
             storages.add(storage)
         self._is_checked = True
+        if self.sized is not None:
+            self.sized.is_checked = True
         return outputs
 
     def _refused(self, failure: str, inputs: Collection[torch.Tensor]) -> list[torch.Tensor]:
@@ -183,6 +205,15 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[st
     key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     with _lock:
         return _kernels.setdefault(key, Kernel(key, numbered, known, frozenset(remade)))
+
+
+def kernel_at(kernel: Kernel, sized: SizedCode, symbols: tuple[Any, ...]) -> Kernel:
+    """Give the kernel that does the same as another for these numbers of its symbols."""
+    other = kernel_of(sized.body_at(symbols), sized.facts_at(symbols), kernel.again)
+    if other.sized is None:
+        other.sized, other.symbols = sized, symbols
+        other.take_code_of_sizes()
+    return other
 
 
 def _layout(facts: TensorFacts) -> tuple[Any, ...]:

@@ -132,8 +132,8 @@ class _Parts:
             if saved is not None:
                 self._view(saved, of, [shape[1]])
         if new_mean is not None or new_var is not None:
-            count = math.prod(shape) // shape[1]
-            args = mean, var, mean_of_batch, var_of_batch, count, momentum
+            sizes = [shape[axis] for axis in axes]
+            args = mean, var, mean_of_batch, var_of_batch, sizes, momentum
             self.calls[f"{self.op}__running"] = Call(
                 running_statistics, args, {}, (new_mean, new_var), sequence=True
             )

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
-from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.compiling import compile_for_all_sizes, compile_kernels
 from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.sized_code import SizedCode
 
 __all__ = ["main"]
 
@@ -43,8 +44,11 @@ def main(idle_seconds: float) -> None:
 def _compile(path: Path) -> None:
     threads, kernels = pickle.loads(path.read_bytes())
     torch.set_num_threads(threads)
-    for key, body, facts in kernels:
-        compile_kernels([Kernel(key, body, facts)])
+    for item in kernels:
+        if isinstance(item, SizedCode):
+            compile_for_all_sizes(item)
+        else:
+            compile_kernels([Kernel(*item)])
 
 
 def _end_with(parent: int) -> None:

@@ -9,6 +9,7 @@ the operator gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,9 +87,18 @@ def batch_norm_backward(
 
 
 def running_statistics(
-    mean: Tensor, var: Tensor, of_batch: Tensor, var_of_batch: Tensor, count: int, momentum: float
+    mean: Tensor,
+    var: Tensor,
+    of_batch: Tensor,
+    var_of_batch: Tensor,
+    sizes: Sequence[int],
+    momentum: float,
 ) -> tuple[Tensor, Tensor]:
-    """Give running statistics anew, from those of a batch of so many elements for each channel."""
+    """Give running statistics anew, from those of a batch; a channel has elements of these sizes.
+
+    What is a size for one batch is one for all; how many elements that are is no number of a trace.
+    """
+    count = math.prod(sizes)
     unbiased = var_of_batch.view_as(var) * (count / (count - 1))
     new_mean = torch.lerp(mean, of_batch.view_as(mean).to(mean.dtype), momentum)
     return new_mean, torch.lerp(var, unbiased.to(var.dtype), momentum)

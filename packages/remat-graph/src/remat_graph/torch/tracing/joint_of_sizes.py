@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
 from remat_graph.torch.tracing.fakes import new_fake
 from remat_graph.torch.tracing.joint import Joint, Layout
-from remat_graph.torch.tracing.symbols import SYMBOLIC, computed, expression_of
+from remat_graph.torch.tracing.symbols import SYMBOLIC, computed, expression_of, written
 
 __all__ = ["JointOfSizes", "Numbers", "Slot", "Traced", "filled", "layout_at", "slots_in"]
 
@@ -138,6 +139,19 @@ class JointOfSizes:
                 values.append(function(*args, **kwargs))
         self._last = symbols, values
         return values
+
+    def formulas(self, numbers: Numbers, names: Mapping[float, str]) -> dict[str, str]:
+        """Write what sizes are of those that are symbols, as Python, by the names of `numbers`."""
+        of_symbols = {
+            expression: sympy.Symbol(names[numbers[slot.index]], integer=True, positive=True)
+            for expression, slot in self._slots.items()
+            if expression.is_Symbol
+        }
+        return {
+            names[numbers[slot.index]]: written(expression.xreplace(of_symbols))
+            for expression, slot in self._slots.items()
+            if expression.free_symbols <= of_symbols.keys()
+        }
 
     def tied(self, ties: Mapping[str, str]) -> JointOfSizes:
         """Give the same for calls in which these symbols, by name, are equal to others."""

@@ -24,7 +24,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.fakes import new_fake
 
-__all__ = ["SYMBOLIC", "OtherSizes", "Symbols", "has_symbols"]
+__all__ = ["SYMBOLIC", "Conditions", "OtherSizes", "Symbols", "has_symbols", "new_symbol"]
 
 _TRIES, _STEPS = 96, (1, 1, 1, -1)  # numbers near those of a call, more of them larger
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -92,26 +92,15 @@ class Symbols:
                     self._places.setdefault(str(expression), set()).add((kind, dimension))
         sizes = self._places.keys()
         for name, origin in self._origins.items():
-            self._own[name] = self._symbol(name, origin.read(inputs), is_size=name in sizes)
+            number = origin.read(inputs)
+            self._own[name] = new_symbol(self._shape_env, name, number, is_size=name in sizes)
         self.stand_ins = [
             self._stand_in(described, example, item)
             for described, example, item in zip(self._examples, examples, inputs, strict=True)
         ]
         self._names = {str(symbol.node.expr): name for name, symbol in self._own.items()}
         self.sizes = tuple(own for own, name in self._names.items() if name in sizes)
-        self._condition: Callable[..., Any] | None = None
-        self._ranges: list[tuple[str, float, float]] = []
-        self._conditions = -1
-
-    def _symbol(self, name: str, number: Any, *, is_size: bool) -> Any:
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise CaptureError(f"{name} stands for {number!r}, which is no number")
-        env, source = self._shape_env, ConstantSource(f"number_{name}")
-        make = env.create_symbol if is_size else env.create_unspecified_symbol
-        symbol = make(number, source, dynamic_dim=DimDynamic.DYNAMIC)
-        if isinstance(number, float):
-            return env.create_symfloatnode(symbol, hint=number, source=source)
-        return env.create_symintnode(symbol, hint=number, source=source)
+        self._conditions = Conditions(self._shape_env, tuple(self._names))
 
     def _stand_in(self, described: _Described, example: Any, item: Any) -> Any:
         numbers = described.numbers(self._own)
@@ -135,10 +124,10 @@ class Symbols:
             if type(inputs[at]) is not type(item) or inputs[at] != item:
                 raise OtherSizes(f"an input that is no symbol is {inputs[at]!r}, not {item!r}")
         numbers = {own: read[name] for own, name in self._names.items()}
-        self._read_conditions()
-        if not self._are_in_range(numbers):
+        values = tuple(numbers.values())
+        if not self._conditions.are_in_range(values):
             raise OtherSizes(f"{numbers} are not all in the range that was traced")
-        if not self._hold(numbers):
+        if not self._conditions.hold(values):
             raise OtherSizes("torch decided on sizes while it traced, and would decide otherwise")
         return numbers
 
@@ -153,7 +142,6 @@ class Symbols:
         Each is another than here, so that what is read off both can be compared. What is no size
         is changed by some thousandths. Symbols in `ties` stay equal to others.
         """
-        self._read_conditions()
         generator = random.Random(0)
         for spread in range(_TRIES):
             near = {
@@ -163,7 +151,9 @@ class Symbols:
                 for name, number in numbers.items()
             }
             near.update((name, near[other]) for name, other in ties.items())
-            if self._are_in_range(near) and self._hold(near) and are_generic(near):
+            values = tuple(near.values())
+            allowed = self._conditions.are_in_range(values) and self._conditions.hold(values)
+            if allowed and are_generic(near):
                 return near
         return None
 
@@ -181,33 +171,61 @@ class Symbols:
                 ties[name] = other
         return ties
 
-    def _are_in_range(self, numbers: Mapping[str, Any]) -> bool:
-        return all(low <= numbers[name] <= high for name, low, high in self._ranges)
-
-    def _hold(self, numbers: Mapping[str, Any]) -> bool:
-        assert self._condition is not None
-        return all(self._condition(*numbers.values()))
-
-    def _read_conditions(self) -> None:
-        """Read what torch has noted: in what ranges numbers are, and what holds for them."""
-        env = self._shape_env
-        count = len(env.guards) + len(env.replacements)
-        if count == self._conditions:
-            return
-        equal = [sympy.Eq(old, new) for old, new in env.replacements.items()]
-        conditions = [*(guard.expr for guard in env.guards), *equal]
-        self._condition = computed(conditions, tuple(self._names))
-        self._ranges = [
-            (name, _number(allowed.lower), _number(allowed.upper))
-            for symbol, allowed in env.var_to_range.items()
-            if (name := str(symbol)) in self._names
-        ]
-        self._conditions = count
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the symbols of this trace, in the order of `numbers`."""
         return tuple(self._names)
+
+
+class Conditions:
+    """What torch has noted of symbols of these names, and notes yet: read when it is asked for."""
+
+    def __init__(self, env: ShapeEnv, names: tuple[str, ...]) -> None:
+        self._env, self._names = env, names
+        self._condition: Callable[..., Any] = lambda *_: ()
+        self._ranges: list[tuple[int, float, float]] = []
+        self._count = -1
+
+    def are_in_range(self, numbers: Sequence[Any]) -> bool:
+        """Whether numbers, in the order of the names, are each in the range of its symbol."""
+        self._read()
+        return all(low <= numbers[at] <= high for at, low, high in self._ranges)
+
+    def hold(self, numbers: Sequence[Any]) -> bool:
+        """Whether all that torch decided is so for these numbers."""
+        self._read()
+        return all(self._condition(*numbers))
+
+    def _read(self) -> None:
+        env = self._env
+        count = len(env.guards) + len(env.replacements)
+        if count == self._count:
+            return
+        equal = [sympy.Eq(old, new) for old, new in env.replacements.items()]
+        conditions = [*(guard.expr for guard in env.guards), *equal]
+        self._condition = computed(conditions, self._names)
+        self._ranges = [
+            (self._names.index(name), _number(allowed.lower), _number(allowed.upper))
+            for symbol, allowed in env.var_to_range.items()
+            if (name := str(symbol)) in self._names
+        ]
+        self._count = count
+
+
+def new_symbol(env: ShapeEnv, name: str, number: Any, *, is_size: bool = True) -> Any:
+    """Make a symbol that stands for a number: a size of a tensor, or another number.
+
+    Raises:
+        CaptureError: if it is no number.
+    """
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise CaptureError(f"{name} stands for {number!r}, which is no number")
+    source = ConstantSource(f"number_{name}")
+    make = env.create_symbol if is_size else env.create_unspecified_symbol
+    symbol = make(number, source, dynamic_dim=DimDynamic.DYNAMIC)
+    if isinstance(number, float):
+        return env.create_symfloatnode(symbol, hint=number, source=source)
+    return env.create_symintnode(symbol, hint=number, source=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +278,17 @@ def computed(expressions: Iterable[Any], names: Sequence[str]) -> Callable[..., 
     Raises:
         CaptureError: if one cannot be written as Python.
     """
-    printer = PythonPrinter()
     try:
-        written = [printer.doprint(expression) for expression in expressions]
-        body = "".join(f"{each}, " for each in written)
+        body = "".join(f"{written(each)}, " for each in expressions)
         source = f"lambda {', '.join(names)}: ({body})"
         return eval(source, {"math": math, "torch": torch})  # type: ignore[no-any-return]
     except (SyntaxError, TypeError, NotImplementedError) as error:
         raise CaptureError(f"a size cannot be computed: {error}") from error
+
+
+def written(expression: Any) -> str:
+    """Write an expression as Python."""
+    return str(PythonPrinter().doprint(expression))
 
 
 def expression_of(number: Any) -> Any:

@@ -59,7 +59,7 @@ def add_alternatives(program: Program, numerics: Numerics) -> Program:
         for rule in rules
         for addition in rule(reader, op, program.calls[op])
     ]
-    return _extended(program, additions)
+    return _extended(program, additions) if additions else program
 
 
 def _extended(program: Program, additions: list[Addition]) -> Program:

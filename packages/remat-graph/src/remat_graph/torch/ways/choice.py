@@ -37,11 +37,18 @@ class Choice:
 
     def of(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:
         """Write a program without alternatives as chosen; `cuts` are those of it, prepared."""
-        program = self.before_groups(program, cuts)
-        if self.unfused is not None:
-            program, _ = norms_apart(program, self.unfused)
-            groups = find_groups(program, self.unfused, give_again=self.gives_again)
-            program = fused(program, groups)
+        return self.finished(self.in_groups(self.before_groups(program, cuts)))
+
+    def in_groups(self, program: Program) -> Program:
+        """Write one that is in its slices and layouts in groups, if there are to be any."""
+        if self.unfused is None:
+            return program
+        program, _ = norms_apart(program, self.unfused)
+        groups = find_groups(program, self.unfused, give_again=self.gives_again)
+        return fused(program, groups)
+
+    def finished(self, program: Program) -> Program:
+        """Write it with the alternatives of its ops."""
         return add_alternatives(program, self.numerics)
 
     def before_groups(self, program: Program, cuts: Sequence[Sequence[Cut]]) -> Program:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 
 from remat_graph.torch.calls import Call, Variable
-from remat_graph.torch.fusing.kernel import run_fused
+from remat_graph.torch.fusing.kernel import Kernel, run_fused
 from remat_graph.torch.kernels.unit_tangent import scaled
 from remat_graph.torch.program import Program
 from remat_graph.torch.regrouping import values_read, with_groups
@@ -23,7 +23,7 @@ from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody, numbered
 
 __all__ = [
-    "body_in_slices",
+    "body_of",
     "bytes_of_cut",
     "chosen_cuts",
     "in_slices",
@@ -38,9 +38,9 @@ def run_in_slices(body: SlicedBody, slices: int, *inputs: torch.Tensor) -> list[
     return body.run(inputs, body.bounds(slices))
 
 
-def body_in_slices(call: Call) -> SlicedBody | None:
-    """Give what a call runs slice by slice, if it runs anything so."""
-    if call.target is run_in_slices:
+def body_of(call: Call) -> SlicedBody | Kernel | None:
+    """Give what a call stands for: what runs slice by slice, or the kernel of a group."""
+    if call.target in (run_in_slices, run_fused):
         return call.args[0]  # type: ignore[no-any-return]
     return call.args[2] if call.target is scaled else None
 

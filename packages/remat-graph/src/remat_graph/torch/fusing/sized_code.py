@@ -1,0 +1,169 @@
+"""Compiled code for groups of any size: what a group computes, with symbols for its sizes.
+
+A group of a program of sizes that all differ is that of every size of its trace, with other numbers
+in their places. It is compiled once, with symbols; what the compiler decides on sizes, as that one
+is not that of another, it notes as conditions, which a size must meet to run this code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.lowering import equivalence_of
+
+__all__ = ["Compiled", "SizedCode", "at_numbers", "facts_at"]
+
+Compiled = Callable[[list[Any]], Any]
+"""Takes a list of tensors, which it empties; gives a sequence of tensors."""
+
+
+@dataclass(eq=False)
+class SizedCode:
+    """What groups compute that differ in sizes alone.
+
+    `body` and `facts` have numbers in the places of sizes: those of `formulas`, which say what each
+    is of the `symbols`, a Python expression. No other number in them is equal to one of these.
+    `code` takes what stands for the symbols, in their order, before the tensors. `failure` says why
+    there is none, and `holds` for which numbers of the symbols it is.
+    """
+
+    body: Body
+    facts: Mapping[str, TensorFacts] = field(repr=False)
+    formulas: Mapping[int, str]
+    symbols: Mapping[str, int]
+    code: Compiled | None = field(default=None, repr=False)
+    failure: str | None = None
+    holds: Callable[[Sequence[Any]], bool] | None = field(default=None, repr=False)
+    is_checked: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        body: Body,
+        facts: Mapping[str, TensorFacts],
+        names: Mapping[float, str],
+        formulas: Mapping[str, str],
+        numbers: Mapping[str, Any],
+    ) -> Self | None:
+        """Read it off a group in which these `names` stand for sizes; `None` if none does.
+
+        `formulas` say what each is of those that are symbols, and `numbers` what these are.
+
+        Raises:
+            CaptureError: if one of them is no size.
+        """
+        there = {number for number in _numbers(body, facts) if number in names}
+        if not there:
+            return None
+        if any(isinstance(number, float) or names[number] not in formulas for number in there):
+            raise CaptureError("a group reads a number that is no size")
+        own = {int(number): formulas[names[number]] for number in sorted(there)}
+        used = set[str]().union(*(compile(each, "", "eval").co_names for each in own.values()))
+        return cls(
+            body, facts, own, {name: numbers[name] for name in sorted(used & numbers.keys())}
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what is to be compiled; code stays where it was loaded."""
+        return SizedCode, (self.body, dict(self.facts), self.formulas, self.symbols)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been compiled, or cannot be."""
+        return self.code is not None or self.failure is not None
+
+    def code_at(self, symbols: Sequence[Any]) -> Compiled | None:
+        """Give the code for these numbers of the symbols; `None` if there is none for them."""
+        code = self.code
+        if code is None or not (self.holds is None or self.holds(symbols)):
+            return None
+        return lambda tensors: code([*symbols, *tensors])
+
+    @cached_property
+    def key(self) -> str:
+        """A name for what it computes, whatever numbers stand for the sizes."""
+        named: dict[float, str] = {number: f"<{text}>" for number, text in self.formulas.items()}
+        calls = tuple(at_numbers(call, named) for call in self.body.calls)
+        layouts = {
+            name: dataclasses.replace(
+                fact, shape=at_numbers(fact.shape, named), stride=at_numbers(fact.stride, named)
+            )
+            for name, fact in self.facts.items()
+        }
+        body = dataclasses.replace(self.body, calls=calls)
+        inputs = tuple(map(Variable, body.inputs))
+        call = Call(torch.empty, inputs, {}, (), sequence=True, body=body)
+        given = [(layouts[name].shape, layouts[name].stride) for name in body.outputs]
+        text = f"{equivalence_of(call, layouts)} {given} {torch.get_num_threads()}"
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    @cached_property
+    def _compute(self) -> Callable[..., tuple[Any, ...]]:
+        formulas = "".join(f"{text}, " for text in self.formulas.values())
+        source = f"lambda {', '.join(self.symbols)}: ({formulas})"
+        return eval(source, {"math": math, "torch": torch})  # type: ignore[no-any-return]
+
+    def body_at(self, symbols: Sequence[Any]) -> Body:
+        """Give the body for these numbers of the symbols."""
+        numbers = self._numbers(symbols)
+        calls = tuple(at_numbers(call, numbers) for call in self.body.calls)
+        return dataclasses.replace(self.body, calls=calls)
+
+    def facts_at(self, symbols: Sequence[Any]) -> dict[str, TensorFacts]:
+        """Say what is known of its variables for these numbers of the symbols."""
+        numbers = self._numbers(symbols)
+        return {name: facts_at(fact, numbers) for name, fact in self.facts.items()}
+
+    def _numbers(self, symbols: Sequence[Any]) -> dict[float, Any]:
+        return dict(zip(self.formulas, self._compute(*symbols), strict=True))
+
+
+def at_numbers(item: Any, numbers: Mapping[float, Any]) -> Any:
+    """Put other numbers in the place of these, in a call or its arguments."""
+    if isinstance(item, Call):
+        args, kwargs = at_numbers(item.args, numbers), at_numbers(dict(item.kwargs), numbers)
+        return dataclasses.replace(item, args=args, kwargs=kwargs)
+    if isinstance(item, (tuple, list)):
+        return type(item)([at_numbers(part, numbers) for part in item])
+    if isinstance(item, dict):
+        return {key: at_numbers(part, numbers) for key, part in item.items()}
+    return numbers.get(item, item) if type(item) in (int, float) else item
+
+
+def facts_at(facts: TensorFacts, numbers: Mapping[float, Any]) -> TensorFacts:
+    """Say what is known of a tensor, alone in its memory, where other numbers are its sizes."""
+    shape, stride = at_numbers(facts.shape, numbers), at_numbers(facts.stride, numbers)
+    offset = at_numbers(facts.offset, numbers)
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    count = 0 if 0 in facts.shape else offset + 1 + reach
+    return TensorFacts(
+        shape, stride, offset, facts.dtype, facts.device, count * facts.dtype.itemsize
+    )
+
+
+def _numbers_in(item: Any) -> Iterator[float]:
+    """Yield the numbers in the arguments of a call."""
+    if isinstance(item, (tuple, list)):
+        for part in item:
+            yield from _numbers_in(part)
+    elif isinstance(item, dict):
+        yield from _numbers_in(list(item.values()))
+    elif type(item) in (int, float):
+        yield item
+
+
+def _numbers(body: Body, facts: Mapping[str, TensorFacts]) -> Iterator[float]:
+    for call in body.calls:
+        yield from _numbers_in((call.args, dict(call.kwargs)))
+    for each in facts.values():
+        yield from _numbers_in((each.shape, each.stride, each.offset))
