@@ -328,3 +328,33 @@ def test_a_copy_made_between_forward_and_backward():
     assert all(parameter.grad is None for parameter in copied.parameters())
     copied(x).mean().backward()
     assert gradients_equal(copied, plain)
+
+
+class Penalised(nn.Module):
+    """Adds a penalty on the gradient of what a layer gives, which no graph holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.score, self.drop = nn.Linear(16, 1), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.drop(self.body(x)).detach().requires_grad_() + self.body(x)
+        torch._dynamo.graph_break()
+        score = self.score(self.body(x)).tanh().sum()
+        (gradient,) = torch.autograd.grad(score, x, create_graph=True)
+        return score + gradient.square().sum()
+
+
+def test_a_gradient_of_a_gradient_within_the_first_forward_runs_as_it_is():
+    torch.manual_seed(0)
+    plain = Penalised()
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB")
+    for number, rows in enumerate((8, 4, 6, 8, 5)):
+        x = torch.randn(rows, 16)
+        for each in (model, plain):
+            torch.manual_seed(number)
+            each.zero_grad()
+            each(x).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(ours.grad, theirs.grad)

@@ -234,12 +234,12 @@ class Session:
 
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        generator = torch.get_rng_state() if self._shares else None
+        generator = torch.get_rng_state()
         try:
             return forward()
         except SecondDerivative:
             regions = dict.fromkeys(call.region for call in self.step.open_calls)
-            if generator is None or not regions:
+            if not (self._shares and regions):
                 raise
             for region in regions:
                 region.runs_as_it_is = True
