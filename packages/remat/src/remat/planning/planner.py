@@ -173,20 +173,20 @@ def _rehearsed_until_within(
         if attempts.total() > 1:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
         bound = solution.lower_bound
-        planned, measured, over = rehearse(captured, solution)
-        if measured <= budget:
+        planned, needed, over = rehearse(captured, solution)
+        if needed <= budget:
             within = planned
         elif user_plan is not None:
-            raise over_budget(user_plan.name, measured, budget)
+            raise over_budget(user_plan.name, needed, budget)
         if over <= 0 or user_plan is not None:
             break
         logger.info(
             "measured peak %d, and what later steps may take, are %d bytes over the budget of %d "
-            "(predicted %d); planning again", measured, over, budget, solution.peak_bytes,
+            "(predicted %d); planning again", needed, over, budget, solution.peak_bytes,
         )  # fmt: skip
         target = targets.of(captured) - over * (attempt + 1)
         if attempt >= _ATTEMPTS // 2:  # of blocks another plan may take more beyond: leave room
-            target = min(target, budget - 2 * (measured - solution.peak_bytes))
+            target = min(target, budget - 2 * (needed - solution.peak_bytes))
         if attempt + 1 == _ATTEMPTS:
             target = 0
         targets = targets.at_most(max(0, target), captured)
@@ -199,11 +199,11 @@ def _rehearsed_until_within(
             logger.info("planned: %s", str(within.plan).replace("\n", "; "))
         return within
     raise BudgetExceeded(
-        f"the measured peak of {measured:,} bytes stays over the budget of {budget:,} bytes "
+        f"the measured peak of {needed:,} bytes stays over the budget of {budget:,} bytes "
         f"(predicted {solution.peak_bytes:,}) after {attempts.total()} plans; raise the budget"
         f"{or_with_expandable_segments(device)}",
         budget,
-        measured,
+        needed,
     )
 
 
@@ -215,16 +215,21 @@ def _rehearsed_plan(
     captured: Capture,
     solution: Solution,
 ) -> tuple[RunnablePlan, int, int]:
-    """Plan, and run it; give its peak, and how far it is over with what later steps may take."""
+    """Plan, and run it; give what a step needs, and how far it is over with later ones' blocks.
+
+    That is its peak and, beside a loss that was not run, room for the number that it is.
+    """
     planned = task.planned(captured, solution)
     run = functools.partial(rehearsed, planned.executable, module, tensors, loss, task.budget)
     if loss is None and type(planned.executable) is Executable:
         peak = remembered_rehearsal(module, captured, planned.executable.source, run)
     else:
         peak = run()
-    measured = peak.peak_bytes
-    plan = replace(planned.plan, measured_peak_bytes=measured, measured_curve=peak.curve)
-    return replace(planned, plan=plan), measured, measured + later_blocks(peak) - task.budget
+    plan = replace(planned.plan, measured_peak_bytes=peak.peak_bytes, measured_curve=peak.curve)
+    needed = peak.peak_bytes
+    if loss is None and task.user_plan is None:
+        needed += SCALAR_BYTES["cuda" if captured.program.device.type == "cuda" else "cpu"]
+    return replace(planned, plan=plan), needed, needed + later_blocks(peak) - task.budget
 
 
 def _by_least(
@@ -249,8 +254,8 @@ def _by_least(
             named.append(error.smallest_bytes)
             break
         solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
-        planned, measured, over = rehearse(captured, solution)
-        if measured <= budget:
+        planned, needed, over = rehearse(captured, solution)
+        if needed <= budget:
             return planned
         named.append(budget + over)
         if captured.unfused is None:
