@@ -226,12 +226,12 @@ def _judge_variant(
     if not facts["bitwise"] and not groups:
         off, where = error(ours, stored)
         return Outcome("not bitwise", f"{off:.1e} from storing everything, {where}", **facts)
-    told = ours.told_over + (ours.told_before if seed is not None else [])
-    if (over := facts["peak_bytes"] / facts["budget_bytes"] - 1) > 0 and not told:
+    warned = ours.told_over + (ours.told_before if seed is not None else [])
+    if (over := facts["peak_bytes"] / facts["budget_bytes"] - 1) > 0 and not warned:
         return Outcome("OVER", f"{100 * over:.1f}% over the budget", **facts)
-    if over > 0 or (told and seed is not None):
-        told_of = f"{100 * over:.1f}% over the budget: " if over > 0 else ""
-        return Outcome("told over", told_of + told[0], **facts)
+    if over > 0 or (warned and seed is not None):
+        told = f"{100 * over:.1f}% over the budget: " if over > 0 else ""
+        return Outcome("told over", told + warned[0], **facts)
     return Outcome("right" if off <= RIGHT else "rounding", **facts)
 
 
