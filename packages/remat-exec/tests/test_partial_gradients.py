@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 from exec_cases.models import Case
-from torch import nn
+from torch import distributed, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from remat_exec import BackwardError
@@ -182,6 +182,17 @@ def are_equal(pairs):
 def test_a_part_of_a_gradient_is_refused(read, ask):
     with pytest.raises(BackwardError, match="output 0 of a region is asked for"):
         ask(*outputs(read))
+
+
+def test_of_several_ranks_the_refusal_says_what_is_left_behind():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(BackwardError, match=r"Under FSDP2 go on from a checkpoint"):
+            by_changing(*outputs(READS["whole"]))
+    finally:
+        distributed.destroy_process_group()
+    with pytest.raises(BackwardError, match=r"output\.clone\(\) from the model$"):
+        by_changing(*outputs(READS["whole"]))
 
 
 @pytest.mark.parametrize("ask", ASKS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import distributed
+
 from remat_graph import RematError
 
 __all__ = [
@@ -24,6 +27,9 @@ class ExecutionError(RematError, RuntimeError):
 
 class BackwardError(ExecutionError):
     """A backward that cannot run: a second one, or one over gradients that were not planned for."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message + _left_behind())
 
 
 class MemoryChanged(BackwardError):
@@ -49,7 +55,7 @@ class BudgetExceeded(ExecutionError):
     """
 
     def __init__(self, message: str, budget_bytes: int, peak_bytes: int) -> None:
-        super().__init__(message)
+        super().__init__(message + _left_behind())
         self.budget_bytes = budget_bytes
         self.peak_bytes = peak_bytes
 
@@ -64,3 +70,14 @@ class DuplicateExecutor(ExecutionError):
 
 class BrokenExecutor(ExecutionError):
     """An executor cannot be loaded, or does not take the arguments of an `Executor`."""
+
+
+def _left_behind() -> str:
+    """Say what is left where an error ends a backward of several ranks."""
+    is_backward = torch._C._current_graph_task_id() != -1
+    if not (is_backward and distributed.is_available() and distributed.is_initialized()):
+        return ""
+    return (
+        ". Under FSDP2 go on from a checkpoint in a new process: it adds what a backward that "
+        "raised has left to the gradients of later steps"
+    )
