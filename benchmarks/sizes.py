@@ -6,7 +6,12 @@ on beside plain's, and of sizes that are new then, steps over the budget, and wh
 have eager's bits; where rounding may differ, how far they are from these. The ratio of processor
 time is that of a machine with no other work. `pyg` needs torch_geometric.
 
-    python benchmarks/sizes.py [--loops NAME ...] [--steps N] [--budget F] [--json FILE] [--shared]
+With `--kernels inductor` plans have compiled groups, which are waited for, and a model by
+`torch.compile` with Inductor is trained beside: told are how its time stands to plain's, and how
+many steps ran groups.
+
+    python benchmarks/sizes.py [--loops NAME ...] [--steps N] [--budget F] [--kernels inductor]
+        [--json FILE] [--shared]
 """
 
 from __future__ import annotations
@@ -147,7 +152,7 @@ def _largest_difference(model: nn.Module, eager: nn.Module) -> float:
     return max(differences)
 
 
-def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> tuple[float, float]:
+def _timed(model: Any, step: int, inputs: tuple[Any, ...]) -> tuple[float, float]:
     """Give the seconds of a step, and those that the processor worked on it."""
     model.zero_grad()
     torch.manual_seed(step)
@@ -157,14 +162,17 @@ def _timed(model: nn.Module, step: int, inputs: tuple[Any, ...]) -> tuple[float,
     return time.perf_counter() - start, time.process_time() - worked
 
 
-def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
-    """Train by plans and in eager, on the same batches."""
+def train(loop: Loop, steps: int, budget: float, kernels: Any) -> dict[str, Any]:
+    """Train by plans and in eager, on the same batches; with compiled groups, by Inductor, too."""
     torch.manual_seed(0)
     draw, eager = random.Random(0), loop.model()
+    groups, by_inductor = 0, list[tuple[float, float]]()
+    compiled = torch.compile(copy.deepcopy(eager)) if kernels == "inductor" else None
     with counted() as counts:
         model = remat.rematerialize(
-            copy.deepcopy(eager), budget=loop.budget or budget, numerics=loop.numerics
-        )
+            copy.deepcopy(eager), budget=loop.budget or budget, numerics=loop.numerics,
+            kernels=kernels, wait=kernels == "inductor",
+        )  # fmt: skip
         ours, plain = list[tuple[float, float]](), list[tuple[float, float]]()
         over = same = 0
         beyond, sizes, difference, overhead = list[float](), set[Any](), 0.0, list[float]()
@@ -172,6 +180,8 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
             inputs = loop.batch(draw, step)
             shapes = tuple(each.shape for each in inputs if isinstance(each, torch.Tensor))
             plain.append(_timed(eager, step, inputs))
+            if compiled is not None:
+                by_inductor.append(_timed(compiled, step, inputs))
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 ours.append(_timed(model, step, inputs))
@@ -181,10 +191,20 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
             if shapes not in sizes and step >= _WARM:
                 beyond.append(ours[-1][1] - plain[-1][1])
             sizes.add(shapes)
+            groups += "compiled groups" in str(model.plan) if compiled is not None else 0
             overhead.append(getattr(model.plan, "predicted_overhead", None) or 0.0)
     (late, worked), (late_plain, worked_plain) = (
         tuple(zip(*steps[_WARM:], strict=True)) for steps in (ours, plain)
     )
+    inductor: dict[str, Any] = {}
+    if compiled is not None:
+        seconds, processor = zip(*by_inductor[_WARM:], strict=True)
+        inductor = {
+            "inductor ratio": round(sum(seconds) / sum(late_plain), 2),
+            "inductor processor ratio": round(sum(processor) / sum(worked_plain), 3),
+            "inductor step s": round(median(seconds), 4),
+            "steps by groups": groups,
+        }
     return {
         "steps": steps, **counts,
         "first steps s": round(sum(seconds for seconds, _ in ours[:_WARM]), 2),
@@ -194,7 +214,7 @@ def train(loop: Loop, steps: int, budget: float) -> dict[str, Any]:
         "predicted overhead": round(sum(overhead[_WARM:]) / len(late), 4),
         "new sizes": len(beyond), "new size beyond plain s": round(median(beyond or [0.0]), 4),
         "steps told over budget": over, "steps with eager's bits": same,
-        "largest difference": difference,
+        "largest difference": difference, **inductor,
     }  # fmt: skip
 
 
@@ -205,16 +225,20 @@ def main() -> int:
     parser.add_argument("--loops", nargs="*", choices=LOOPS, default=there)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--budget", type=float, default=0.7)
+    parser.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--json", type=Path, nargs="?", const=RESULTS)
     parser.add_argument("--shared", action="store_true", help="other work runs on the machine")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     for name in arguments.loops:
-        results[name] = train(LOOPS[name], arguments.steps, arguments.budget)
+        results[name] = train(LOOPS[name], arguments.steps, arguments.budget, arguments.kernels)
         print(name, *(f"{key}: {value}" for key, value in results[name].items()), sep="\n  ")
         if arguments.json:
-            found = {"budget": arguments.budget, "shared": arguments.shared, "loops": results}
+            found = {
+                "budget": arguments.budget, "kernels": arguments.kernels,
+                "shared": arguments.shared, "loops": results,
+            }  # fmt: skip
             write_results(arguments.json, found)
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -31,13 +30,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[SizedCode | str]:
     seen: list[SizedCode | str] = []
 
     def note(run: Callable) -> Callable:
-        def noted(item: SizedCode) -> object:
+        def noted(item: SizedCode, *numbers: object) -> object:
             seen.append(item if isinstance(item, SizedCode) else item.key)
-            return run(item)
+            return run(item, *numbers)
 
         return noted
 
-    for name in ("_compiled_for_all_sizes", "_compiled"):
+    for name in ("_code_of_sizes", "_compiled"):
         monkeypatch.setattr(compiling, name, note(getattr(compiling, name)))
     return seen
 
@@ -118,15 +117,6 @@ def test_plans_of_groups_serve_sizes_that_are_near(compiled: list[SizedCode | st
     assert all(isinstance(each, SizedCode) for each in compiled)
     assert any(again)
     assert solvers[-1] == "known schedule"
-    sized = next(each for each in compiled if isinstance(each, SizedCode))
-    numbers = tuple(sized.symbols.values())
-    assert sized.holds is not None
-    assert sized.holds(tuple(number + 3 for number in numbers))
-    assert not sized.holds(tuple(1 for _ in numbers))  # one is no size for a compiler
-    assert sized.code_at(tuple(1 for _ in numbers)) is None
-    other = pickle.loads(pickle.dumps(sized))  # as for another process
-    assert (other.key, other.code, other.is_settled) == (sized.key, None, False)
-    assert other.body_at(numbers) == sized.body_at(numbers) == sized.body
 
 
 def test_a_number_that_is_no_size_is_in_no_group(compiled: list[SizedCode | str]) -> None:

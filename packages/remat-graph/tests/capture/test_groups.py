@@ -1,7 +1,9 @@
 """Which ops are in a group, and that a program of groups computes what it did before."""
 
+import io
 import itertools
 import os
+import pickle
 import shutil
 import signal
 
@@ -14,13 +16,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from remat_graph import Numerics
-from remat_graph.torch import capture, run_fused
+from remat_graph.torch import CaptureError, capture, run_fused
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.fusing import beside
 from remat_graph.torch.fusing.beside import Compilation
 from remat_graph.torch.fusing.compiling import _traced, compile_kernels
 from remat_graph.torch.fusing.groups import find_groups
-from remat_graph.torch.fusing.kernel import kernel_of
+from remat_graph.torch.fusing.kernel import kernel_at, kernel_of
 from remat_graph.torch.fusing.program import fused, kernels_of
+from remat_graph.torch.fusing.sized_code import SizedCode
 
 aten = torch.ops.aten
 
@@ -379,3 +383,53 @@ def test_other_processes_end_with_what_they_started_when_nobody_waits():
     assert all(process.wait() == -signal.SIGTERM for process in processes)
     with pytest.raises(ProcessLookupError):
         os.killpg(processes[0].pid, 0)
+
+
+def rows_summed(rows=71, wide=128):
+    """A group that sums rows, as one of any number of them."""
+    calls = (
+        Call(aten.relu.default, (Variable("x"),), {}, ("positive",), sequence=False),
+        Call(aten.expand.default, (Variable("bias"), [rows, wide]), {}, ("wide",), sequence=False),
+        Call(aten.add.Tensor, (Variable("positive"), Variable("wide")), {}, ("y",), sequence=False),
+        Call(aten.sum.dim_IntList, (Variable("y"), [0]), {}, ("sum",), sequence=False),
+    )
+    body = Body(("x", "bias"), calls, ("y", "sum"))
+    facts = {
+        name: TensorFacts.of(torch.empty(shape))
+        for name, shape in {
+            "x": (rows, wide), "bias": (wide,), "positive": (rows, wide), "y": (rows, wide),
+            "sum": (wide,),
+        }.items()
+    }  # fmt: skip
+    facts["wide"] = TensorFacts.of(torch.empty(wide).expand(rows, wide))
+    return body, facts
+
+
+def test_code_of_any_size_is_for_sizes_that_compilers_treat_alike():
+    """A sum over more than 4,096 rows is another for TorchInductor."""
+    body, facts = rows_summed()
+    sized = SizedCode.of(body, facts, {71: "rows"}, {"rows": "rows"}, {"rows": 71})
+    kernel = kernel_of(body, facts)
+    for rows, count in ((71, 1), (90, 1), (5000, 2), (6000, 2), (33, 2)):
+        other = kernel_at(kernel, sized, (rows,))
+        assert other.facts["v0"].shape == (rows, 128)
+        assert other is kernel_of(*rows_summed(rows))
+        compile_kernels([other])
+        assert len(sized.codes) == count
+        assert other.compiled is not None
+        x, bias = torch.randn(rows, 128), torch.randn(128)
+        for one, two in zip(other.interpreted([x, bias]), other.run([x, bias]), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-3)
+    assert sized.code_at((1,)) is None  # which is no size for a compiler
+    job = io.BytesIO()
+    beside._Pickler(job).dump(sized)
+    again = pickle.loads(job.getvalue())
+    assert (again.key, again.codes) == (sized.key, [])
+    assert again.body_at((9,)) == sized.body_at((9,))
+
+
+def test_a_number_that_is_no_size_is_in_no_group_of_any_size():
+    body, facts = rows_summed()
+    with pytest.raises(CaptureError, match="no size"):
+        SizedCode.of(body, facts, {71: "rows"}, {}, {"rows": 71})
+    assert SizedCode.of(body, facts, {72: "rows"}, {"rows": "rows"}, {"rows": 72}) is None

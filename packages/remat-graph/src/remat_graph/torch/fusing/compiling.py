@@ -22,11 +22,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat_graph.torch.calls import Body, TensorFacts
 from remat_graph.torch.fusing.kernel import Kernel
-from remat_graph.torch.fusing.sized_code import Compiled, SizedCode
+from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
 from remat_graph.torch.process import quietly
 from remat_graph.torch.tracing.symbols import Conditions, expression_of, new_symbol
 
-__all__ = ["compile_for_all_sizes", "compile_kernels", "missing_compiler"]
+__all__ = ["compile_for_sizes", "compile_kernels", "missing_compiler"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,8 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
     for kernel in kernels:
         if kernel.is_settled or kernel.take_code_of_sizes():
             continue
-        sized = kernel.sized
-        if sized is not None and not sized.is_settled:
-            compile_for_all_sizes(sized)
+        if kernel.sized is not None and kernel.sized.may_have_more:
+            compile_for_sizes(kernel.sized, kernel.symbols)
             if kernel.take_code_of_sizes():
                 continue
         try:
@@ -49,11 +48,14 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
             logger.info("%s is not compiled: %s", kernel, kernel.failure)
 
 
-def compile_for_all_sizes(sized: SizedCode) -> None:
-    """Compile a group of any size, once; if it cannot be, it keeps the reason."""
+def compile_for_sizes(sized: SizedCode, numbers: Sequence[Any]) -> None:
+    """Compile a group for all sizes that are as these `numbers` of its symbols to the compiler.
+
+    If it cannot be, it keeps the reason.
+    """
     try:
         with quietly():
-            sized.code, sized.holds = _compiled_for_all_sizes(sized)
+            sized.codes.append(_code_of_sizes(sized, numbers))
     except Exception as error:
         sized.failure = f"{type(error).__name__}: {error}"
         logger.info("a group of any size is not compiled: %s", sized.failure)
@@ -85,13 +87,13 @@ def _compiled(kernel: Kernel) -> Compiled:
     return _code(kernel.key, kernel.body_at, kernel.facts, (), mode)
 
 
-def _compiled_for_all_sizes(sized: SizedCode) -> tuple[Compiled, Callable[[Sequence[Any]], bool]]:
+def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
     env = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
-    symbols = [new_symbol(env, name, number) for name, number in sized.symbols.items()]
+    symbols = [new_symbol(env, *each) for each in zip(sized.symbols, numbers, strict=True)]
     code = _code(sized.key, sized.body_at, sized.facts_at(symbols), symbols, mode)
     conditions = Conditions(env, tuple(str(expression_of(symbol)) for symbol in symbols))
-    return code, lambda numbers: conditions.are_in_range(numbers) and conditions.hold(numbers)
+    return CodeOfSizes(code, lambda own: conditions.are_in_range(own) and conditions.hold(own))
 
 
 def _code(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, is_view
-from remat_graph.torch.fusing.sized_code import Compiled, SizedCode
+from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
 from remat_graph.torch.lowering import equivalence_of
 
 __all__ = ["Kernel", "kernel_at", "kernel_of", "results_of", "run_fused", "run_over"]
@@ -73,6 +73,7 @@ class Kernel:
     failure: str | None = field(default=None, repr=False)
     sized: SizedCode | None = field(default=None, repr=False)
     symbols: tuple[Any, ...] = field(default=(), repr=False)
+    _code: CodeOfSizes | None = field(default=None, repr=False)
     _is_checked: bool = field(default=False, repr=False)
 
     @property
@@ -86,13 +87,12 @@ class Kernel:
         That it gives what was planned is checked for the first size alone: what it may write over
         is copied for that.
         """
-        sized = self.sized
-        code = None if sized is None else sized.code_at(self.symbols)
-        if sized is not None and code is not None:
-            self.compiled = code
-            self._is_checked = sized.is_checked
-        elif sized is not None and sized.failure is not None:
+        sized, code = self.sized, None
+        if sized is not None:
+            code = self._code = sized.code_at(self.symbols)
             self.failure = sized.failure
+        if code is not None:
+            self.compiled, self._is_checked = code.at(self.symbols), code.is_checked
         return self.is_settled
 
     def body_at(self, _: Sequence[Any]) -> Body:
@@ -131,8 +131,8 @@ class Kernel:
                 return self._refused(other, inputs)
             storages.add(storage)
         self._is_checked = True
-        if self.sized is not None:
-            self.sized.is_checked = True
+        if self._code is not None:
+            self._code.is_checked = True
         return outputs
 
     def _refused(self, failure: str, inputs: Collection[torch.Tensor]) -> list[torch.Tensor]:

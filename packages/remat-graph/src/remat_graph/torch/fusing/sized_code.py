@@ -21,10 +21,28 @@ from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["Compiled", "SizedCode", "at_numbers", "facts_at"]
+__all__ = ["CodeOfSizes", "Compiled", "SizedCode", "at_numbers", "facts_at"]
 
 Compiled = Callable[[list[Any]], Any]
 """Takes a list of tensors, which it empties; gives a sequence of tensors."""
+
+_MOST_CODES = 4  # for sizes of one group
+
+
+@dataclass(eq=False)
+class CodeOfSizes:
+    """Code for those sizes for which what was decided `holds`; it takes symbols before tensors.
+
+    It `is_checked` once it has given what was planned for one of them.
+    """
+
+    run: Compiled
+    holds: Callable[[Sequence[Any]], bool]
+    is_checked: bool = False
+
+    def at(self, symbols: Sequence[Any]) -> Compiled:
+        """Give the code for these numbers of the symbols."""
+        return lambda tensors: self.run([*symbols, *tensors])
 
 
 @dataclass(eq=False)
@@ -33,18 +51,15 @@ class SizedCode:
 
     `body` and `facts` have numbers in the places of sizes: those of `formulas`, which say what each
     is of the `symbols`, a Python expression. No other number in them is equal to one of these.
-    `code` takes what stands for the symbols, in their order, before the tensors. `failure` says why
-    there is none, and `holds` for which numbers of the symbols it is.
+    `codes` are few: compilers tell large sizes from small ones. `failure` says why there is none.
     """
 
     body: Body
     facts: Mapping[str, TensorFacts] = field(repr=False)
     formulas: Mapping[int, str]
     symbols: Mapping[str, int]
-    code: Compiled | None = field(default=None, repr=False)
+    codes: list[CodeOfSizes] = field(default_factory=list, repr=False)
     failure: str | None = None
-    holds: Callable[[Sequence[Any]], bool] | None = field(default=None, repr=False)
-    is_checked: bool = False
 
     @classmethod
     def of(
@@ -78,16 +93,13 @@ class SizedCode:
         return SizedCode, (self.body, dict(self.facts), self.formulas, self.symbols)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it has been compiled, or cannot be."""
-        return self.code is not None or self.failure is not None
+    def may_have_more(self) -> bool:
+        """Whether code for other sizes than it has may be compiled."""
+        return self.failure is None and len(self.codes) < _MOST_CODES
 
-    def code_at(self, symbols: Sequence[Any]) -> Compiled | None:
+    def code_at(self, symbols: Sequence[Any]) -> CodeOfSizes | None:
         """Give the code for these numbers of the symbols; `None` if there is none for them."""
-        code = self.code
-        if code is None or not (self.holds is None or self.holds(symbols)):
-            return None
-        return lambda tensors: code([*symbols, *tensors])
+        return next((code for code in self.codes if code.holds(symbols)), None)
 
     @cached_property
     def key(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from remat_graph.torch.fusing.compiling import compile_for_all_sizes, compile_kernels
+from remat_graph.torch.fusing.compiling import compile_for_sizes, compile_kernels
 from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.fusing.sized_code import SizedCode
 
@@ -46,7 +46,7 @@ def _compile(path: Path) -> None:
     torch.set_num_threads(threads)
     for item in kernels:
         if isinstance(item, SizedCode):
-            compile_for_all_sizes(item)
+            compile_for_sizes(item, [*item.symbols.values()])
         else:
             compile_kernels([Kernel(*item)])
 
