@@ -5,6 +5,9 @@ activations, two losses. What is traced of them rounds otherwise, keeps a tensor
 an interpolation, and takes up to five times the memory of the kernel. So while this project traces,
 they are what they are in eager: one operator, and one for its backward.
 
+Of some of these backwards torch does not say what they give where sizes are symbols. It is said
+here, by meta tensors.
+
 Others that torch takes apart stay so. Recurrent layers have no one operator to trace. A dropout, a
 batch norm and a product of any dimensions come to the kernels that eager runs.
 """
@@ -12,6 +15,7 @@ batch norm and a product of any dimensions come to the kernels that eager runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
 
 __all__ = ["operators_kept_whole"]
 
@@ -45,7 +50,38 @@ def operators_kept_whole() -> Iterator[None]:
             stack.enter_context(_runs_as(operator.default, _by_autograd(operator.default), thread))
         for operator in _RESIZING:
             stack.enter_context(_runs_as(operator.vec, _by_size(operator.default), thread))
+        for operator, gradient in _GRADIENTS.items():
+            stack.enter_context(_runs_as(operator, gradient, thread, (DispatchKey.Meta,)))
         yield
+
+
+def _of_image(of_output: torch.Tensor, _: Any, size: Any, *__: Any) -> torch.Tensor:
+    return of_output.new_empty(size)
+
+
+def _of_image_alike(of_output: torch.Tensor, _: Any, size: Any, *__: Any) -> torch.Tensor:
+    layout = suggest_memory_format(of_output)
+    return of_output.new_empty(size).to(memory_format=layout)
+
+
+def _of_scores(_: torch.Tensor, scores: torch.Tensor, *__: Any) -> torch.Tensor:
+    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+
+
+def _of_each(of_output: torch.Tensor, each: torch.Tensor, *_: Any) -> torch.Tensor:
+    return of_output * each
+
+
+_GRADIENTS: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.upsample_linear1d_backward.default: _of_image,
+    aten.upsample_bilinear2d_backward.default: _of_image_alike,
+    aten.upsample_trilinear3d_backward.default: _of_image_alike,
+    aten.upsample_bicubic2d_backward.default: _of_image,
+    aten.hardshrink_backward.default: _of_each,
+    aten.softshrink_backward.default: _of_each,
+    aten.multi_margin_loss_backward.default: _of_scores,
+    aten.multilabel_margin_loss_backward.default: _of_scores,
+}
 
 
 def _by_autograd(operator: Any) -> Callable[..., Any]:
@@ -67,10 +103,12 @@ def _by_size(operator: Any) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _runs_as(operator: Any, function: Callable[..., Any], thread: int) -> Iterator[None]:
-    """Let calls of this thread, under autograd of what is traced, come to a function."""
+def _runs_as(
+    operator: Any, function: Callable[..., Any], thread: int, keys: tuple[DispatchKey, ...] = ()
+) -> Iterator[None]:
+    """Let calls of this thread come to a function: by these keys, or by those of a formula."""
     kernels = operator.py_kernels
-    before = {key: kernels[key] for key in _TRACED_BY if key in kernels}
+    before = {key: kernels.get(key) for key in keys or _TRACED_BY if keys or key in kernels}
 
     def chosen(theirs: Callable[..., Any]) -> Callable[..., Any]:
         def choose(*args: Any, **kwargs: Any) -> Any:
@@ -79,10 +117,14 @@ def _runs_as(operator: Any, function: Callable[..., Any], thread: int) -> Iterat
 
         return choose
 
-    kernels.update({key: chosen(theirs) for key, theirs in before.items()})
+    for key, theirs in before.items():
+        kernels[key] = chosen(theirs or functools.partial(operator._op_dk, key))
     operator._dispatch_cache.clear()
     try:
         yield
     finally:
-        kernels.update(before)
+        for key, theirs in before.items():
+            kernels.pop(key)
+            if theirs is not None:
+                kernels[key] = theirs
         operator._dispatch_cache.clear()
