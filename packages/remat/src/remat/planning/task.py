@@ -175,7 +175,7 @@ class Task:
             self.budget,
             plain_peak_bytes=self.plain,
             capture_seconds=self.capture_seconds,
-            whole_time=self.whole_time if captured.sliced else None,
+            whole_time=self.whole_time,
             source=executable.source,
             no_groups=why_no_groups(kernels, self.offered, captured, can_compile=can_compile),
         )

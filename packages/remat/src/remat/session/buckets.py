@@ -151,11 +151,4 @@ class Bucket:
             Status.FEASIBLE, schedule, timeline.time, timeline.peak_bytes,
             graph.least_time if is_bound else None, KNOWN_SCHEDULE, 0.0,
         )  # fmt: skip
-        return readable_plan(
-            captured,
-            solution,
-            budget,
-            whole_time=captured.without_alternatives().graph.time if captured.sliced else None,
-            source=runnable.source,
-            **facts,
-        )
+        return readable_plan(captured, solution, budget, source=runnable.source, **facts)

@@ -191,7 +191,6 @@ def _planned_by(
         solution,
         budget,
         capture_seconds=time.perf_counter() - start,
-        whole_time=captured.without_alternatives().graph.time if captured.sliced else None,
         no_groups=other.plan.no_groups,
         source=executable.source,
     )

@@ -176,13 +176,16 @@ def at_sizes(
     their places. Parts are made when they are read.
     """
     numbers = {number: own.numbers[name] for number, name in own.names.items()}
+    kernels, alike = dict[str, Kernel](), dict[str, str]()  # equal layers have the same
 
     def call(op: str) -> Call:
         generic = written.calls[op]
         if before.calls.get(op) is generic:
             return program.calls[op]
         if generic.target is run_fused:
-            kernel = _kernel(generic.args[0], own, codes)
+            of_all = generic.args[0]
+            kernel = kernels.get(of_all.key) or _kernel(of_all, own, codes)
+            kernels[of_all.key] = kernel
             return dataclasses.replace(generic, args=(kernel, *generic.args[1:]), body=kernel.body)
         other: Call = at_numbers(generic, numbers)
         return other
@@ -202,8 +205,12 @@ def at_sizes(
         return dataclasses.replace(of_view, storage_bytes=whole.storage_bytes)
 
     def equivalence(op: str) -> str:
-        known = before.calls.get(op) is written.calls[op]
-        return program.equivalence[op] if known else equivalence_of(calls[op], facts)
+        if before.calls.get(op) is written.calls[op]:
+            return program.equivalence[op]
+        of_all = written.equivalence[op]
+        if of_all not in alike:
+            alike[of_all] = equivalence_of(calls[op], facts)
+        return alike[of_all]
 
     facts = Later(written.facts, written.facts.keys(), fact)
     calls = Later(written.calls, written.calls.keys(), call)
