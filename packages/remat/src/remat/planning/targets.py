@@ -50,7 +50,7 @@ def best_within(
         BudgetTooSmall: if it is for all programs.
     """
     programs = [offered] if targets.of(offered) else []
-    if targets.of(offered) < targets.eager:
+    if not programs or targets.of(offered) < targets.eager:
         programs.append(offered.without_groups())
     found, refusals = [], []
     for program in programs:
