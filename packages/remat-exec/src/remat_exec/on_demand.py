@@ -134,7 +134,8 @@ class OnDemand:
                 "this output was not made in its step, and can no longer be: a parameter or an "
                 "input that it is made of has changed since, as by an optimizer's step. Read it "
                 "before, or name it in outputs= of remat.rematerialize, which has it made in "
-                "every step"
+                "every step. What a hook or an attribute keeps has no name there: return it from "
+                "the model as well, or leave outputs= out"
             )
 
 
