@@ -59,6 +59,31 @@ class Reading(nn.Module):
         return {"loss": mixed.square().mean(), "keys": keys.tanh(), "values": values}
 
 
+class Warmed(nn.Module):
+    """Reads numbers that are the same as others for many sizes and counters, not for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        count = x.shape[0]
+        hidden = torch.tanh(self.up(x)) * max(step - 5, 0) * max(count, 20)
+        halves = hidden[: count // 2].square(), hidden[: (count - 1) // 2].exp()
+        return sum(half.mean() for half in halves) + hidden.new_ones(abs(step) + 2).sum()
+
+
+def test_numbers_that_are_equal_for_some_sizes_are_not_taken_for_one_another() -> None:
+    """Those that are planned first have odd sizes, of more than 20, and steps that are above 5."""
+    model = Warmed().double()
+    eager = model_of(model)
+    run = remat.rematerialize(model, budget=2**30, costs="estimate", limit_seconds=1.0)
+    for count, step in [(31, 7), (33, 8), (35, 9), (37, 11), (39, 10), (30, 12), (33, 3), (14, -7)]:
+        inputs = torch.randn(count, 8, dtype=torch.double), step
+        found = gradients(model, run, inputs), gradients(model, eager, inputs)
+        torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
 def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:
     torch.manual_seed(0)
     model = Reading()

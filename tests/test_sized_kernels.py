@@ -53,6 +53,17 @@ class Annealed(nn.Module):
         return (scores.softmax(-1) * scores.sigmoid()).square().sum()
 
 
+class Signed(nn.Module):
+    """A layer and a norm, times a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor, counter: int) -> torch.Tensor:
+        return (torch.tanh(self.norm(self.up(x)) * 2).square() * counter).sum()
+
+
 def steps_by_groups(
     model: nn.Module, batches: list[tuple], budget: float | int
 ) -> Iterator[nn.Module]:
@@ -128,3 +139,26 @@ def test_a_number_that_is_no_size_is_in_no_group(compiled: list[SizedCode | str]
     assert len({each.key if isinstance(each, SizedCode) else each for each in compiled}) == len(
         compiled
     )
+
+
+def test_a_counter_may_be_below_zero() -> None:
+    """Sizes may not: code of any size is for none that is."""
+    x = torch.randn(64, 8)
+    *_, run = steps_by_groups(Signed(), [(x, n) for n in (7, 9, 8, 5, 6, 10, 11, -7)], 2**30)
+    assert is_grouped(run)
+
+
+class Unread(Annealed):
+    """Gives scores beside the loss, which nobody reads."""
+
+    def forward(self, x: torch.Tensor, temperature: float) -> dict[str, torch.Tensor]:
+        return {"scores": self.up(x).tanh(), "loss": super().forward(x, temperature)}
+
+
+def test_models_with_outputs_that_no_step_reads_run_groups() -> None:
+    run = remat.rematerialize(
+        Unread(), budget=2**30, kernels="inductor", costs="estimate", limit_seconds=1.0, wait=True
+    )
+    for rows in (64, 60, 70, 66, 63, 61):
+        run(torch.randn(rows, 8), 1.0)["loss"].backward()
+    assert is_grouped(run)

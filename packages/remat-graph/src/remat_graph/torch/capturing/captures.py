@@ -216,7 +216,7 @@ class Capture(Ways):
         other = replace(plain, program=program, _whole_program=whole, _cuts={})
         other = other.costed(self._costs)
         if self._choice is not None:
-            other = self._as_this(other, self._choice.laid & program.calls.keys())
+            other = self._as_this(other, self._choice.laid.intersection(program.calls))
         return other
 
     @property

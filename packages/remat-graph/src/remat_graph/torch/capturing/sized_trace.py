@@ -46,7 +46,7 @@ def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedReg
             joint = trace_region(flat, flat_inputs)
         if any(isinstance(each, SYMBOLIC) for each in _constants(flat.output_structure)):
             raise CaptureError("it returns a size")
-        own = JointOfSizes(joint, symbols.names)
+        own = JointOfSizes(joint, symbols.names, symbols.ranges)
         likes = flat_inputs[: len(first)]
         return SizedRegion(symbols, own, flat.output_structure, slots, likes)
 

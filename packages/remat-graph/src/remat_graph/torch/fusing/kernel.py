@@ -210,8 +210,10 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[st
 def kernel_at(kernel: Kernel, sized: SizedCode, symbols: tuple[Any, ...]) -> Kernel:
     """Give the kernel that does the same as another for these numbers of its symbols."""
     other = kernel_of(sized.body_at(symbols), sized.facts_at(symbols), kernel.again)
-    if other.sized is None:
-        other.sized, other.symbols = sized, symbols
+    with _lock:  # or code would run with the numbers that another thread has for other symbols
+        if other.sized is None:
+            other.symbols, other.sized = symbols, sized
+    if not other.is_settled:
         other.take_code_of_sizes()
     return other
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ import sympy
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.utils._sympy.functions import Max
+from torch.utils._sympy.value_ranges import bound_sympy
 
 from remat_graph.torch.tracing.fakes import new_fake
 from remat_graph.torch.tracing.joint import Joint, Layout
@@ -28,9 +29,6 @@ from remat_graph.torch.tracing.symbols import SYMBOLIC, computed, expression_of,
 __all__ = ["JointOfSizes", "Numbers", "Slot", "Traced", "filled", "layout_at", "slots_in"]
 
 Numbers: TypeAlias = "Sequence[Any]"
-
-_PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009, 9001, 10007)
-_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,16 @@ class Traced:
 
 
 class JointOfSizes:
-    """A joint graph that was traced with symbols of these names.
+    """A joint graph that was traced with symbols of these names, which are in these ranges.
 
     `named` are its nodes that are no numbers, by the names that they have in the graphs that it is
     for numbers: those that they would have if those were traced. `arguments` are theirs, with slots
     for numbers; `layouts` has those of outputs that are views of inputs.
     """
 
-    def __init__(self, joint: Joint, names: tuple[str, ...]) -> None:
+    def __init__(self, joint: Joint, names: tuple[str, ...], ranges: Mapping[str, Any]) -> None:
         self.joint = joint
-        self._names = names
+        self._names, self._ranges = names, ranges
         self.ties: Mapping[str, str] = {}
         self._slots: dict[Any, Slot] = {}
         self._computed: list[Node] = []  # numbers that are no sizes
@@ -143,7 +141,9 @@ class JointOfSizes:
     def formulas(self, numbers: Numbers, names: Mapping[float, str]) -> dict[str, str]:
         """Write what sizes are of those that are symbols, as Python, by the names of `numbers`."""
         of_symbols = {
-            expression: sympy.Symbol(names[numbers[slot.index]], integer=True, positive=True)
+            expression: sympy.Symbol(
+                names[numbers[slot.index]], integer=True, positive=expression.is_positive
+            )
             for expression, slot in self._slots.items()
             if expression.is_Symbol
         }
@@ -179,16 +179,25 @@ class JointOfSizes:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Find the numbers that are not always equal to one before."""
-        samples = []
-        for sample in range(_SAMPLES):
-            primes = itertools.islice(itertools.cycle(_PRIMES), sample, None)
-            sample_of = dict(zip(self._names, primes))  # noqa: B905, endless
-            sample_of.update((name, sample_of[other]) for name, other in self.ties.items())
-            samples.append(self.numbers(sample_of))
+        """Find the numbers that are not always equal to one before: those not computed as it is.
+
+        Numbers that are equal for many sizes may differ for others, as `max(size, 64)` and `size`.
+        """
+        own = {str(symbol): symbol for each in self._slots for symbol in each.free_symbols}
+        tied = {
+            own[name]: own[other]
+            for name, other in self.ties.items()
+            if {name, other} <= own.keys()
+        }
+        ways: list[Any] = [
+            _simple(expression.xreplace(tied), self._ranges) for expression in self._slots
+        ]
+        for node in self._computed:
+            of = expression_of(node.meta["val"]) if node.op == "placeholder" else node.target
+            ways.append((of, str(filled(self.arguments[node], ways))))
         first: dict[Any, int] = {}
-        for at, values in enumerate(zip(*samples, strict=True)):
-            first.setdefault(values, at)
+        for at, way in enumerate(ways):
+            first.setdefault(way, at)
         return list(first.values())
 
     def at(self, symbols: Mapping[str, Any]) -> Joint:
@@ -252,6 +261,24 @@ def layout_at(layout: Layout | None, numbers: Numbers) -> Layout | None:
         return None
     shape, stride, offset = layout
     return filled(shape, numbers), filled(stride, numbers), filled(offset, numbers)
+
+
+def _simple(expression: Any, ranges: Mapping[str, Any]) -> Any:
+    """Write an expression without those terms of a `Max` that never are the greatest.
+
+    As of strides, which are no less than one.
+    """
+    own = {each: ranges[str(each)] for each in expression.free_symbols if str(each) in ranges}
+
+    def greatest(*terms: Any) -> Any:
+        bounds = {term: bound_sympy(term, own) for term in terms}
+        for term in terms:
+            upper = bounds[term].upper
+            if any(other.lower >= upper for each, other in bounds.items() if each is not term):
+                del bounds[term]
+        return Max(*bounds)  # type: ignore[no-untyped-call]
+
+    return sympy.expand(expression.replace(Max, greatest))
 
 
 def _name(node: Node, count: Counter[str]) -> str:

@@ -176,6 +176,11 @@ class Symbols:
         """The names of the symbols of this trace, in the order of `numbers`."""
         return tuple(self._names)
 
+    @property
+    def ranges(self) -> dict[str, Any]:
+        """The range of each symbol for which the trace holds, by name, as torch writes it."""
+        return {str(symbol): each for symbol, each in self._shape_env.var_to_range.items()}
+
 
 class Conditions:
     """What torch has noted of symbols of these names, and notes yet: read when it is asked for."""
