@@ -22,7 +22,7 @@ from remat_graph.torch.fusing import beside
 from remat_graph.torch.fusing.beside import Compilation
 from remat_graph.torch.fusing.compiling import _traced, compile_kernels
 from remat_graph.torch.fusing.groups import find_groups
-from remat_graph.torch.fusing.kernel import kernel_at, kernel_of
+from remat_graph.torch.fusing.kernel import Kernel, kernel_of
 from remat_graph.torch.fusing.program import fused, kernels_of
 from remat_graph.torch.fusing.sized_code import SizedCode
 
@@ -408,12 +408,14 @@ def rows_summed(rows=71, wide=128):
 def test_code_of_any_size_is_for_sizes_that_compilers_treat_alike():
     """A sum over more than 4,096 rows is another for TorchInductor."""
     body, facts = rows_summed()
-    sized = SizedCode.of(body, facts, {71: "rows"}, {"rows": "rows"}, {"rows": 71})
     kernel = kernel_of(body, facts)
+    body, facts = kernel.body, kernel.facts
+    sized = SizedCode.of(body, facts, {71: "rows"}, {"rows": "rows"}, {"rows": 71})
     for rows, count in ((71, 1), (90, 1), (5000, 2), (6000, 2), (33, 2)):
-        other = kernel_at(kernel, sized, (rows,))
+        other = Kernel.of_size(kernel, sized, (rows,))
         assert other.facts["v0"].shape == (rows, 128)
-        assert other is kernel_of(*rows_summed(rows))
+        assert other == kernel_of(*rows_summed(rows))
+        assert (other == kernel) == (rows == 71)
         compile_kernels([other])
         assert len(sized.codes) == count
         assert other.compiled is not None

@@ -19,8 +19,7 @@ from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes, Cuts
 from remat_graph.torch.capturing.later import Later
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.choosing import ops_left_out
-from remat_graph.torch.fusing.kernel import Kernel, kernel_at, run_fused
-from remat_graph.torch.fusing.program import kernels_of
+from remat_graph.torch.fusing.kernel import Kernel, run_fused
 from remat_graph.torch.fusing.sized_code import SizedCode, at_numbers, facts_at
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.program import Generic, Program
@@ -92,10 +91,13 @@ class GroupsOfSizes(ChoiceOfSizes):
         return ops_left_out(of_all.before, times_of, unfused)
 
     def _written(self, plain: Program) -> tuple[Program, Cuts] | None:
-        written = self._with_groups(plain)
-        if written is None or not _are_compiled(written[0]):
+        written, own = self._with_groups(plain), plain.generic
+        of_all = None if own is None else self._all_sizes(own)
+        if written is None or of_all is None or not _are_compiled(written[0], of_all.grouped):
             return None
-        program, cuts = self.choice.finished(written[0]), written[1]
+        program, cuts = written
+        if of_all.written is not of_all.grouped:  # it has alternatives
+            program = self.choice.finished(program)
         return (program, cuts) if program.order == self.order else None
 
     def _with_groups(self, plain: Program) -> tuple[Program, Cuts] | None:
@@ -237,10 +239,14 @@ def _kernel(kernel: Kernel, own: Generic, codes: Codes) -> Kernel:
     sized = codes[kernel.key]
     if sized is None:
         return kernel
-    return kernel_at(kernel, sized, tuple(own.numbers[name] for name in sized.symbols))
+    return Kernel.of_size(kernel, sized, tuple(own.numbers[name] for name in sized.symbols))
 
 
-def _are_compiled(program: Program) -> bool:
-    """Whether the kernels of a program have code, or are known to have none."""
-    kernels = kernels_of(program).values()
-    return all(kernel.is_settled or kernel.take_code_of_sizes() for kernel in kernels)
+def _are_compiled(program: Program, generic: Program) -> bool:
+    """Whether the kernels of a program have code, or are known to have none.
+
+    They stand where those of the program of all sizes do.
+    """
+    ops = (op for op, call in generic.calls.items() if call.target is run_fused)
+    kernels = {id(kernel): kernel for op in ops if (kernel := program.calls[op].args[0])}
+    return all(kernel.is_settled or kernel.take_code_of_sizes() for kernel in kernels.values())

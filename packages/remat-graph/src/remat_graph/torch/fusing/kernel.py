@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,7 @@ from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, filled, i
 from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["Kernel", "kernel_at", "kernel_of", "results_of", "run_fused", "run_over"]
+__all__ = ["Kernel", "kernel_of", "results_of", "run_fused", "run_over"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,37 @@ class Kernel:
     def is_settled(self) -> bool:
         """Whether it has been compiled, or cannot be."""
         return self.compiled is not None or self.failure is not None
+
+    @classmethod
+    def of_size(cls, kernel: Kernel, sized: SizedCode, symbols: tuple[Any, ...]) -> Kernel:
+        """Give the kernel that does the same as another for these numbers of its symbols.
+
+        What nobody reads of it in most steps is made when it is read: its name, and facts.
+        """
+        other = object.__new__(cls)
+        vars(other).update(
+            body=sized.body_at(symbols), again=kernel.again, sized=sized, symbols=symbols
+        )
+        other.take_code_of_sizes()
+        return other
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            own = vars(self)
+            if name == "facts" and "sized" in own:
+                own["facts"] = self.sized.facts_at(self.symbols)
+            elif name == "key" and "sized" in own:
+                own["key"] = _key(self.body, self.facts, self.again)
+            else:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return own[name]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Kernel) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     def take_code_of_sizes(self) -> bool:
         """Run by the code for any size, if it is there and holds for this one; say if that is so.
@@ -196,26 +227,18 @@ def kernel_of(body: Body, facts: Mapping[str, TensorFacts], again: Collection[st
     """
     numbered, names = body.numbered()
     known = {number: facts[name] for name, number in names.items() if name in facts}
-    call = Call(
-        run_fused, tuple(map(Variable, numbered.inputs)), {}, (), sequence=True, body=numbered
-    )
-    remade = sorted(number for name, number in names.items() if name in again)
-    layouts = [_layout(known[name]) for name in numbered.outputs]
-    text = f"{equivalence_of(call, known)} {layouts} {remade} {torch.get_num_threads()}"
-    key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    remade = frozenset(number for name, number in names.items() if name in again)
+    key = _key(numbered, known, remade)
     with _lock:
-        return _kernels.setdefault(key, Kernel(key, numbered, known, frozenset(remade)))
+        return _kernels.setdefault(key, Kernel(key, numbered, known, remade))
 
 
-def kernel_at(kernel: Kernel, sized: SizedCode, symbols: tuple[Any, ...]) -> Kernel:
-    """Give the kernel that does the same as another for these numbers of its symbols."""
-    other = kernel_of(sized.body_at(symbols), sized.facts_at(symbols), kernel.again)
-    with _lock:  # or code would run with the numbers that another thread has for other symbols
-        if other.sized is None:
-            other.symbols, other.sized = symbols, sized
-    if not other.is_settled:
-        other.take_code_of_sizes()
-    return other
+def _key(body: Body, facts: Mapping[str, TensorFacts], again: Collection[str]) -> str:
+    inputs = tuple(map(Variable, body.inputs))
+    call = Call(run_fused, inputs, {}, (), sequence=True, body=body)
+    layouts = [_layout(facts[name]) for name in body.outputs]
+    text = f"{equivalence_of(call, facts)} {layouts} {sorted(again)} {torch.get_num_threads()}"
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _layout(facts: TensorFacts) -> tuple[Any, ...]:
