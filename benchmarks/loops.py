@@ -150,18 +150,20 @@ class Meter(logging.Handler):
         if len(before) == self._quiet and not any(before):
             with measure_peak() as peak:
                 yield
-            budget = self._budget_now()
-            if budget is not None:
+            if (budget := self._budget_now()) is not None:
                 self.peaks.append((peak, budget))
         else:
             yield
+        if len(self._models) == 1 and hasattr(self._models[0].plan, "budget_bytes"):
+            self._budget_now()
         if self.traced > traced:
             self.tracing.append(time.perf_counter() - start)
         self.planned_in.append(self.plans > plans)
 
     def _budget_now(self) -> int | None:
+        """Give the most that a plan had so far: a fraction is of the most that plain took."""
         if len(self._models) == 1:
-            return int(self._models[0].plan.budget_bytes)
+            self._budget = max(self._budget or 0, int(self._models[0].plan.budget_bytes))
         return self._budget
 
     def largest(self) -> tuple[int | None, int | None]:
