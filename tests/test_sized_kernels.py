@@ -144,8 +144,14 @@ def test_a_number_that_is_no_size_is_in_no_group(compiled: list[SizedCode | str]
 def test_a_counter_may_be_below_zero() -> None:
     """Sizes may not: code of any size is for none that is."""
     x = torch.randn(64, 8)
-    *_, run = steps_by_groups(Signed(), [(x, n) for n in (7, 9, 8, 5, 6, 10, 11, -7)], 2**30)
+    plans = []
+    counters = 7, 9, 8, 5, 6, 10, 11, 12, -7, -8
+    for run in steps_by_groups(Signed(), [(x, n) for n in counters], 2**30):
+        plans.append(run.plan)
     assert is_grouped(run)
+    assert plans[6] is plans[7]
+    assert plans[8] is not plans[7]
+    assert plans[9] is not plans[7]  # what runs one by one takes more than that has room for
 
 
 class Unread(Annealed):

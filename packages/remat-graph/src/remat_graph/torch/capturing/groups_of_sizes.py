@@ -243,10 +243,15 @@ def _kernel(kernel: Kernel, own: Generic, codes: Codes) -> Kernel:
 
 
 def _are_compiled(program: Program, generic: Program) -> bool:
-    """Whether the kernels of a program have code, or are known to have none.
+    """Whether the kernels of a program have code, or those of no size have any.
 
-    They stand where those of the program of all sizes do.
+    They stand where those of the program of all sizes do. One that has no code where others have
+    takes more memory than was planned for these.
     """
     ops = (op for op, call in generic.calls.items() if call.target is run_fused)
     kernels = {id(kernel): kernel for op in ops if (kernel := program.calls[op].args[0])}
-    return all(kernel.is_settled or kernel.take_code_of_sizes() for kernel in kernels.values())
+    return all(
+        (kernel.is_settled or kernel.take_code_of_sizes())
+        and (kernel.compiled is not None or kernel.sized is None or not kernel.sized.codes)
+        for kernel in kernels.values()
+    )
