@@ -168,3 +168,21 @@ def test_models_with_outputs_that_no_step_reads_run_groups() -> None:
     for rows in (64, 60, 70, 66, 63, 61):
         run(torch.randn(rows, 8), 1.0)["loss"].backward()
     assert is_grouped(run)
+
+
+class Padded(nn.Module):
+    """Pads what comes out of a layer, of which torch decides each size to compile it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(self.up(x).tanh().square(), (0, 0, 0, 1), value=2.0).exp().sum()
+
+
+def test_code_for_one_size_serves_that_one(compiled: list[SizedCode | str]) -> None:
+    rows = 31, 33, 29, 35, 37, 30, 28, 31, 26
+    *_, run = steps_by_groups(Padded(), [(torch.randn(count, 8),) for count in rows], 2**30)
+    assert is_grouped(run)
+    assert len(compiled) > 2

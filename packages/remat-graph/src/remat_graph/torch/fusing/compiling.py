@@ -91,8 +91,9 @@ def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
     env = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     symbols = [new_symbol(env, *each) for each in zip(sized.symbols, numbers, strict=True)]
+    names = tuple(str(expression_of(symbol)) for symbol in symbols)  # of which some may be decided
     code = _code(sized.key, sized.body_at, sized.facts_at(symbols), symbols, mode)
-    conditions = Conditions(env, tuple(str(expression_of(symbol)) for symbol in symbols))
+    conditions = Conditions(env, names)
     return CodeOfSizes(code, lambda own: conditions.are_in_range(own) and conditions.hold(own))
 
 
