@@ -234,19 +234,19 @@ class Session:
 
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        generator = torch.get_rng_state()
+        may_run_again = self._shares or not self._has_run
+        state = torch.get_rng_state().numpy().tobytes() if may_run_again else b""  # no tensor's
         try:
             return forward()
         except SecondDerivative:
             regions = dict.fromkeys(call.region for call in self.step.open_calls)
-            if not (self._shares and regions):
+            if not (state and self._shares and regions):
                 raise
             for region in regions:
                 region.runs_as_it_is = True
-                self.breaks.append(
-                    f"{region.name} runs as it is: the forward takes a gradient of a gradient"
-                )
-            torch.set_rng_state(generator)
+                why = "the forward takes a gradient of a gradient"
+                self.breaks.append(f"{region.name} runs as it is: {why}")
+            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return self._tried(forward)
 
     def _ran_as_it_is(self) -> None:
