@@ -435,3 +435,27 @@ def test_a_number_that_is_no_size_is_in_no_group_of_any_size():
     with pytest.raises(CaptureError, match="no size"):
         SizedCode.of(body, facts, {71: "rows"}, {}, {"rows": 71})
     assert SizedCode.of(body, facts, {72: "rows"}, {"rows": "rows"}, {"rows": 72}) is None
+
+
+def test_a_group_of_which_the_compiler_decides_a_size_runs_op_by_op():
+    calls = (
+        Call(aten.relu.default, (Variable("x"),), {}, ("positive",), sequence=False),
+        Call(
+            aten.constant_pad_nd.default,
+            (Variable("positive"), [0, 0, 0, 1], 2.0),
+            {},
+            ("y",),
+            sequence=False,
+        ),
+    )
+    shapes = {"x": (71, 8), "positive": (71, 8), "y": (72, 8)}
+    facts = {name: TensorFacts.of(torch.empty(shape)) for name, shape in shapes.items()}
+    kernel = kernel_of(Body(("x",), calls, ("y",)), facts)
+    names, formulas = {71: "rows", 72: "more"}, {"rows": "rows", "more": "1 + rows"}
+    sized = SizedCode.of(kernel.body, kernel.facts, names, formulas, {"rows": 71, "more": 72})
+    for rows in (71, 50):
+        other = Kernel.of_size(kernel, sized, (rows,))
+        compile_kernels([other])
+        assert (other.compiled, sized.codes) == (None, [])
+        assert "decides" in other.failure
+        assert other.run([torch.randn(rows, 8)])[0].shape == (rows + 1, 8)

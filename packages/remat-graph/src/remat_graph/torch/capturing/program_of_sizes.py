@@ -17,6 +17,7 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from remat_graph.torch.calls import Call, TensorFacts, Variable
@@ -38,6 +39,7 @@ from remat_graph.torch.tracing.joint_of_sizes import (
 
 __all__ = ["NotOfSizes", "ProgramOfSizes"]
 
+_DECIDED = frozenset({torch.ops.aten.constant_pad_nd.default})  # where they are run without data
 _WORTH = 0.01  # of the largest value of a program, to say how it grows
 
 
@@ -214,13 +216,16 @@ class ProgramOfSizes:
         return self._joint.holds_for(symbols)
 
     @functools.cached_property
-    def reading_numbers(self) -> frozenset[str]:
-        """The ops that read a number of the call which is no size, as a temperature."""
+    def in_no_group(self) -> frozenset[str]:
+        """The ops that no group of any size has: those of which torch decides each size.
+
+        And those that read a number of the call which is no size, as a temperature.
+        """
         return frozenset(
             op
             for op, arguments in self._arguments.items()
             if any(isinstance(self._numbers[slot.index], float) for slot in _slots_of(arguments))
-        )
+        ).union(op for op, call in self._program.calls.items() if call.target in _DECIDED)
 
     def have_same_sizes(self, numbers: Numbers, others: Numbers) -> bool:
         """Whether all that is known of variables is the same for two calls."""

@@ -115,7 +115,7 @@ class SizedWays(LateCapture):
     @property
     def _in_no_group(self) -> frozenset[str]:
         of_sizes = None if self.region is None else self.region.program_of_sizes(self)
-        return frozenset() if of_sizes is None else of_sizes.reading_numbers
+        return frozenset() if of_sizes is None else of_sizes.in_no_group
 
     def _program_of(self, choice: Choice) -> Program:
         groups = self._groups(choice) if choice.unfused is not None else None

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat_graph.torch.calls import Body, TensorFacts
+from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
 from remat_graph.torch.process import quietly
@@ -93,6 +94,10 @@ def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
     symbols = [new_symbol(env, *each) for each in zip(sized.symbols, numbers, strict=True)]
     names = tuple(str(expression_of(symbol)) for symbol in symbols)  # of which some may be decided
     code = _code(sized.key, sized.body_at, sized.facts_at(symbols), symbols, mode)
+    if any(
+        str(symbol) in names and number.is_number for symbol, number in env.replacements.items()
+    ):
+        raise CaptureError("the compiler decides its sizes")
     conditions = Conditions(env, names)
     return CodeOfSizes(code, lambda own: conditions.are_in_range(own) and conditions.hold(own))
 
