@@ -485,3 +485,44 @@ def test_smaller_steps_of_several_regions_store_what_larger_ones_compute_again(
         assert peak.peak_bytes <= run.plan.budget_bytes
         assert all(map(torch.equal, found, gradients(model, model_of(model), (x,))))
     assert computed_again == {398: True, 120: False, 60: False, 377: True}
+
+
+class Windowed(nn.Module):
+    """Attention by a mask that is made of sizes: causal, and of a window if that is shorter."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.qkv, self.out, self.window = nn.Linear(8, 48), nn.Linear(16, 8), window
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1])
+        behind = at[:, None] - at
+        seen = (behind >= 0) & (behind < self.window)
+        mask = torch.where(seen, 0.0, -math.inf)[None, None].expand(x.shape[0], 1, -1, -1)
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(mixed.transpose(1, 2).flatten(2)).tanh().square().mean()
+
+
+@pytest.mark.parametrize("window", [100, 30, 21])
+def test_a_mask_that_is_causal_for_some_sizes_is_looked_at_for_each(
+    window: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs of other sizes are read off where it is; else they go through all passes."""
+    torch.manual_seed(0)
+    model = Windowed(window)
+    run = remat.rematerialize(model, budget=2**30, costs="estimate", limit_seconds=1.0)
+    passes: list[bool] = []
+    for length in (25, 20, 27, 22, 26, 60, 24, 31, 80, 28):
+        x = torch.randn(2, length, 8)
+        caplog.clear()
+        with caplog.at_level("INFO", "remat_graph.torch.capturing.captures"):
+            found = gradients(model, run, (x,))
+        passes.append("captured" in caplog.text)
+        expected = gradients(model, model_of(model), (x,))
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+        run.plan.source  # noqa: B018 - it can be read
+    assert window == 21 or passes[4:] == [False] + [
+        window < length for length in (60, 24, 31, 80, 28)
+    ]

@@ -27,6 +27,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Generic, Program
+from remat_graph.torch.rewrites.attention import is_causal_for, named_causally
 from remat_graph.torch.tracing.joint_of_sizes import (
     JointOfSizes,
     Numbers,
@@ -40,6 +41,7 @@ from remat_graph.torch.tracing.joint_of_sizes import (
 __all__ = ["NotOfSizes", "ProgramOfSizes"]
 
 _DECIDED = frozenset({torch.ops.aten.constant_pad_nd.default})  # where they are run without data
+_MOST_KNOWN = 1024  # sizes of which it is known whether masks are causal
 _WORTH = 0.01  # of the largest value of a program, to say how it grows
 
 
@@ -66,6 +68,8 @@ class ProgramOfSizes:
         self._formulas = joint.formulas(numbers, self._names)
         self._texts: dict[Any, Any] = {}
         self._terms: dict[str, tuple[str, ...]] = {}
+        self._causal: dict[Node, None] = {}
+        self._are_causal: dict[tuple[Any, ...], bool] = {}
         self._made_by = program.calls_by_variable()
         for name, facts in program.facts.items():
             self._read_facts(name, facts)
@@ -158,6 +162,10 @@ class ProgramOfSizes:
         if node.target is not call.target:
             raise NotOfSizes(f"{name} is traced as {node.target}")
         traced = self._joint.arguments[node]
+        named = named_causally(call.target, *traced)
+        if named is not None and call.argument("is_causal"):  # a pass has looked at its mask
+            traced = named[0]
+            self._causal[named[1]] = None
         planned = _matched(traced, (call.args, dict(call.kwargs)), self._numbers)
         by_number = self._slots_of((call.args, dict(call.kwargs)))
         if not _same_slots(planned, by_number, self._numbers):
@@ -166,6 +174,11 @@ class ProgramOfSizes:
             if call.replay is not None:
                 raise NotOfSizes(f"{name} is made again by another operator")
             self._arguments[name] = planned
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The ops, which for some sizes are others: where a pass looks at a mask made of sizes."""
+        return self._program.order
 
     def at(self, numbers: Numbers) -> Program:
         """Give the program for other numbers of the trace; its parts are made when they are read.
@@ -212,8 +225,22 @@ class ProgramOfSizes:
         return other
 
     def holds_for(self, symbols: Mapping[str, Any]) -> bool:
-        """Whether it is of such sizes: of some traces only where several inputs have the same."""
-        return self._joint.holds_for(symbols)
+        """Whether it is of such sizes: of some traces only where several inputs have the same.
+
+        Masks that were the causal one, and have no part in it, must be that for these, too.
+        """
+        if not self._joint.holds_for(symbols):
+            return False
+        if not self._causal:
+            return True
+        key = tuple(symbols.values())
+        if key not in self._are_causal:
+            if len(self._are_causal) == _MOST_KNOWN:
+                self._are_causal.clear()
+            numbers = self._joint.numbers(symbols)
+            masks = (is_causal_for(mask, self._joint, numbers) for mask in self._causal)
+            self._are_causal[key] = all(masks)
+        return self._are_causal[key]
 
     @functools.cached_property
     def in_no_group(self) -> frozenset[str]:

@@ -142,7 +142,8 @@ class SizedRegion:
                 self._programs[key] = self._read(like)
             except CaptureError as error:
                 logger.info("each size goes through all passes: %s", error)
-        return self._programs[key]
+        found = self._programs[key]
+        return found if found is not None and found.order == program.order else None
 
     def _read(self, like: SizedCapture) -> ProgramOfSizes:
         joint, numbers = self.joint, like.symbols

@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 from remat_graph.torch.tracing.fakes import is_traced_tensor
 from remat_graph.torch.tracing.joint import Joint, is_random
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers, filled
 
-__all__ = ["name_causal_masks"]
+__all__ = ["is_causal_for", "name_causal_masks", "named_causally"]
 
 aten = torch.ops.aten
 
@@ -68,10 +69,56 @@ def _is_causal(joint: Joint, mask: Node) -> bool:
     if rows != columns or fake.numel() > _MOST_ELEMENTS or fake.device.type == "meta":
         return False
     data = _compute(joint, mask)
-    if data is None or not data.is_floating_point():
+    return data is not None and _hides_what_comes_later(data)
+
+
+def _hides_what_comes_later(data: torch.Tensor) -> bool:
+    rows, columns = data.shape[-2:]
+    if rows != columns or not data.is_floating_point():
         return False
     causal = torch.full((rows, columns), -torch.inf, dtype=data.dtype).triu_(1)
     return torch.equal(data, causal.expand_as(data))
+
+
+def named_causally(target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], Node] | None:
+    """Give the arguments of attention, or its backward, without its mask, and the mask.
+
+    `None` of another operator, or without a mask.
+    """
+    if target not in {*_BACKWARD, *_BACKWARD.values()}:
+        return None
+    named, mask = (list(args), dict(kwargs)), None
+    for position, argument in enumerate(target._schema.arguments):
+        is_mask = argument.name in _MASKS
+        if not (is_mask or argument.name == "is_causal"):
+            continue
+        is_positional = position < len(args) and not argument.kwarg_only
+        place: Any = named[0] if is_positional else named[1]
+        key: Any = position if is_positional else argument.name
+        if is_mask:
+            mask = place[key] if is_positional or key in place else None
+        place[key] = None if is_mask else True
+    return ((tuple(named[0]), named[1]), mask) if isinstance(mask, Node) else None
+
+
+def is_causal_for(mask: Node, joint: JointOfSizes, numbers: Numbers) -> bool:
+    """Whether the mask of a trace with symbols is the causal one for these numbers."""
+    values: dict[Node, Any] = {}
+
+    def value(node: Node) -> Any:
+        if node not in values:
+            if node.op != "call_function" or is_random(node):
+                raise LookupError(node.name)
+            args, kwargs = torch.fx.map_arg(filled(joint.arguments[node], numbers), value)
+            args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return values[node]
+
+    try:
+        with torch.no_grad():
+            return _hides_what_comes_later(value(mask))
+    except LookupError:  # an input or a draw has a part in it
+        return False
 
 
 def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
