@@ -28,6 +28,7 @@ from remat.session.step import StepState
 from remat_exec import Executable, Peak, codegen, measure_peak
 from remat_graph import Graph, Schedule, simulate
 from remat_graph.torch.capturing import sizes
+from remat_graph.torch.rewrites import attention
 from remat_solvers.step import RegionOption
 
 
@@ -522,7 +523,29 @@ def test_a_mask_that_is_causal_for_some_sizes_is_looked_at_for_each(
         expected = gradients(model, model_of(model), (x,))
         for one, two in zip(found, expected, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-        run.plan.source  # noqa: B018 - it can be read
     assert window == 21 or passes[4:] == [False] + [
         window < length for length in (60, 24, 31, 80, 28)
     ]
+
+
+def test_a_mask_that_is_too_large_to_be_computed_is_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where each size goes through all passes."""
+    torch.manual_seed(0)
+    model = Windowed(100)
+    run = remat.rematerialize(model, budget=2**30, costs="estimate", limit_seconds=1.0)
+    for length in (25, 20, 27, 26):
+        gradients(model, run, (torch.randn(2, length, 8),))
+    monkeypatch.setattr(attention, "_MOST_ELEMENTS", 2 * 24 * 24)
+    passes: list[bool] = []
+    for length in (24, 23, 22):
+        caplog.clear()
+        with caplog.at_level("INFO", "remat_graph.torch.capturing.captures"):
+            gradients(model, run, (torch.randn(2, length, 8),))
+        passes.append("captured" in caplog.text)
+    monkeypatch.setattr(attention, "_MOST_ELEMENTS", 2 * 20 * 20)
+    with caplog.at_level("INFO", "remat_graph.torch.capturing.captures"):
+        gradients(model, run, (torch.randn(2, 21, 8),))
+    assert passes == [False, False, False]
+    assert "captured" in caplog.text

@@ -273,7 +273,7 @@ def test_operators_are_taken_apart_in_their_own_precision():
         ]
         with FakeTensorMode() as mode:
             fakes = [mode.from_tensor(each) for each in inputs]
-            traced = _traced(kernel.key, kernel.body_at, kernel.facts, fakes, 0)
+            traced = _traced(kernel, kernel.facts, fakes, 0)
         for one, two in zip(kernel.interpreted(inputs), traced(*inputs), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
@@ -422,6 +422,10 @@ def test_code_of_any_size_is_for_sizes_that_compilers_treat_alike():
         x, bias = torch.randn(rows, 128), torch.randn(128)
         for one, two in zip(other.interpreted([x, bias]), other.run([x, bias]), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-3)
+    sized.failure = "of other sizes"
+    other = Kernel.of_size(kernel, sized, (72,))
+    assert (other.compiled is not None, other.failure) == (True, None)
+    assert Kernel.of_size(kernel, sized, (1,)).failure == "of other sizes"
     assert sized.code_at((1,)) is None  # which is no size for a compiler
     job = io.BytesIO()
     beside._Pickler(job).dump(sized)

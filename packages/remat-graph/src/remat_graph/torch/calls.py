@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isfunction, signature
 from typing import Any
@@ -18,8 +18,10 @@ __all__ = [
     "TensorFacts",
     "Variable",
     "allocated_bytes",
+    "at_numbers",
     "filled",
     "is_view",
+    "spanned_bytes",
     "state_bytes",
 ]
 
@@ -193,6 +195,26 @@ def filled(item: Any, there: Mapping[str, Any]) -> Any:
     if isinstance(item, (list, tuple)):  # fx has a list of its own
         return [filled(part, there) for part in item]
     return item
+
+
+def at_numbers(item: Any, numbers: Mapping[float, Any]) -> Any:
+    """Put something else in the place of these numbers, in a call or its arguments."""
+    if isinstance(item, Call):
+        args, kwargs = at_numbers(item.args, numbers), at_numbers(dict(item.kwargs), numbers)
+        return replace(item, args=args, kwargs=kwargs)
+    if isinstance(item, (tuple, list)):
+        return type(item)([at_numbers(part, numbers) for part in item])
+    if isinstance(item, dict):
+        return {key: at_numbers(part, numbers) for key, part in item.items()}
+    return numbers.get(item, item) if type(item) in (int, float) else item
+
+
+def spanned_bytes(
+    shape: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype
+) -> Any:
+    """Give the bytes of the memory of a tensor that is alone in it."""
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return (0 if 0 in shape else offset + 1 + reach) * dtype.itemsize
 
 
 def is_view(call: Call) -> bool:

@@ -31,10 +31,6 @@ class RegionKernels:
         self._planned: set[Numbers] = set()
         self._tried: set[Hashable] = set()
 
-    def are_there(self, numbers: Numbers, capture: Capture) -> bool:
-        """Whether the kernels of calls of these numbers, so captured, have been compiled."""
-        return self._key(numbers, capture) in self._compiled
-
     def serve(self, numbers: Numbers, capture: Capture, *, wait: bool) -> bool:
         """Whether calls of these numbers, which are planned now, run kernels.
 
@@ -49,10 +45,10 @@ class RegionKernels:
             self._tried.add(key)
         return key in self._compiled
 
-    def are_untried(self, numbers: Numbers, capture: Capture) -> bool:
-        """Whether kernels are there by which no such call has been planned."""
+    def are_due(self, numbers: Numbers, capture: Capture, *, wait: bool) -> bool:
+        """Whether kernels by which no such call was planned are there, or are to `wait` for."""
         key = self._key(numbers, capture)
-        return key in self._compiled and key not in self._tried
+        return key not in self._tried and (wait or key in self._compiled)
 
     def meet(self, planned: RunnablePlan) -> None:
         """See a call of a new size, which others of its trace may follow: compile for these."""

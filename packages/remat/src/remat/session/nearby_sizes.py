@@ -67,7 +67,7 @@ def plan_nearby(
     runs_groups = settings.runs_groups_on(device_of(inputs))
     for other, call in _nearest(settings, region, inputs):
         near = cast("SizedCapture", other.capture)
-        if runs_groups and _awaits_kernels(settings, region, numbers, near):
+        if runs_groups and region.kernels.are_due(numbers, near, wait=settings.wait):
             return None
         with collector_at_rest():
             captured = near.at(call)
@@ -111,15 +111,6 @@ def _nearest(
     grouped = [each for each in found if each[3].capture.unfused is not None]
     found = sorted(grouped or found, key=lambda each: each[:3])
     yield from ((plan, call) for *_, plan, call in found[:_MOST_TRIED])
-
-
-def _awaits_kernels(
-    settings: Settings, region: Region, numbers: tuple[Any, ...], near: SizedCapture
-) -> bool:
-    """Whether calls near to one so captured are to be planned with groups, and none is yet."""
-    kernels = region.kernels
-    waits = settings.wait and not kernels.are_there(numbers, near)
-    return waits or kernels.are_untried(numbers, near)
 
 
 def _same(

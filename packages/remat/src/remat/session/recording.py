@@ -145,7 +145,7 @@ class StepRecording:
     def start(self, device: torch.device, *, collect: bool = True, solved: bool = True) -> None:
         """Begin, unless someone else's profiler is running.
 
-        What was `solved` for it, or traced, left garbage of any age to collect.
+        What was `solved` for it left garbage of any age to collect.
         """
         if AllocationRecorder.is_blocked(device):
             return

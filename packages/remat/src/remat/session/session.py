@@ -234,8 +234,8 @@ class Session:
 
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        may_run_again = self._shares or not self._has_run
-        state = torch.get_rng_state().numpy().tobytes() if may_run_again else b""  # no tensor's
+        again = self._shares or not self._has_run
+        state = torch.get_rng_state().numpy().tobytes() if again else b""  # a tensor would count
         try:
             return forward()
         except SecondDerivative:

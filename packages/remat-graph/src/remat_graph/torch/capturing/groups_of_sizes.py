@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from remat_graph.torch.calls import Call, TensorFacts
+from remat_graph.torch.calls import Call, TensorFacts, at_numbers
 from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes, Cuts
 from remat_graph.torch.capturing.later import Later
+from remat_graph.torch.capturing.program_of_sizes import classes
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.choosing import ops_left_out
 from remat_graph.torch.fusing.kernel import Kernel, run_fused
-from remat_graph.torch.fusing.sized_code import SizedCode, at_numbers, facts_at
-from remat_graph.torch.lowering import equivalence_of
+from remat_graph.torch.fusing.sized_code import SizedCode, facts_at
 from remat_graph.torch.program import Generic, Program
 from remat_graph.torch.ways.choice import Choice
 
@@ -40,6 +40,16 @@ class _OfAllSizes:
     before: Program
     grouped: Program
     written: Program
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The program of some sizes in its slices and layouts, and the one of all sizes."""
+
+    program: Program
+    cuts: Cuts
+    own: Generic
+    of_all: _OfAllSizes
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,8 @@ class GroupsOfSizes(ChoiceOfSizes):
 
     def in_groups(self, plain: Program) -> Program | None:
         """Write the program of other sizes as chosen, whose groups may not be compiled yet."""
-        written = self._with_groups(plain)
-        return None if written is None else self.choice.finished(written[0])
+        read = self._before_groups(plain)
+        return None if read is None else self.choice.finished(self._with_groups(read))
 
     def gives(self, program: Program, plain: Program) -> bool:
         """Whether a program with groups is the one that this gives for its sizes."""
@@ -74,49 +84,46 @@ class GroupsOfSizes(ChoiceOfSizes):
 
     def ops_left_out(
         self, plain: Program, times: Callable[[Program], Mapping[str, float]]
-    ) -> frozenset[str]:
+    ) -> frozenset[str] | None:
         """Find the ops that are better left out of groups, which are measured for these sizes.
 
-        Those that are `unfused` are in any case.
+        Those that are `unfused` are in any case. `None` where groups of these sizes are their own.
         """
-        alone, own = self._before_groups(plain), plain.generic
-        of_all = None if own is None else self._all_sizes(own)
-        unfused = self.choice.unfused or frozenset()
-        if alone is None or own is None or of_all is None:
-            return unfused
+        read = self._before_groups(plain)
+        if read is None:
+            return None
 
         def times_of(written: Program) -> Mapping[str, float]:
-            return times(at_sizes(written, of_all.before, alone[0], own, self.codes))
+            return times(at_sizes(written, read.of_all.before, read.program, read.own, self.codes))
 
-        return ops_left_out(of_all.before, times_of, unfused)
+        return ops_left_out(read.of_all.before, times_of, self.choice.unfused or frozenset())
 
     def _written(self, plain: Program) -> tuple[Program, Cuts] | None:
-        written, own = self._with_groups(plain), plain.generic
-        of_all = None if own is None else self._all_sizes(own)
-        if written is None or of_all is None or not _are_compiled(written[0], of_all.grouped):
+        read = self._before_groups(plain)
+        if read is None:
             return None
-        program, cuts = written
-        if of_all.written is not of_all.grouped:  # it has alternatives
+        program = self._with_groups(read)
+        if not _are_compiled(program, read.of_all.grouped):
+            return None
+        if read.of_all.written is not read.of_all.grouped:  # it has alternatives
             program = self.choice.finished(program)
-        return (program, cuts) if program.order == self.order else None
+        return (program, read.cuts) if program.order == self.order else None
 
-    def _with_groups(self, plain: Program) -> tuple[Program, Cuts] | None:
-        before, own = self._before_groups(plain), plain.generic
-        of_all = None if own is None else self._all_sizes(own)
-        if before is None or own is None or of_all is None:
-            return None
-        program, cuts = before
-        return at_sizes(of_all.grouped, of_all.before, program, own, self.codes), cuts
+    def _with_groups(self, read: _Before) -> Program:
+        return at_sizes(read.of_all.grouped, read.of_all.before, read.program, read.own, self.codes)
 
-    def _before_groups(self, plain: Program) -> tuple[Program, Cuts] | None:
+    def _before_groups(self, plain: Program) -> _Before | None:
         """Write a program in its slices and layouts; as it is, where that of all sizes is."""
         own = plain.generic
-        if own is not None and not self.cuts:
-            of_all = self._all_sizes(own)
-            if of_all is not None and of_all.before is own.program:
-                return plain, ()
+        of_all = None if own is None else self._all_sizes(own)
+        if own is None or of_all is None:
+            return None
+        if of_all.before is own.program:
+            return _Before(plain, (), own, of_all)
         cuts = self._resized(self.choice.prepare(plain))
-        return None if cuts is None else (self.choice.before_groups(plain, cuts), cuts)
+        if cuts is None:
+            return None
+        return _Before(self.choice.before_groups(plain, cuts), cuts, own, of_all)
 
     def _generic(self, own: Generic) -> Program | None:
         of_all = self._all_sizes(own)
@@ -178,7 +185,7 @@ def at_sizes(
     their places. Parts are made when they are read.
     """
     numbers = {number: own.numbers[name] for number, name in own.names.items()}
-    kernels, alike = dict[str, Kernel](), dict[str, str]()  # equal layers have the same
+    kernels: dict[str, Kernel] = {}  # equal layers have the same
 
     def call(op: str) -> Call:
         generic = written.calls[op]
@@ -186,8 +193,9 @@ def at_sizes(
             return program.calls[op]
         if generic.target is run_fused:
             of_all = generic.args[0]
-            kernel = kernels.get(of_all.key) or _kernel(of_all, own, codes)
-            kernels[of_all.key] = kernel
+            if of_all.key not in kernels:
+                kernels[of_all.key] = _kernel(of_all, own, codes)
+            kernel = kernels[of_all.key]
             return dataclasses.replace(generic, args=(kernel, *generic.args[1:]), body=kernel.body)
         other: Call = at_numbers(generic, numbers)
         return other
@@ -209,13 +217,11 @@ def at_sizes(
     def equivalence(op: str) -> str:
         if before.calls.get(op) is written.calls[op]:
             return program.equivalence[op]
-        of_all = written.equivalence[op]
-        if of_all not in alike:
-            alike[of_all] = equivalence_of(calls[op], facts)
-        return alike[of_all]
+        return own_class(op)
 
     facts = Later(written.facts, written.facts.keys(), fact)
     calls = Later(written.calls, written.calls.keys(), call)
+    own_class = classes(written.equivalence, calls, facts)
     parts: Mapping[str, Any] = {
         "calls": calls,
         "views": Later(written.views, written.views.keys(), view),
@@ -243,15 +249,20 @@ def _kernel(kernel: Kernel, own: Generic, codes: Codes) -> Kernel:
 
 
 def _are_compiled(program: Program, generic: Program) -> bool:
-    """Whether the kernels of a program have code, or those of no size have any.
+    """Whether each kernel of a program has code, or there is none for any size.
 
-    They stand where those of the program of all sizes do. One that has no code where others have
-    takes more memory than was planned for these.
+    Kernels stand where those of the program of all sizes do. One without code, where other sizes
+    have some, takes more memory than was planned for these.
     """
     ops = (op for op, call in generic.calls.items() if call.target is run_fused)
-    kernels = {id(kernel): kernel for op in ops if (kernel := program.calls[op].args[0])}
-    return all(
-        (kernel.is_settled or kernel.take_code_of_sizes())
-        and (kernel.compiled is not None or kernel.sized is None or not kernel.sized.codes)
-        for kernel in kernels.values()
-    )
+    kernels: dict[int, Kernel] = {}
+    for op in ops:
+        kernel = program.calls[op].args[0]
+        kernels[id(kernel)] = kernel
+    return all(map(_has_code, kernels.values()))
+
+
+def _has_code(kernel: Kernel) -> bool:
+    if not (kernel.is_settled or kernel.take_code_of_sizes()):
+        return False
+    return kernel.compiled is not None or kernel.sized is None or not kernel.sized.codes

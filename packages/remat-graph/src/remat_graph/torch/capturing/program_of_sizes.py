@@ -14,13 +14,13 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from remat_graph.torch.calls import Call, TensorFacts, Variable
+from remat_graph.torch.calls import Call, TensorFacts, Variable, at_numbers, spanned_bytes
 from remat_graph.torch.capturing.later import Later
 from remat_graph.torch.capturing.value_bytes import ValueBytes, bytes_of_sum
 from remat_graph.torch.errors import CaptureError
@@ -38,7 +38,7 @@ from remat_graph.torch.tracing.joint_of_sizes import (
     slots_in,
 )
 
-__all__ = ["NotOfSizes", "ProgramOfSizes"]
+__all__ = ["NotOfSizes", "ProgramOfSizes", "classes"]
 
 _DECIDED = frozenset({torch.ops.aten.constant_pad_nd.default})  # where they are run without data
 _MOST_KNOWN = 1024  # sizes of which it is known whether masks are causal
@@ -119,11 +119,7 @@ class ProgramOfSizes:
 
     def _slots_of(self, item: Any) -> Any:
         """Put slots in the place of numbers of what a pass has added: all sizes are different."""
-        if isinstance(item, (tuple, list)):
-            return type(item)([self._slots_of(part) for part in item])
-        if isinstance(item, dict):
-            return {key: self._slots_of(part) for key, part in item.items()}
-        return self._slot_of.get(item, item) if type(item) in (int, float) else item
+        return at_numbers(item, self._slot_of)
 
     def _is_sized(self, name: str) -> bool:
         """Whether a variable of the trace, or the memory that it is in, has a size for a slot."""
@@ -141,9 +137,7 @@ class ProgramOfSizes:
         """Give shape, strides, offset, and the bytes of a tensor alone in its memory."""
         shape, stride = filled(traced.shape, numbers), filled(traced.stride, numbers)
         offset = filled(traced.offset, numbers)
-        reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        count = 0 if 0 in shape else offset + 1 + reach
-        return shape, stride, offset, count * traced.dtype.itemsize
+        return shape, stride, offset, spanned_bytes(shape, stride, offset, traced.dtype)
 
     def _read_call(self, name: str, call: Call) -> None:
         """Find the sizes among the arguments of a call."""
@@ -185,7 +179,7 @@ class ProgramOfSizes:
 
         Where two sizes are equal that are not always, more ops can run in place than for others.
         """
-        generic, alike = self._program, dict[str, str]()
+        generic = self._program
 
         def fact(name: str) -> TensorFacts:
             return self._facts_of(name, numbers, facts)
@@ -194,12 +188,6 @@ class ProgramOfSizes:
             args, kwargs = filled(self._arguments[name], numbers)
             other = generic.views[name] if name in generic.views else generic.calls[name]
             return dataclasses.replace(other, args=args, kwargs=kwargs)
-
-        def equivalence(op: str) -> str:
-            of_all = generic.equivalence[op]  # what is equal for generic sizes always is
-            if of_all not in alike:
-                alike[of_all] = equivalence_of(calls[op], facts)
-            return alike[of_all]
 
         facts = Later(generic.facts, self._facts.keys(), fact)
         calls = Later(generic.calls, self._arguments.keys(), call)
@@ -211,7 +199,9 @@ class ProgramOfSizes:
                 dataclasses.replace(output, layout=layout_at(layout, numbers))
                 for output, layout in zip(generic.outputs, self._joint.layouts, strict=True)
             ),
-            "equivalence": Later(generic.equivalence, self._sized_calls, equivalence),
+            "equivalence": Later(
+                generic.equivalence, self._sized_calls, classes(generic.equivalence, calls, facts)
+            ),
         }
         if not self._joint.are_generic(numbers):
             other = dataclasses.replace(generic, **parts)
@@ -293,6 +283,20 @@ class ProgramOfSizes:
             shapes = (facts[term].shape for term in self._terms[name])
             storage_bytes = bytes_of_sum(known.dtype, *shapes)
         return TensorFacts(shape, stride, offset, known.dtype, known.device, storage_bytes)
+
+
+def classes(
+    of_all: Mapping[str, str], calls: Mapping[str, Call], facts: Mapping[str, TensorFacts]
+) -> Callable[[str], str]:
+    """Give what names the class of a call for some size: what is equal for all sizes is here."""
+    alike: dict[str, str] = {}
+
+    def of(op: str) -> str:
+        if of_all[op] not in alike:
+            alike[of_all[op]] = equivalence_of(calls[op], facts)
+        return alike[of_all[op]]
+
+    return of
 
 
 def _slots_of(item: Any) -> Iterator[Slot]:

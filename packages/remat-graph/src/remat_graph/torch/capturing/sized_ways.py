@@ -124,9 +124,8 @@ class SizedWays(LateCapture):
 
     def _ops_left_out(self, choice: Choice, times: Times) -> frozenset[str]:
         groups = self._groups(replace(choice, unfused=self._in_no_group))
-        if groups is None:
-            return super()._ops_left_out(choice, times)
-        return groups.ops_left_out(self._of_all_sizes, times)
+        found = None if groups is None else groups.ops_left_out(self._of_all_sizes, times)
+        return super()._ops_left_out(choice, times) if found is None else found
 
     def _groups(self, choice: Choice) -> GroupsOfSizes | None:
         """Give what writes the programs of all sizes in groups, of one without alternatives.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from remat_graph.torch.calls import Body, TensorFacts
+from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
@@ -85,7 +85,7 @@ def missing_compiler(device: torch.device) -> bool:
 
 def _compiled(kernel: Kernel) -> Compiled:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    return _code(kernel.key, kernel.body_at, kernel.facts, (), mode)
+    return _code(kernel, kernel.facts, (), mode)
 
 
 def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
@@ -93,7 +93,7 @@ def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     symbols = [new_symbol(env, *each) for each in zip(sized.symbols, numbers, strict=True)]
     names = tuple(str(expression_of(symbol)) for symbol in symbols)  # of which some may be decided
-    code = _code(sized.key, sized.body_at, sized.facts_at(symbols), symbols, mode)
+    code = _code(sized, sized.facts_at(symbols), symbols, mode)
     if any(
         str(symbol) in names and number.is_number for symbol, number in env.replacements.items()
     ):
@@ -103,21 +103,20 @@ def _code_of_sizes(sized: SizedCode, numbers: Sequence[Any]) -> CodeOfSizes:
 
 
 def _code(
-    key: str,
-    body_at: Callable[[Sequence[Any]], Body],
+    source: Kernel | SizedCode,
     facts: Mapping[str, TensorFacts],
     symbols: Sequence[Any],
     mode: FakeTensorMode,
 ) -> Compiled:
-    """Compile a body of symbols, which its code takes before the tensors."""
+    """Compile the body of a source for symbols, which its code takes before the tensors."""
     from torch._inductor import config  # noqa: PLC0415 - takes a second
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
-    body = body_at(symbols)
+    body = source.body_at(symbols)
     device, overwritten = facts[body.outputs[0]].device, {old for old, _ in body.overwrites}
     with _apart(device), mode:
         inputs = [*symbols, *(_like(facts[name]) for name in body.inputs)]
-        traced = _traced(key, body_at, facts, inputs, len(symbols))
+        traced = _traced(source, facts, inputs, len(symbols))
     ends = [at for at, name in enumerate(body.inputs, len(symbols)) if name in overwritten]
     context = TracingContext(mode)
     context.fw_metadata = _Ends(ends)  # type: ignore[assignment]
@@ -145,25 +144,22 @@ _SETTINGS = {
 
 
 def _traced(
-    key: str,
-    body_at: Callable[[Sequence[Any]], Body],
-    facts: Mapping[str, TensorFacts],
-    inputs: Sequence[Any],
-    count: int,
+    source: Kernel | SizedCode, facts: Mapping[str, TensorFacts], inputs: Sequence[Any], count: int
 ) -> torch.fx.GraphModule:
-    """Trace a body; the first inputs, so many, are symbols."""
+    """Trace the body of a source; the first inputs, so many, are symbols."""
     from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
     def run(*items: Any) -> list[torch.Tensor]:
-        return Kernel(key, body_at(items[:count]), facts).interpreted(items[count:])
+        body = source.body_at(items[:count])
+        return Kernel(source.key, body, facts).interpreted(items[count:])
 
     graph = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
     for at, node in enumerate(graph.graph.find_nodes(op="placeholder")):
-        node.name = node.target = f"k{key}_{at}"  # which inputs end is not in Inductor's key
+        node.name = node.target = f"k{source.key}_{at}"  # which inputs end is not in Inductor's key
     graph.recompile()
     (output,) = graph.graph.find_nodes(op="output")
     nodes = output.args[0]
-    for node, name in zip(nodes, body_at(inputs[:count]).outputs, strict=True):
+    for node, name in zip(nodes, source.body_at(inputs[:count]).outputs, strict=True):
         node.meta["val"] = _like(facts[name])
     output.meta["user_visible_output_idxs"] = list(range(len(nodes)))
     return graph

@@ -118,12 +118,12 @@ class Kernel:
         That it gives what was planned is checked for the first size alone: what it may write over
         is copied for that.
         """
-        sized, code = self.sized, None
-        if sized is not None:
-            code = self._code = sized.code_at(self.symbols)
-            self.failure = sized.failure
-        if code is not None:
-            self.compiled, self._is_checked = code.at(self.symbols), code.is_checked
+        if self.sized is not None:
+            code = self._code = self.sized.code_at(self.symbols)
+            if code is None:
+                self.failure = self.sized.failure
+            else:
+                self.compiled, self._is_checked = code.at(self.symbols), code.is_checked
         return self.is_settled
 
     def body_at(self, _: Sequence[Any]) -> Body:

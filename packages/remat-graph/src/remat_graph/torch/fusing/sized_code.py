@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import torch
 
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
+from remat_graph.torch.calls import Body, Call, TensorFacts, Variable, at_numbers, spanned_bytes
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 
-__all__ = ["CodeOfSizes", "Compiled", "SizedCode", "at_numbers", "facts_at"]
+__all__ = ["CodeOfSizes", "Compiled", "SizedCode", "facts_at"]
 
 Compiled = Callable[[list[Any]], Any]
 """Takes a list of tensors, which it empties; gives a sequence of tensors."""
@@ -140,27 +140,11 @@ class SizedCode:
         return dict(zip(self.formulas, self._compute(*symbols), strict=True))
 
 
-def at_numbers(item: Any, numbers: Mapping[float, Any]) -> Any:
-    """Put other numbers in the place of these, in a call or its arguments."""
-    if isinstance(item, Call):
-        args, kwargs = at_numbers(item.args, numbers), at_numbers(dict(item.kwargs), numbers)
-        return dataclasses.replace(item, args=args, kwargs=kwargs)
-    if isinstance(item, (tuple, list)):
-        return type(item)([at_numbers(part, numbers) for part in item])
-    if isinstance(item, dict):
-        return {key: at_numbers(part, numbers) for key, part in item.items()}
-    return numbers.get(item, item) if type(item) in (int, float) else item
-
-
 def facts_at(facts: TensorFacts, numbers: Mapping[float, Any]) -> TensorFacts:
     """Say what is known of a tensor, alone in its memory, where other numbers are its sizes."""
-    shape, stride = at_numbers(facts.shape, numbers), at_numbers(facts.stride, numbers)
-    offset = at_numbers(facts.offset, numbers)
-    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    count = 0 if 0 in facts.shape else offset + 1 + reach
-    return TensorFacts(
-        shape, stride, offset, facts.dtype, facts.device, count * facts.dtype.itemsize
-    )
+    shape, stride, offset = at_numbers((facts.shape, facts.stride, facts.offset), numbers)
+    size_bytes = spanned_bytes(shape, stride, offset, facts.dtype)
+    return TensorFacts(shape, stride, offset, facts.dtype, facts.device, size_bytes)
 
 
 def _numbers_in(item: Any) -> Iterator[float]:

@@ -7,13 +7,15 @@ input has a part in it, it is computed here, once, on the CPU, and compared.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from remat_graph.torch.tracing.fakes import is_traced_tensor
+from remat_graph.torch.tracing.fakes import is_traced_tensor, own_modes
 from remat_graph.torch.tracing.joint import Joint, is_random
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers, filled
 
@@ -49,8 +51,9 @@ def name_causal_masks(joint: Joint) -> Joint:
         calls = [node, *backward]
         if all(_masks_causally(joint, call, causal) for call in calls):
             for call in calls:
-                _set(call, _mask_name(call), None)
-                _set(call, "is_causal", True)
+                named = named_causally(call.target, call.args, call.kwargs)
+                assert named is not None
+                (call.args, call.kwargs), _ = named
     return joint
 
 
@@ -64,19 +67,35 @@ def _masks_causally(joint: Joint, call: Node, causal: dict[Node, bool]) -> bool:
 
 
 def _is_causal(joint: Joint, mask: Node) -> bool:
-    fake = mask.meta["fake"]
-    rows, columns = fake.shape[-2:]
-    if rows != columns or fake.numel() > _MOST_ELEMENTS or fake.device.type == "meta":
+    if mask.meta["fake"].device.type == "meta":
         return False
-    data = _compute(joint, mask)
-    return data is not None and _hides_what_comes_later(data)
+    return _computes_causal(
+        mask, mask.meta["fake"].shape, lambda node: (node.args, node.kwargs), joint.constants
+    )
+
+
+def is_causal_for(mask: Node, joint: JointOfSizes, numbers: Numbers) -> bool:
+    """Whether the mask of a trace with symbols is the causal one for these numbers."""
+    shape = filled(joint.traced(mask).shape, numbers)
+    return _computes_causal(
+        mask, shape, lambda node: filled(joint.arguments[node], numbers), joint.joint.constants
+    )
+
+
+def _computes_causal(
+    mask: Node, shape: Sequence[int], arguments: Callable[[Node], Any], constants: Any
+) -> bool:
+    if shape[-2] != shape[-1] or math.prod(shape) > _MOST_ELEMENTS:
+        return False
+    with own_modes():
+        data = _compute(mask, arguments, constants)
+        return data is not None and _hides_what_comes_later(data)
 
 
 def _hides_what_comes_later(data: torch.Tensor) -> bool:
-    rows, columns = data.shape[-2:]
-    if rows != columns or not data.is_floating_point():
+    if not data.is_floating_point():
         return False
-    causal = torch.full((rows, columns), -torch.inf, dtype=data.dtype).triu_(1)
+    causal = torch.full(data.shape[-2:], -torch.inf, dtype=data.dtype).triu_(1)
     return torch.equal(data, causal.expand_as(data))
 
 
@@ -101,50 +120,34 @@ def named_causally(target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any]
     return ((tuple(named[0]), named[1]), mask) if isinstance(mask, Node) else None
 
 
-def is_causal_for(mask: Node, joint: JointOfSizes, numbers: Numbers) -> bool:
-    """Whether the mask of a trace with symbols is the causal one for these numbers."""
-    values: dict[Node, Any] = {}
-
-    def value(node: Node) -> Any:
-        if node not in values:
-            if node.op != "call_function" or is_random(node):
-                raise LookupError(node.name)
-            args, kwargs = torch.fx.map_arg(filled(joint.arguments[node], numbers), value)
-            args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return values[node]
-
-    try:
-        with torch.no_grad():
-            return _hides_what_comes_later(value(mask))
-    except LookupError:  # an input or a draw has a part in it
-        return False
-
-
-def _compute(joint: Joint, wanted: Node) -> torch.Tensor | None:
+def _compute(wanted: Node, arguments: Callable[[Node], Any], constants: Any) -> torch.Tensor | None:
     """Compute a node for real, on the CPU; `None` if an input or a draw has a part in it.
 
-    The device of the model may have no memory left, or not be there.
+    `arguments` gives those of a node. The device of the model may have no memory left, or not be
+    there.
     """
-    needed = {wanted}
-    for node in reversed(joint.graph.nodes):
-        if node not in needed:
+    needed, waiting = set[Node](), [wanted]
+    while waiting:
+        node = waiting.pop()
+        if node in needed:
             continue
         if node.op not in ("call_function", "get_attr") or is_random(node):
             return None
-        needed.update(node.all_input_nodes)
+        needed.add(node)
+        if node.op == "call_function":
+            torch.fx.map_arg(arguments(node), waiting.append)
     values: dict[Node, Any] = {}
     with torch.no_grad():
-        for node in joint.graph.nodes:
+        for node in wanted.graph.nodes:
             if node not in needed:
                 continue
             if node.op == "get_attr":
-                constant = getattr(joint.constants, str(node.target))
+                constant = getattr(constants, str(node.target))
                 if not isinstance(constant, torch.Tensor) or is_traced_tensor(constant):
                     return None
                 values[node] = constant.cpu()
             else:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                args, kwargs = torch.fx.map_arg(arguments(node), values.__getitem__)
                 args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
                 values[node] = node.target(*args, **kwargs)
             if node is wanted:
@@ -173,11 +176,3 @@ def _get(call: Node, name: str) -> Any:
                 return call.args[position]
             return call.kwargs.get(name, argument.default_value)
     return None
-
-
-def _set(call: Node, name: str, item: Any) -> None:
-    for position, argument in enumerate(_arguments(call)):
-        if argument.name == name and position < len(call.args) and not argument.kwarg_only:
-            call.update_arg(position, item)
-            return
-    call.update_kwarg(name, item)
