@@ -1,13 +1,18 @@
 """A few of the architectures of `benchmarks/matrix.py`, by its own judgement."""
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from integration_cases.sweeps import swept
 from torch import nn
 
 import matrix_cases
+import remat
 from matrix_cases import judging, other_sizes
 from matrix_cases.case import Built, Case
+from matrix_cases.training import train
 
 CASES = ("deberta_v2", "fnet", "patchtst")
 PLANNING_SECONDS = 0.1  # what counts here is that they train
@@ -84,3 +89,57 @@ def test_a_case_of_drawn_sizes_trains_as_eager_does_within_the_budget():
 def test_a_case_whose_inputs_have_one_size_is_not_counted():
     case = Case("own/linear", lambda: [("", lambda: Built(nn.Linear(4, 4), (torch.ones(4),)))])
     assert matrix_cases.judge(case, seed=0).category == "one size"
+
+
+class Telling(nn.Module):
+    """Has a budget of one byte, and tells of it at the begin of its forward or after a loss."""
+
+    def __init__(self, model, told):
+        super().__init__()
+        self.model, self.told, self.step = model, told, 0
+        self.plan = SimpleNamespace(budget_bytes=1)
+
+    def forward(self, rows):
+        self.step += 1
+        if message := self.told.get(self.step):
+            warnings.warn(message, remat.BudgetWarning, stacklevel=2)
+        return self.model(rows)
+
+
+NO_PLAN = "no plan leaves room"
+TOOK = "a step took 8 bytes"
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "after"),
+    [
+        ({1: NO_PLAN}, [(NO_PLAN,), (), (NO_PLAN,)], [(), (), ()]),
+        ({2: TOOK}, [(TOOK,), (), (TOOK,)], [(), (), ()]),
+        ({3: TOOK}, [(), (TOOK,), ()], [(), (), ()]),
+        ({6: NO_PLAN}, [(), (), ()], [(), (NO_PLAN,), ()]),
+        ({8: TOOK}, [(), (), ()], [(), (TOOK,), ()]),
+    ],
+)
+def test_a_warning_is_told_of_the_sizes_of_its_step_alone(told, before, after):
+    model = nn.Linear(4, 4)
+    calls = [Built(model, (torch.ones(rows, 4),)) for rows in (2, 3, 2)]
+    trained = train(calls, lambda model: Telling(model, told))
+    assert [step.told_before for step in trained.measured] == before
+    assert [step.told_over for step in trained.measured] == after
+    assert judging._judge_peaks(trained, 1, sized=True)[0] == "OVER"
+    told = {1: NO_PLAN, 2: NO_PLAN}
+    trained = train(calls, lambda model: Telling(model, told))
+    assert judging._judge_peaks(trained, 1, sized=True)[0] == "told over"
+    assert judging._judge_peaks(trained, 1, sized=False)[0] == "OVER"
+
+
+def test_targets_are_not_shorter_than_what_a_ctc_loss_reads_of_them():
+    lengths = torch.tensor([4, 3])
+
+    def built():
+        scores = torch.randn(9, 2, 5).log_softmax(2).requires_grad_()
+        return Built(nn.CTCLoss(), (scores, torch.ones(2, 4).long(), lengths + 5, lengths))
+
+    drawn = other_sizes.draw_sizes(built, 0)
+    assert drawn.axes
+    assert all(call.args[1].shape[1] >= 4 for call in drawn.calls(built()))

@@ -176,7 +176,7 @@ def _judge_variant(
     facts |= {
         "inputs": built.inputs,
         "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
-        "plain_peak_bytes": plain.peak_bytes,
+        "plain_peak_bytes": plain.nearest.peak_bytes if plain.nearest else None,
     }
     drift, where = error(again, plain)
     if drift > RIGHT:
@@ -184,20 +184,20 @@ def _judge_variant(
     del built, again
     budget, room = FRACTION, ROOM
     if seed is None:
-        assert plain.peak_bytes is not None
-        budget, room = int(FRACTION * plain.peak_bytes), 1.0
+        budget, room = int(FRACTION * facts["plain_peak_bytes"]), 1.0
     ours, budget, least, failure = _within(calls, budget, room, groups=groups)
     facts |= {"budget_bytes": budget, "least": least}
     if failure is not None or ours is None:
         category, reason = _failure(failure or AssertionError("no failure"))
         return Outcome(category, reason, **facts)
     off, where = error(ours, plain)
-    plan = str(ours.plan)
+    plan, nearest = str(ours.plan), ours.nearest
+    assert nearest is not None
     facts |= {
         "error": off,
         "counts": ours.counts,
-        "peak_bytes": ours.peak_bytes,
-        "budget_bytes": ours.budget_bytes or budget,
+        "peak_bytes": nearest.peak_bytes,
+        "budget_bytes": nearest.budget_bytes or budget,
         "planning_seconds": max(0.0, ours.seconds[0] - min(ours.seconds)),
         "step_seconds": min(ours.seconds),
         "plans": _count_plans(ours.plan, plan),
@@ -226,13 +226,29 @@ def _judge_variant(
     if not facts["bitwise"] and not groups:
         off, where = error(ours, stored)
         return Outcome("not bitwise", f"{off:.1e} from storing everything, {where}", **facts)
-    warned = ours.told_over + (ours.told_before if seed is not None else [])
-    if (over := facts["peak_bytes"] / facts["budget_bytes"] - 1) > 0 and not warned:
-        return Outcome("OVER", f"{100 * over:.1f}% over the budget", **facts)
-    if over > 0 or (warned and seed is not None):
-        told = f"{100 * over:.1f}% over the budget: " if over > 0 else ""
-        return Outcome("told over", told + warned[0], **facts)
+    category, reason = _judge_peaks(ours, budget, sized=seed is not None)
+    if category:
+        return Outcome(category, reason, **facts)
     return Outcome("right" if off <= RIGHT else "rounding", **facts)
+
+
+def _judge_peaks(ours: Trained, budget: float, *, sized: bool) -> tuple[str, str]:
+    """Tell whether a measured step took more than the budget, and whether each was told of.
+
+    Where sizes change, warnings of the training count, too, for steps of the same sizes alone.
+    """
+    told: list[tuple[float, str]] = []
+    for step in ours.measured:
+        over = step.peak_bytes / (step.budget_bytes or budget) - 1
+        heard = step.told_over + (step.told_before if sized else ())
+        if over > 0 and not heard:
+            return "OVER", f"{100 * over:.1f}% over the budget"
+        if over > 0 or (heard and sized):
+            told.append((over, heard[0]))
+    if not told:
+        return "", ""
+    over, reason = max(told)
+    return "told over", (f"{100 * over:.1f}% over the budget: " if over > 0 else "") + reason
 
 
 def _beyond_rounding(build: Calls, budget: float) -> tuple[str, str]:

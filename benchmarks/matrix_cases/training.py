@@ -14,46 +14,54 @@ from torch import Tensor
 
 import remat
 from counting import counted
-from matrix_cases.case import Built, seed_everything
+from matrix_cases.case import Built, seed_everything, tensors_in
 from remat_exec import measure_peak
 
-__all__ = ["STEPS", "Trained", "error", "is_finite", "same_bits", "train"]
+__all__ = ["STEPS", "Measured", "Trained", "error", "is_finite", "same_bits", "train"]
 
 STEPS = 3
 MORE_STEPS = 4  # after as many over the budget in a row without a plan, the next is refused
+_Sizes = tuple[tuple[int, ...], ...]
 FLOOR = 1e-4  # of the largest gradient of the model: what is smaller is noise of a sum to zero
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A step after the training: its peak and its budget, in bytes, and what was told of it.
+
+    The budget is the most that a plan had so far, if there was one. `told_over` are the warnings of
+    this step and the one after it, which is of its sizes, too; `told_before` those of the steps of
+    its sizes in the training. Those of other sizes are not among them.
+    """
+
+    peak_bytes: int
+    budget_bytes: int | None
+    told_over: tuple[str, ...] = ()
+    told_before: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The peak as a share of the budget; without one, in bytes."""
+        return self.peak_bytes / (self.budget_bytes or 1)
 
 
 @dataclass(slots=True)
 class Trained:
     """Losses, gradients and buffers of each step, by name; and what the measured steps took.
 
-    `peaks` are of these, each with the budget: the most that a plan had so far, if there was one.
-    `told_over` are the warnings of them, and `told_before` those of the steps before, in which
-    `counts` says what was traced, rehearsed and solved.
+    `counts` says what was traced, rehearsed and solved in the steps before those.
     """
 
     steps: list[dict[str, Tensor]] = field(default_factory=list)
-    peaks: list[tuple[int, int | None]] = field(default_factory=list)
-    told_over: list[str] = field(default_factory=list)
-    told_before: list[str] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     plan: Any = None
 
     @property
-    def peak_bytes(self) -> int | None:
-        """The peak that is nearest to its budget, or the largest of those without one."""
-        return self._nearest[0]
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """The budget of that step."""
-        return self._nearest[1]
-
-    @property
-    def _nearest(self) -> tuple[int | None, int | None]:
-        return max(self.peaks, default=(None, None), key=lambda peak: peak[0] / (peak[1] or 1))
+    def nearest(self) -> Measured | None:
+        """The measured step that is nearest to its budget; without budgets, the largest."""
+        return max(self.measured, key=lambda each: each.share, default=None)
 
 
 def _snapshot(built: Built, loss: Tensor) -> dict[str, Tensor]:
@@ -96,6 +104,8 @@ def train(
     module = calls[0].model
     model = module if wrap is None else wrap(module)
     budgets: set[int] = set()  # a fraction is of the most that plain took
+    told: dict[_Sizes, list[str]] = {}
+    last: _Sizes | None = None
 
     def prepare(number: int) -> None:
         module.zero_grad(set_to_none=True)
@@ -104,14 +114,25 @@ def train(
         seed_everything(1000 + number)
 
     def step(number: int) -> Tensor:
-        call = calls[number]
-        loss = call.loss(model(*call.args, **call.kwargs))
-        loss.backward()  # type: ignore[no-untyped-call]
+        nonlocal last
+        call, before = calls[number], last
+        last = _sizes(call)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            output = model(*call.args, **call.kwargs)
+            of_forward = len(caught)
+            loss = call.loss(output)
+            loss.backward()  # type: ignore[no-untyped-call]
+        for place, each in enumerate(caught):
+            if issubclass(each.category, remat.BudgetWarning):
+                text = str(each.message)
+                # What a step took may be told when the next one begins.
+                is_late = place < of_forward and " took " in text
+                told.setdefault(before if is_late and before else last, []).append(text)
         budgets.add(getattr(getattr(model, "plan", None), "budget_bytes", 0))
         return loss.detach()
 
-    with warnings.catch_warnings(record=True) as told, counted() as counts:
-        warnings.simplefilter("always")
+    with counted() as counts:
         for number, call in enumerate(calls):
             prepare(number)
             start = time.perf_counter()
@@ -120,27 +141,29 @@ def train(
             trained.steps.append(_snapshot(call, loss))
             _descend(call)
     trained.counts = dict(counts)
-    trained.told_before = _budget_warnings(told)
     trained.plan = getattr(model, "plan", None)
-    for number in {id(call): number for number, call in enumerate(calls) if peak}.values():
+    numbers = {id(call): number for number, call in enumerate(calls) if peak}.values()
+    before, told = told, {}
+    peaks: list[tuple[int, int, int | None]] = []
+    for number in numbers:
         for _ in range(MORE_STEPS):
             if wrap is not None and not max(budgets):
                 prepare(number)
                 step(number)
         prepare(number)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with measure_peak("cpu") as taken:
-                step(number)
-            trained.peaks.append((taken.peak_bytes, max(budgets) or None))
-            prepare(number)
-            step(number)  # what is seen in a step may be told in the next
-        trained.told_over += _budget_warnings(told)
+        with measure_peak("cpu") as taken:
+            step(number)
+        peaks.append((number, taken.peak_bytes, max(budgets) or None))
+        prepare(number)
+        step(number)  # what is seen in a step may be told in the next
+    for number, peak_bytes, budget in peaks:
+        after, earlier = (tuple(each.get(_sizes(calls[number]), ())) for each in (told, before))
+        trained.measured.append(Measured(peak_bytes, budget, after, earlier))
     return trained
 
 
-def _budget_warnings(told: Sequence[warnings.WarningMessage]) -> list[str]:
-    return [str(each.message) for each in told if issubclass(each.category, remat.BudgetWarning)]
+def _sizes(call: Built) -> _Sizes:
+    return tuple(tuple(tensor.shape) for tensor in tensors_in([call.args, call.kwargs]))
 
 
 def error(found: Trained, expected: Trained) -> tuple[float, str]:
