@@ -163,6 +163,7 @@ def machine(options: argparse.Namespace) -> Record:
     return {
         **provenance(("remat", "torch", *_cases(options.suite).PACKAGES)),
         "threads": options.threads,
+        **({"seed": options.seed} if options.sizes else {}),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,24 +77,24 @@ def tensors_in(value: object) -> Iterator[Tensor]:
             stack.extend(reversed(item))
 
 
+@functools.cache
+def _weights(shape: tuple[int, ...]) -> Tensor:
+    """Make the weights of a shape once in a process: no step but those in eager has new ones."""
+    elements = math.prod(shape)
+    count = max(1, elements)
+    return (torch.arange(float(count)).cos() / count**0.5)[:elements].reshape(shape)
+
+
 def output_loss() -> Callable[[Any], Tensor]:
     """Make a loss: the model's own, or else a weighted sum of all outputs with a gradient.
 
-    A plain sum would not do: that of a normalized output is constant. The weights are made once
-    for each shape.
+    A plain sum would not do: that of a normalized output is constant.
     """
-    weights: dict[tuple[int, ...], Tensor] = {}
 
     def weighted(tensor: Tensor) -> Tensor:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
-        shape = tuple(tensor.shape)
-        if shape not in weights:
-            count = max(1, tensor.numel())
-            weights[shape] = (torch.arange(float(count)).cos() / count**0.5)[
-                : tensor.numel()
-            ].reshape(shape)
-        return (tensor * weights[shape].to(tensor.dtype)).sum()
+        return (tensor * _weights(tuple(tensor.shape)).to(tensor.dtype)).sum()
 
     def loss(output: Any) -> Tensor:
         own = getattr(output, "loss", None)

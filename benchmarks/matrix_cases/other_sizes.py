@@ -114,12 +114,12 @@ def _runs(built: Built) -> bool:
 
 
 def _reads_past_the_end(built: Built) -> bool:
-    """Tell whether torch would read beyond the targets of a CTC loss: it checks none (2.13)."""
+    """Tell whether torch would read beyond an input of a CTC loss, which it does not check."""
     if not isinstance(built.model, nn.CTCLoss):
         return False
-    _, targets, _, lengths = built.args
-    needed = torch.as_tensor(lengths).sum() if targets.dim() == 1 else max(lengths)
-    return bool(targets.shape[-1] < needed)
+    scores, targets, _, lengths = built.args
+    needed = int(torch.as_tensor(lengths).sum() if targets.dim() == 1 else max(lengths))
+    return bool(targets.shape[-1] < needed or int(targets.max()) >= scores.shape[-1])
 
 
 def _is_leaf(value: object) -> bool:
