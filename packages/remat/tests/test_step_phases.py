@@ -12,7 +12,7 @@ EVENTS = ("begin", "forward", "return", "backward")
 
 def step_after(*events):
     settings = Settings.read(2**20, "auto", "estimate", None, None, None)
-    planner = StepPlanner(settings, AutoBudget(None, tuple), lambda plan: None, [])
+    planner = StepPlanner(settings, AutoBudget(None, tuple), lambda plan: None, {}, [])
     step = StepState(settings, lambda plan: None, planner)
     for event in events:
         step.move(event)

@@ -42,7 +42,7 @@ def chooser(budget, options):
     settings = Settings.read(budget, "auto", "estimate", None, None, None)
     front = RegionFront(GRAPH, tuple(options), (), 0, 0, 0)
     return StepPlanner(
-        settings, AutoBudget(None, tuple), lambda plan: None, [RegionKind("r", front)]
+        settings, AutoBudget(None, tuple), lambda plan: None, {}, [RegionKind("r", front)]
     )
 
 

@@ -29,14 +29,21 @@ from torch._dynamo.exc import (
     InternalTorchDynamoError,
     TorchRuntimeError,
 )
-from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.guards import DeletedGuardManagerWrapper, GuardManagerWrapper
 from torch._dynamo.pgo import CodeId, CodeState
 from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from remat.dynamo.graphs import APART, EACH_TENSOR, DynamoGraph, note_provenance, read_graph
+from remat.dynamo.graphs import (
+    APART,
+    EACH_TENSOR,
+    WITHIN,
+    DynamoGraph,
+    name_of_frame,
+    note_provenance,
+    read_graph,
+)
 from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly
@@ -54,7 +61,6 @@ _KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
-_WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
 
 
@@ -116,7 +122,7 @@ class _Frames:
             before = self.code, self.name
             breaks = counters["graph_break"].copy()
             self.has_graph = False
-            self.code, self.name = code, _name_of(frame)
+            self.code, self.name = code, name_of_frame(frame)
             try:
                 result = self._torchdynamo_orig_backend(frame, *rest)
             except (AssertionError, InternalTorchDynamoError, TorchRuntimeError) as error:
@@ -185,24 +191,8 @@ class _Frames:
         return self._watched is not None and frame.f_locals.get("self") is self._watched()
 
 
-def _name_of(frame: Any) -> str:
-    """Name a function; a method of a module by its class, which may not be the one it is of.
-
-    So is what wraps a method and is handed its arguments, or holds it as `wrap_inline` does.
-    """
-    held = frame.f_locals
-    called = "forward" if frame.f_code is _WITHIN else frame.f_code.co_name
-    args = held.get("args")
-    first = args[:1] if isinstance(args, tuple) else ()
-    for owner in (held.get("self"), getattr(held.get("fn"), "__self__", held.get("fn")), *first):
-        if isinstance(owner, torch.nn.Module):
-            return f"{type(owner).__name__}.{called}"
-    name: str = frame.f_code.co_qualname
-    return name
-
-
 def _place(frame: Any) -> str:
-    return f"{_name_of(frame)} at {frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
+    return f"{name_of_frame(frame)} at {frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
 
 
 def compile_frames(
@@ -261,9 +251,9 @@ def compile_frames(
             "TorchDynamo is switched off (TORCHDYNAMO_DISABLE=1), and plans are made of its "
             "graphs; switch it on"
         )
-    codes = [_WITHIN]
+    codes = [WITHIN]
     codes += [code for each in _run_by(function, model) for code in _codes_of(each)]
-    roots = {_WITHIN, next(_codes_of(function), _WITHIN)}
+    roots = {WITHIN, next(_codes_of(function), WITHIN)}
     frames = _Frames(context.callback, settings, skipped, watched, roots)
     context.callback = frames  # type: ignore[assignment]
     compiled = context(function)

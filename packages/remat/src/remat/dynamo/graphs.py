@@ -16,6 +16,7 @@ import torch
 from torch._dynamo import config, eval_frame
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.external_utils import wrap_inline
 from torch._guards import CompileContext
 
 from remat_graph import Provenance
@@ -24,12 +25,14 @@ from remat_graph.torch import note, source_of
 __all__ = [
     "APART",
     "EACH_TENSOR",
+    "WITHIN",
     "DynamoGraph",
     "compiled_call",
     "frame_of_call",
     "graph_in_frame",
     "is_last_compilation",
     "let_through",
+    "name_of_frame",
     "note_provenance",
     "read_graph",
 ]
@@ -43,6 +46,7 @@ EACH_TENSOR = {
 _OPTIONS = inspect.signature(eval_frame._optimize).parameters
 APART: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+WITHIN = wrap_inline(print).__code__  # in which Dynamo runs what it would pass by
 _FRAME_LOCAL = re.compile(r"^[LG]\['[^']*'\]\.?")  # as Dynamo writes `self`
 
 
@@ -72,12 +76,29 @@ def graph_in_frame(graph: torch.fx.GraphModule, frames: set[int]) -> DynamoGraph
     if not APART:
         config.load_config(EACH_TENSOR)
     current = CompileContext.current_compile_id()
-    frame = -1 if current is None or current.frame_id is None else current.frame_id
-    frames.add(frame)
+    frames.add(-1 if current is None or current.frame_id is None else current.frame_id)
     note_provenance(graph, None)
-    caller = _caller() if len(frames) == 1 else None
-    described = read_graph(graph, f"frame {frame}", len(frames) == 1 and caller is None)
+    compiling = _compiling()
+    caller = _caller(compiling) if len(frames) == 1 else None
+    name = "a frame" if compiling is None else name_of_frame(compiling.f_locals["frame"])
+    described = read_graph(graph, name, len(frames) == 1 and caller is None)
     return dataclasses.replace(described, caller=caller)
+
+
+def name_of_frame(frame: Any) -> str:
+    """Name a function; a method of a module by its class, which may not be the one it is of.
+
+    So is what wraps a method and is handed its arguments, or holds it as `wrap_inline` does.
+    """
+    held = frame.f_locals
+    called = "forward" if frame.f_code is WITHIN else frame.f_code.co_name
+    args = held.get("args")
+    first = args[:1] if isinstance(args, tuple) else ()
+    for owner in (held.get("self"), getattr(held.get("fn"), "__self__", held.get("fn")), *first):
+        if isinstance(owner, torch.nn.Module):
+            return f"{type(owner).__name__}.{called}"
+    name: str = frame.f_code.co_qualname
+    return name
 
 
 def compiled_call() -> object:
@@ -100,12 +121,17 @@ def frame_of_call() -> FrameType | None:
     return None
 
 
-def _caller() -> str | None:
-    """Find who calls the frame that Dynamo is compiling, unless it is `torch.compile` itself."""
+def _compiling() -> FrameType | None:
+    """Find the frame of Dynamo's in which it compiles another, its local `frame`."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_code is not CatchErrorsWrapper.__call__.__code__:
         frame = frame.f_back
-    frame = frame and frame.f_back
+    return frame
+
+
+def _caller(compiling: FrameType | None) -> str | None:
+    """Find who calls the frame that Dynamo is compiling, unless it is `torch.compile` itself."""
+    frame = compiling and compiling.f_back
     while frame is not None and frame.f_code.co_filename == torch.nn.modules.module.__file__:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename == eval_frame.__file__:

@@ -63,6 +63,8 @@ def cut_at(graph: fx.GraphModule, outputs: Collection[int]) -> GraphParts | None
     nodes = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     returned = pytree.tree_leaves(graph.graph.output_node().args[0])
     tensors = [leaf for leaf in returned if isinstance(leaf, fx.Node) and _is_tensor(leaf)]
+    if max(outputs) >= len(tensors):
+        return None
     asked = {tensors[at] for at in outputs}
     changing = _last_changes(nodes)
     part_of: dict[fx.Node, int] = {}

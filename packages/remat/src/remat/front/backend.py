@@ -34,6 +34,7 @@ from remat.dynamo import (
 from remat.errors import BudgetWarning, RematError
 from remat.planning.settings import Settings
 from remat.refusals import refuse_checkpointed
+from remat.session.cuts import Cuts
 from remat.session.region import is_computed
 from remat.session.session import Session
 from remat.session.threads import Sessions, SharedRegion
@@ -71,12 +72,12 @@ class _Alike:
         call = compiled_call() or self
         step = self.steps.get(call)
         if step is None:
-            step = self.steps[call] = _Step(Sessions(self._session))
+            step = self.steps[call] = _Step(Sessions(self._session, self.settings.user_plan))
         return step
 
-    def _session(self) -> Session:
+    def _session(self, cuts: Cuts) -> Session:
         auto = AutoBudget(self.settings.optimizer)
-        return Session(self.settings, self.on_plan, auto, join=self._join)
+        return Session(self.settings, self.on_plan, auto, cuts, join=self._join)
 
     def _join(self, session: Session) -> int:
         """Join a step with all that wait for a backward beside it; say how many calls those are."""

@@ -12,6 +12,7 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import compile_frames, loses_dropout
 from remat.planning.settings import Settings
+from remat.session.cuts import Cuts
 from remat.session.session import Session
 from remat.session.threads import Sessions, SharedRegion
 
@@ -43,13 +44,15 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool)
             "torch loses that dropout when it traces"
         )
 
-    def new_session() -> Session:
+    def new_session(cuts: Cuts) -> Session:
         auto = AutoBudget(settings.optimizer, parameters)
-        session = Session(settings, set_plan, auto, one_region=one_region, parameters=parameters)
+        session = Session(
+            settings, set_plan, auto, cuts, one_region=one_region, parameters=parameters
+        )
         session.breaks.extend(breaks)
         return session
 
-    sessions = Sessions(new_session)
+    sessions = Sessions(new_session, settings.user_plan)
     weakref.finalize(model, _stop_recording, weakref.ref(sessions)).atexit = False
 
     def skipped(reason: str) -> None:

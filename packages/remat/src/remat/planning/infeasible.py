@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from remat.errors import BudgetWarning, RematError
 from remat_exec import BudgetExceeded
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["NotPlanned", "OnInfeasible", "check_on_infeasible", "warn_infeasible"]
+__all__ = ["NotPlanned", "OnInfeasible", "check_on_infeasible", "warn_infeasible", "without_graph"]
 
 OnInfeasible = Literal["raise", "plain"]
 
@@ -52,3 +53,14 @@ def warn_infeasible(what: str, error: RematError) -> NotPlanned:
     text = f"{what} runs without a plan, and {will} take more than the budget: {error}"
     warnings.warn(text, BudgetWarning, stacklevel=2)
     return NotPlanned(text)
+
+
+def without_graph(breaks: Sequence[str]) -> RematError:
+    """Say that a forward ran without a plan, since none of it was in a graph that has one."""
+    reason = "; ".join(breaks[-3:]) or (
+        "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
+    )
+    return RematError(
+        f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
+        f"that could be planned ({reason}); train this module without remat"
+    )

@@ -142,8 +142,23 @@ class UserPlan:
             )
         return PlanMismatch(
             f"{self.name} has no plan for the region of call {position} of the step, {name!r}: "
-            f"{difference}. {_REMEDY}"
+            f"{difference}{self._cuts()}. {_REMEDY}"
         )
+
+    def cut_mismatch(self, name: str) -> PlanMismatch:
+        """Say that a region cannot be cut where the plan cuts it."""
+        return PlanMismatch(
+            f"the model's {name!r} has no such outputs, or cannot be cut there{self._cuts()}. "
+            f"{_REMEDY}"
+        )
+
+    def _cuts(self) -> str:
+        """Say where the plan cuts regions, if it does."""
+        cuts = (
+            f"{name[:100]!r} at output {', '.join(map(str, sorted(outputs)[:5]))}"
+            for name, outputs in self.plan.cuts[:5]
+        )
+        return f"; {self.name} cuts {', '.join(cuts)}" if self.plan.cuts else ""
 
     def _difference(self, kind: int, captured: Capture) -> str | None:
         """Say where a graph as the plan would have it first differs from that of the plan."""

@@ -37,12 +37,14 @@ __all__ = [
 ]
 
 CLOSE = 1e-6  # of a time, within which two are the same
-_KIND, _OLD_KIND, _VERSION = "plan", "step plan", 2
+_KIND, _OLD_KIND = "plan", "step plan"
+_VERSION, _READ = 3, (2, 3)  # 2 is the same without cuts
 
 Body = TypeVar("Body")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Slices = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_Outputs = Annotated[frozenset[_Size], msgspec.Meta(min_length=1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Name = Annotated[str, msgspec.Meta(max_length=500)]
 
@@ -99,6 +101,7 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     capture_seconds: _Seconds
     origin: Origin
     whole_time: _Seconds | None = None
+    cuts: tuple[tuple[str, _Outputs], ...] = ()
 
 
 class _OutlineHead(msgspec.Struct):
@@ -163,10 +166,11 @@ def _read(data: bytes, body: type[Body], source: str) -> Body:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if envelope.kind not in (_KIND, _OLD_KIND):
             raise DocumentError(f"{source} is of kind {envelope.kind[:60]!r}; a plan is needed")
-        if (envelope.kind, envelope.version) != (_KIND, _VERSION):
+        if envelope.kind != _KIND or envelope.version not in _READ:
             raise DocumentError(
                 f"{source} is a {envelope.kind} of schema version {envelope.version}; this remat "
-                f"reads plans of version {_VERSION}. Plan again, or install the remat that wrote it"
+                f"reads plans of versions {_READ[0]} to {_READ[-1]}. Plan again, or install the "
+                f"remat that wrote it"
             )
         return msgspec.json.decode(bytes(envelope.body), type=body)
     except _DAMAGE as error:

@@ -58,7 +58,8 @@ class Plan:
     of each call, among those of its kind. Where one region is all of the step, its graph says what
     is held: the loss outside the module, and what it keeps, are part of it. Otherwise `moments` are
     what a recorded step was like: what the code between the regions held while which calls were
-    between their halves; and `breaks` say why the forward is not one region. `set_aside_bytes` are
+    between their halves; and `breaks` say why the forward is not one region. `cuts` are names of
+    regions, with positions of outputs at which they are cut into several. `set_aside_bytes` are
     kept free beside it, since steps by earlier plans took more.
 
     No plan within the budget takes less time than `lower_bound`, first computations in the order of
@@ -84,6 +85,7 @@ class Plan:
     origin: Origin
     moments: tuple[TimeStep, ...] = ()
     breaks: tuple[str, ...] = ()
+    cuts: tuple[tuple[str, frozenset[int]], ...] = ()
     set_aside_bytes: int = 0
     measured_peak_bytes: int | None = None
     plain_peak_bytes: int | None = None
@@ -191,6 +193,11 @@ class Plan:
                     raise GraphError(f"call {at} is of no option")
             if body.status not in (Status.OPTIMAL, Status.FEASIBLE):
                 raise GraphError(f"it has a schedule, and is said to be {body.status.value}")
+            for name, times in Counter(name for name, _ in body.cuts).items():
+                if times > 1:
+                    raise GraphError(f"it cuts {name[:100]!r} twice")
+            if alone and body.cuts:
+                raise GraphError(f"it is of one region, and cuts {body.cuts[0][0][:100]!r}")
             if alone and not len(kinds) == len(body.calls) == len(kinds[0].front.options) == 1:
                 raise GraphError("it has no moments, and more than one call, region or option")
             for moment in body.moments:

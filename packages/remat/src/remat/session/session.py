@@ -30,13 +30,14 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import DynamoGraph
 from remat.errors import BudgetWarning, RematError
-from remat.planning.infeasible import NotPlanned, warn_infeasible
+from remat.planning.infeasible import NotPlanned, warn_infeasible, without_graph
 from remat.planning.settings import Settings
 from remat.planning.task import RunnablePlan
 from remat.session.backwards import within_backward
 from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
+from remat.session.cuts import Cuts
 from remat.session.kernels import plan_by_kernels
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Prepared, Region, device_of, is_computed, keep, requires_grad
@@ -54,10 +55,11 @@ class Session:
 
     `on_plan` is given each plan that a step begins to run by. `auto` fixes that budget.
     `one_region` says that a graph which is all of a function has the whole budget, unless a plan of
-    several is given. `parameters` are those of the model whose forwards are `run`. `join` is called
-    where a backward begins, to have whatever waits for one beside this planned with it from then
-    on, and gives the number of such calls. `call_arguments` are those of the call that is run.
-    `times_met` counts calls of regions that have something to differentiate.
+    several is given. `cuts` say where regions are cut into several. `parameters` are those of the
+    model whose forwards are `run`. `join` is called where a backward begins, to have whatever waits
+    for one beside this planned with it from then on, and gives the number of such calls.
+    `call_arguments` are those of the call that is run. `times_met` counts calls of regions that
+    have something to differentiate.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Session:
         settings: Settings,
         on_plan: Callable[[Any], None],
         auto: AutoBudget,
+        cuts: Cuts,
         *,
         one_region: bool = True,
         parameters: Callable[[], Iterable[torch.nn.Parameter]] = tuple,
@@ -75,8 +78,7 @@ class Session:
         self.times_met = self._met_before = 0
         self.breaks: list[str] = []
         self._one_region = one_region and settings.step_plan is None
-        self.splits = settings.step_plan is None and settings.region_plan is None
-        self._counts = CallCounts()
+        self._counts, self._cuts = CallCounts(), cuts
         self._has_several = self._was_several = self._had_backward = False
         self._settings, self._on_plan = settings, on_plan
         self._parameters, self._join = parameters, join
@@ -86,7 +88,7 @@ class Session:
         self._not_planned: NotPlanned | None = None
         self._has_run = self._preparing = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
-        planner = StepPlanner(settings, auto, self._tell, breaks=self.breaks)
+        planner = StepPlanner(settings, auto, self._tell, cuts.outputs, breaks=self.breaks)
         self._planner = RegionPlanner(settings, auto, planner.kinds, self.breaks)
         self.step = StepState(settings, self._tell, planner)
         self.step.between = lambda: self._planner.kernels.see_step(self.step, self._regions)
@@ -255,13 +257,7 @@ class Session:
         Raises:
             RematError: unless such a call is to run as it is.
         """
-        reason = "; ".join(self.breaks[-3:]) or (
-            "is it switched off, by torch.compiler.set_stance or torch._dynamo.config.disable?"
-        )
-        error = RematError(
-            f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
-            f"that could be planned ({reason}); train this module without remat"
-        )
+        error = without_graph(self.breaks)
         if self._settings.on_infeasible == "raise":
             raise error
         if self._not_planned is None:
@@ -380,7 +376,8 @@ class Session:
         if self._one_region and self._planner.communicates(region, inputs):
             self._one_region = False
         if self._shares:
-            self._planner.refuse_user_plan()
+            if not self._cuts.outputs:
+                self._planner.refuse_user_plan()
             return self._planner.plan_shared(region, inputs, self.step)
         return self._planner.plan_one(region, numbers, inputs, self._loss(), self._rebuilt)
 

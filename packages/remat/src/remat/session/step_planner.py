@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,15 +52,16 @@ _TOLERANCE = 1.002  # of the budget, by which fixed parts may be off from step t
 class StepPlanner:
     """Plans for recorded steps, within the budget less what is set aside.
 
-    `kinds` are those of regions that were met, to which others are added; `breaks` are named with a
-    plan. `room` is what a step may take, `None` before the first plan. `plain` is what a fraction
-    is of. A refusal names the most that any pattern of calls was seen to need, and in slices, where
-    these are not allowed.
+    `kinds` are those of regions that were met, to which others are added; `cuts` are outputs at
+    which regions are cut, by name, and `breaks` are named with a plan. `room` is what a step may
+    take, `None` before the first plan. `plain` is what a fraction is of. A refusal names the most
+    that any pattern of calls was seen to need, and in slices, where these are not allowed.
     """
 
     settings: Settings
     auto: AutoBudget
     on_plan: Callable[[Any], None]
+    cuts: Mapping[str, frozenset[int]]
     kinds: list[RegionKind] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     set_aside: int = 0
@@ -317,6 +318,7 @@ class StepPlanner:
             origin,
             moments_of(self._kinds_of(record), record, options),
             tuple(dict.fromkeys(self.breaks)),
+            tuple(sorted(self.cuts.items())),
             self.set_aside,
             doubt=doubt_of(HIGHS),
             plain_peak_bytes=self.plain.peak_bytes or None,

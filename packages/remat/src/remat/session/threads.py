@@ -21,10 +21,12 @@ import torch
 
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
-from remat.dynamo.parts import GraphParts, cut_at
+from remat.dynamo.parts import GraphParts
 from remat.errors import BudgetWarning
+from remat.planning.user_plan import PlanOrSchedule
 from remat.session.backwards import within_backward
 from remat.session.counters import Counters
+from remat.session.cuts import Cuts
 from remat.session.region import Region, name_of, run_as_it_is
 from remat.session.session import Session
 from remat_graph.torch import own_thread
@@ -39,14 +41,16 @@ class SharedRegion:
     dynamo_graph: DynamoGraph
     sessions: Callable[[], Sessions]
     counters: Counters = field(init=False)
+    _name: str = field(init=False)
+    _cut_at: frozenset[int] | None = field(default=None, init=False)
     _parts: GraphParts | None = field(default=None, init=False)
-    _asked: frozenset[int] = field(default=frozenset(), init=False)
     _regions: list[SharedRegion] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.counters = Counters(self.dynamo_graph.graph)
+        self._name = name_of(self.dynamo_graph)
         sessions = self.sessions()
-        self.split(sessions.asked.get(name_of(self.dynamo_graph), frozenset()))
+        self._cut(sessions)
         if torch.is_grad_enabled():
             with sessions.region_of(self):  # what is wrong is said when it is compiled
                 pass
@@ -60,27 +64,34 @@ class SharedRegion:
         sessions = self.sessions()
         if not torch.is_grad_enabled() and not sessions.has_own():
             return run_as_it_is(self._eager, self.counters, self.counters.with_numbers(inputs))
-        if self._parts is not None and torch.is_grad_enabled():
+        parts = self._cut(sessions) if torch.is_grad_enabled() else None
+        if parts is not None:
             inputs = tuple(self.counters.with_numbers(inputs))
-            returned = self._parts.run(self._regions_of(self._parts), inputs)
+            returned = parts.run(self._regions_of(parts), inputs)
             return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
             return session.call(region, inputs)
 
-    def split(self, outputs: frozenset[int]) -> bool:
+    def split(self, cuts: Cuts, outputs: frozenset[int]) -> bool:
         """Have a region end where each of these outputs is there, from the next call on.
 
         So autograd sees their whole gradients. Gives whether the graph can be cut there.
         """
-        if self._parts is None:
-            self._parts, self._asked = cut_at(self.dynamo_graph.graph, outputs), outputs
-        return self._parts is not None
+        graph = self.dynamo_graph.graph
+        return self._parts is not None or cuts.add(self._name, graph, outputs)
+
+    def _cut(self, sessions: Sessions) -> GraphParts | None:
+        """Cut the region as those of its name are; give its parts, if it has several."""
+        outputs = sessions.cuts.outputs.get(self._name)
+        if self._parts is None and outputs != self._cut_at:
+            self._cut_at = outputs
+            self._parts = sessions.cuts.parts_of(self._name, self.dynamo_graph.graph)
+        return self._parts
 
     def _regions_of(self, parts: GraphParts) -> list[SharedRegion]:
         """Give the regions of the parts, made in the first call; graphs of other sizes follow."""
         if not self._regions:
             name = self.dynamo_graph.name
-            self.sessions().asked[name_of(self.dynamo_graph)] = self._asked
             reason = f"the gradient was asked for of an output of {name} that it reads itself"
             self._regions = [
                 SharedRegion(
@@ -110,14 +121,16 @@ class _Held:
 
 
 class Sessions:
-    """The sessions of what is compiled together, each made by `make`."""
+    """The sessions of what is compiled together, each made by `make`; all cut regions alike."""
 
-    def __init__(self, make: Callable[[], Session]) -> None:
+    def __init__(
+        self, make: Callable[[Cuts], Session], user_plan: PlanOrSchedule | None = None
+    ) -> None:
         self._make = make
+        self.cuts = Cuts(user_plan)
         self._lock = threading.Lock()
         self._all: list[_Held] = []
         self._last: _Held | None = None
-        self.asked: dict[str, frozenset[int]] = {}  # outputs, by the names of regions
 
     @contextmanager
     def taken(self) -> Iterator[Session]:
@@ -136,8 +149,7 @@ class Sessions:
             region = held.regions.get(shared)
             if region is None:
                 region = held.session.add(shared.dynamo_graph, shared.counters)
-                if held.session.splits:
-                    region.split = functools.partial(_split, weakref.ref(shared))
+                region.split = functools.partial(_split, weakref.ref(shared), self.cuts)
                 held.regions[shared] = region
             yield held.session, region
 
@@ -167,7 +179,7 @@ class Sessions:
         if own is None:
             own = next((held for held in self._all if held.is_free), None)
             if own is None:
-                own = _Held(self._make(), thread)
+                own = _Held(self._make(self.cuts), thread)
                 self._all.append(own)
                 self._last = own
                 return own, len(self._all) == 2
@@ -215,6 +227,6 @@ class Sessions:
         return sum(len(held.session.step.live) for held in self._all if held.thread is thread)
 
 
-def _split(ref: weakref.ref[SharedRegion], outputs: frozenset[int]) -> bool:
+def _split(ref: weakref.ref[SharedRegion], cuts: Cuts, outputs: frozenset[int]) -> bool:
     shared = ref()
-    return shared is not None and shared.split(outputs)
+    return shared is not None and shared.split(cuts, outputs)
