@@ -47,6 +47,7 @@ _THRESHOLDS = 12
 _STEPS = (0.02, 0.002)  # of the bound, by which more is tried to be proved
 _AFTER_REMOVAL = 10
 _MOST_FORCED = 200  # ops that are followed after the last of a set
+_MOST_SETS = 3  # of which what is known is kept
 _END, _NONE = -1, -2  # instead of the next op
 _NEVER = 2**63 - 1
 
@@ -123,6 +124,16 @@ class _Network:
             for producer in {wiring.producer_list[v] for v in values}:
                 readers[producer].append(op)
         self._readers = readers
+        self._latest_sets: list[_Last] = []
+
+    def last_of(self, chosen: NDArray[np.bool_]) -> _Last:
+        """Say what is known after the last run of a set of ops, once for those asked of lately."""
+        for last in self._latest_sets:
+            if np.array_equal(last.chosen, chosen):
+                return last
+        last = _Last(self, chosen)
+        self._latest_sets = [last, *self._latest_sets[: _MOST_SETS - 1]]
+        return last
 
     def peel(self, chosen: NDArray[np.bool_], target: int) -> NDArray[np.bool_]:
         """Take out ops whose own bound is below a target until none is left, or time is up."""
@@ -130,7 +141,7 @@ class _Network:
         bounds = np.full(self.wiring.op_count, _NEVER)
         removed = True
         while removed and chosen.any() and not self.late():
-            last = _Last(self, chosen)
+            last = self.last_of(chosen)
             members, floors = self._floors(last)
             rough = self._rough(members, last)
             removed = bool((rough < target).any())
@@ -157,7 +168,7 @@ class _Network:
     def _rough(self, members: Ints, last: _Last) -> Ints:
         """Say, for each op of a set, what its bound is at most, from one cut for all."""
         wiring, size = self.wiring, self.wiring.size
-        kept = self._least_set(last.over)
+        kept = last.kept
         follows = self._follows(kept, last.over)
         total = int(size[kept].sum())
         rough: list[int] = []
@@ -186,7 +197,7 @@ class _Network:
 
     def bound(self, chosen: NDArray[np.bool_], beat: int) -> PeakBound | None:
         """Bound the peak by a set of ops; `None` if that is no more than `beat`."""
-        last = _Last(self, chosen)
+        last = self.last_of(chosen)
         members, floors = self._floors(last)
         least_bytes, at = _NEVER, int(members[0])
         for i in np.argsort(floors, kind="stable").tolist():
@@ -206,11 +217,16 @@ class _Network:
         members = np.flatnonzero(last.chosen)
         needs = self._needs[members]
         own = needs - self.wiring.workspace[members]
-        cut = self._cut(self._size, self.wiring.results, last.over)
+        cut = int(self._size[last.kept].sum()) * self._unit
         return members, needs + np.maximum(0, cut - own)
 
     def _at(self, op: int, last: _Last) -> int:
         """Bound what is alive if an op is the last of a set that runs."""
+        if op not in last.bounds:
+            last.bounds[op] = self._least_alive(op, last)
+        return last.bounds[op]
+
+    def _least_alive(self, op: int, last: _Last) -> int:
         wiring = self.wiring
         size = self._size.copy()
         size[list(_own(wiring, op))] = 0
@@ -231,7 +247,7 @@ class _Network:
         flow = maximum_flow(arcs, self._source, self._sink)
         return int(flow.flow_value) * self._unit
 
-    def _least_set(self, over: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def least_set(self, over: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Find a least set of values from which all results follow."""
         arcs = self._arcs(self._size, self.wiring.results, over)
         left = arcs - maximum_flow(arcs, self._source, self._sink).flow
@@ -277,6 +293,8 @@ class _Last:
         self.latest = int(np.flatnonzero(chosen)[-1])
         before = np.arange(wiring.op_count) < self.latest
         self.over: NDArray[np.bool_] = chosen | (~wiring.replayable & before)
+        self.kept = network.least_set(self.over)
+        self.bounds: dict[int, int] = {}
         self._network = network
         self._next = self._dominators()
 
