@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from remat.planning.task import RunnablePlan
 from remat.session import region_planner
 from remat_exec import codegen, measure_peak
 from remat_graph import Numerics, simulate
-from remat_graph.torch import CallSizes, SizedCapture, trace_sizes
+from remat_graph.torch import CallSizes, SizedCapture, SizedRegion, trace_sizes
+from remat_graph.torch.capturing import ways
 from remat_graph.torch.ways import resizing
 from remat_solvers import store_all
 
@@ -231,8 +233,8 @@ def test_what_rules_do_not_allow_for_a_size_is_not_cut_so(monkeypatch: pytest.Mo
     call = CallSizes(other.symbols, other.leaves)
     assert near.at(CallSizes(short.symbols, short.leaves)) is None  # has six rows
     assert near.at(call) is not None
-    ways = resizing.placements
-    monkeypatch.setattr(resizing, "placements", lambda *args: ways(*args)[1:])
+    rules = resizing.placements
+    monkeypatch.setattr(resizing, "placements", lambda *args: rules(*args)[1:])
     assert near.at(call) is None
 
 
@@ -257,6 +259,53 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     assert not compiled
     assert len(near) == len(lengths) - 3
     assert all(planned.capture.sliced for planned in near)
+
+
+@pytest.mark.parametrize(("mebibytes", "differentiated"), [(4, False), (6, True)])
+def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
+    mebibytes: int,
+    differentiated: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that a gradient comes to after all."""
+    passes: list[str] = []
+
+    def counted(owner: Any, name: str) -> None:
+        run = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (passes.append(name), run(*args))[1])
+
+    near = translated(monkeypatch)
+    torch.manual_seed(0)
+    model = Language(both=True)
+    eager = copy.deepcopy(model)
+    budget = mebibytes * 2**20
+    run = remat.rematerialize(model, budget=budget, numerics="rounding", limit_seconds=0.1)
+    for at, length in enumerate((90, 128, 120, 110, 101, 115, 93)):
+        if at == 4:
+            counted(SizedRegion, "evaluated")
+            counted(ways, "cuts_of")
+        gradients(model, run, words(4, length, at))
+    assert not passes
+    inputs = words(4, 119, 7)
+
+    def step(module: nn.Module, net: nn.Module) -> list[torch.Tensor]:
+        net.zero_grad()
+        loss, logits = module(*inputs)
+        loss = loss + logits.square().mean() if differentiated else loss
+        loss.backward()
+        own = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        return [logits.detach().clone(), *own]
+
+    over = pytest.warns(remat.BudgetWarning, match="would take")
+    with over if differentiated else contextlib.nullcontext():
+        found = step(run, model)
+    for one, other in zip(found, step(eager, eager), strict=True):
+        assert (one - other).abs().max() <= 5e-6 * other.abs().max()
+    assert not passes
+    last = near[-1]
+    assert last.plan.measured_peak_bytes is None
+    assert last.capture.program.deferred
+    assert bool(last.capture.sliced) == (not differentiated)
 
 
 @pytest.mark.parametrize("numerics", [None, "rounding"])

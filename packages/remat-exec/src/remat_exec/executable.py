@@ -100,7 +100,7 @@ class Executable:
         """Give the same plan for other sizes, by the same code; `None` if that is of its own."""
         program, mine = capture.program, self.capture.program
         alike = [None if each.generic is None else each.generic.program for each in (program, mine)]
-        is_alone = not (mine.leaving or self.recipes or self.low_memory_plan)
+        is_alone = not (mine.leaving or self.low_memory_plan)
         if alike[0] is None or alike[0] is not alike[1] or not is_alone:
             return None
         if self._may_come and not capture.variants_are_read_off:
@@ -108,6 +108,7 @@ class Executable:
         other = copy.copy(self)
         other.capture, other.budget_bytes = capture, budget_bytes
         other.code = self.code.at(program, peak_bytes)
+        other.recipes = tuple(recipe.at(capture.whole_program) for recipe in self.recipes)
         planned = Variant(capture.missing, other.code, program, other.whole_program)
         other._variants = {(capture.missing, None, _NONE): planned}
         return other

@@ -10,7 +10,8 @@ parameters have once an optimizer has stepped, cannot be used: then reading is a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,51 +31,73 @@ __all__ = ["OnDemand", "Recipe"]
 _weak: Any = StorageWeakRef
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """How to make one output of a program in which every output is made.
 
-    `reads` are the inputs and constants that it is made of, `draws` the ops whose draws it repeats,
-    `peak_bytes` is what it holds at most beside its inputs.
+    `reads` are the inputs and constants that it is made of, `draws` the ops whose draws it repeats.
+    Its code is written when it is first read.
     """
 
     position: int
     reads: tuple[str, ...]
     draws: frozenset[str]
-    peak_bytes: int
-    source: str
-    _bindings: dict[str, Any] = field(repr=False)
+    _program: Program = field(repr=False)
+    _ops: tuple[str, ...] = field(repr=False)
 
     @classmethod
     def of(cls, program: Program, position: int) -> Recipe:
-        """Write the recipe for what is handed over at a position."""
-        ops, output = ops_making(program, position), program.handed[position]
+        """Give the recipe for what is handed over at a position."""
+        ops = ops_making(program, position)
         calls = {op: program.calls[op].replay or program.calls[op] for op in ops}
         inputs = (*(item.variable for item in program.inputs), *program.constants)
         used = {program.storage.get(name, name) for call in calls.values() for name in call.reads}
         reads = tuple(name for name in inputs if program.storage.get(name, name) in used)
         draws = frozenset(op for op, call in calls.items() if call.random is not None)
-        steps, peak = _steps(program, ops, program.storage[output])
+        return cls(position, reads, draws, program, ops)
+
+    def at(self, program: Program) -> Recipe:
+        """Give the recipe for the same program of other sizes."""
+        return replace(self, _program=program)
+
+    @cached_property
+    def _code(self) -> tuple[str, dict[str, Any], int]:
+        """What makes it, as source, with what that names; and what it holds at most."""
+        program = self._program
+        output = program.handed[self.position]
+        steps, peak = _steps(program, self._ops, program.storage[output])
         forward = [op for op in program.calls if op not in program.backward_ops]
-        writer = Writer(program, set(draws), {}, shortened(program), (*forward, *program.writes))
-        writer.receive(reads)
+        writer = Writer(
+            program, set(self.draws), {}, shortened(program), (*forward, *program.writes)
+        )
+        writer.receive(self.reads)
         writer.run(steps)
         writer.make((output,))
         source = "\n".join(
             [
                 "def make(inputs, states):",
-                f"    [{', '.join(reads)}] = inputs",
+                f"    [{', '.join(self.reads)}] = inputs",
                 "    inputs.clear()",
                 *(f"    {line}" for line in writer.lines),
                 f"    return {output}",
                 "",
             ]
         )
-        return cls(position, reads, draws, peak, source, writer.bindings)
+        return source, writer.bindings, peak
+
+    @property
+    def source(self) -> str:
+        """The code that makes it."""
+        return self._code[0]
+
+    @property
+    def peak_bytes(self) -> int:
+        """What making it holds at most beside its inputs."""
+        return self._code[2]
 
     def run(self, inputs: list[Any], states: dict[str, Any], device: torch.device) -> torch.Tensor:
         """Make the output; the list of inputs is emptied."""
-        make: Callable[..., torch.Tensor] = compile_source(self.source, self._bindings)
+        make: Callable[..., torch.Tensor] = compile_source(*self._code[:2])
         with (
             torch.inference_mode(mode=False),
             torch.no_grad(),

@@ -67,7 +67,6 @@ class Capture(Ways):
     _repeats: tuple[Repeat, ...] = field(default=(), repr=False)
     _merged: bool = field(default=False, repr=False)
     released_outputs: frozenset[int] = frozenset()
-    variants_are_read_off: bool = False
     _choice: Choice | None = field(default=None, repr=False)
     _plain: Capture | None = field(default=None, repr=False)
     _whole_program: Program | None = field(default=None, repr=False)
@@ -203,6 +202,11 @@ class Capture(Ways):
                 f"gets a gradient, shares its memory, or is made by what may run but once"
             )
         return self._deferring(positions)
+
+    @property
+    def variants_are_read_off(self) -> bool:
+        """Whether `over_all_outputs` takes no pass over a graph, so that a backward can ask it."""
+        return False
 
     @functools.cached_property
     def over_all_outputs(self) -> Capture:

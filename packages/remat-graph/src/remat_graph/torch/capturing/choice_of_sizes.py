@@ -49,6 +49,10 @@ class ChoiceOfSizes:
             object.__setattr__(program, "generic", for_all)
         return program, cuts
 
+    def allows(self, plain: Program) -> bool:
+        """Whether rules allow it for the sizes of a program."""
+        return self._resized(self.choice.prepare(plain)) is not None
+
     def _is_alike(self, generic: Program, program: Program, own: Generic) -> bool:
         """Whether code that is written for the program of all sizes is that of one of these."""
         return _is_alike(

@@ -70,6 +70,10 @@ class GroupsOfSizes(ChoiceOfSizes):
             return self.of(plain)
         return found
 
+    def allows(self, plain: Program) -> bool:
+        """Whether it can be written so for the sizes of a program: groups have code, too."""
+        return not self._kept.get("differs") and self._written(plain) is not None
+
     def in_groups(self, plain: Program) -> Program | None:
         """Write the program of other sizes as chosen, whose groups may not be compiled yet."""
         read = self._before_groups(plain)

@@ -27,7 +27,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.lowering import equivalence_of
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Generic, Program
-from remat_graph.torch.rewrites.attention import is_causal_for, named_causally
+from remat_graph.torch.rewrites.attention import MasksOfSizes, named_causally
 from remat_graph.torch.tracing.joint_of_sizes import (
     JointOfSizes,
     Numbers,
@@ -41,7 +41,6 @@ from remat_graph.torch.tracing.joint_of_sizes import (
 __all__ = ["NotOfSizes", "ProgramOfSizes", "classes"]
 
 _DECIDED = frozenset({torch.ops.aten.constant_pad_nd.default})  # where they are run without data
-_MOST_KNOWN = 1024  # sizes of which it is known whether masks are causal
 _WORTH = 0.01  # of the largest value of a program, to say how it grows
 
 
@@ -52,14 +51,18 @@ class NotOfSizes(CaptureError):
 class ProgramOfSizes:
     """A program for these `numbers` of a trace, all generic, which gives that for others.
 
+    `masks` knows those of the trace.
+
     Raises:
         NotOfSizes: if it is not shown to be the same for other numbers.
     """
 
-    def __init__(self, joint: JointOfSizes, program: Program, numbers: Numbers) -> None:
+    def __init__(
+        self, joint: JointOfSizes, program: Program, numbers: Numbers, masks: MasksOfSizes
+    ) -> None:
         if program.alternatives or program.rounding:
             raise NotOfSizes("it has alternatives")
-        self._joint, self._program, self._numbers = joint, program, numbers
+        self._joint, self._program, self._numbers, self._masks = joint, program, numbers, masks
         self._arguments: dict[str, Any] = {}
         self._facts: dict[str, Traced] = {}
         self._added: dict[str, Traced] = {}
@@ -69,7 +72,6 @@ class ProgramOfSizes:
         self._texts: dict[Any, Any] = {}
         self._terms: dict[str, tuple[str, ...]] = {}
         self._causal: dict[Node, None] = {}
-        self._are_causal: dict[tuple[Any, ...], bool] = {}
         self._made_by = program.calls_by_variable()
         for name, facts in program.facts.items():
             self._read_facts(name, facts)
@@ -219,18 +221,7 @@ class ProgramOfSizes:
 
         Masks that were the causal one, and have no part in it, must be that for these, too.
         """
-        if not self._joint.holds_for(symbols):
-            return False
-        if not self._causal:
-            return True
-        key = tuple(symbols.values())
-        if key not in self._are_causal:
-            if len(self._are_causal) == _MOST_KNOWN:
-                self._are_causal.clear()
-            numbers = self._joint.numbers(symbols)
-            masks = (is_causal_for(mask, self._joint, numbers) for mask in self._causal)
-            self._are_causal[key] = all(masks)
-        return self._are_causal[key]
+        return self._joint.holds_for(symbols) and self._masks.are_causal(self._causal, symbols)
 
     @functools.cached_property
     def in_no_group(self) -> frozenset[str]:

@@ -36,7 +36,6 @@ class SizedWays(LateCapture):
 
     region: Trace | None
     symbols: Any
-    variants_are_read_off: bool
     _base: Self | None
     _of_sizes: ChoiceOfSizes | None
     _costs_for: Callable[..., dict[str, Any]]
@@ -61,22 +60,21 @@ class SizedWays(LateCapture):
             **self._costs_for(program, plain.symbols),
             outline=self.outline,
             program=program,
-            variants_are_read_off=False,  # rules may not allow it for these sizes
             _costs=self._costs,
             _measured=self._measured,
             _choice=self._choice,
             _plain=plain._later(plain._graph_later, _cuts=known),
-            _base=self._chosen_base,
+            _base=self._base_in_ways,
             _cuts=known,
             _of_sizes=of_sizes,
         )
         return other.with_released_outputs(self.released_outputs)
 
     @property
-    def _chosen_base(self) -> Self:
-        """The capture off which this one was read together with the ways in which it runs."""
-        is_read_off = self._base is not None and self._base._choice is not None
-        return self._base if self._base is not None and is_read_off else self
+    def _base_in_ways(self) -> Self:
+        """The capture off which this one was read together with its ways; else itself."""
+        base = self._base
+        return self if base is None or (base._choice is None) != (self._choice is None) else base
 
     @functools.cached_property
     def _uncut(self) -> Self:
@@ -99,7 +97,7 @@ class SizedWays(LateCapture):
     @property
     def unsliced(self) -> Self | None:
         """The same with nothing in slices, of one that was read off; `None` if nothing is so."""
-        base, plain = self._chosen_base, self._plain
+        base, plain = self._base_in_ways, self._plain
         if base is self or not self.sliced or plain is None:
             return None
         return base._unsliced._written_for(cast("Self", plain))

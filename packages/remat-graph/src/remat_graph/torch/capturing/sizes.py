@@ -29,6 +29,7 @@ from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_propor
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import Program
+from remat_graph.torch.rewrites.attention import MasksOfSizes
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, distinct
@@ -66,6 +67,7 @@ class SizedRegion:
         self._slots = slots
         self._likes = list(likes)
         self._programs: dict[Any, ProgramOfSizes | None] = {}
+        self._masks = MasksOfSizes(joint)
         self.groups = GroupsOfTrace()
 
     def capture(
@@ -154,9 +156,10 @@ class SizedRegion:
         if symbols is None:
             raise NotOfSizes("no sizes near those of a call differ from all other numbers")
         generic: Capture = self.evaluated(like, symbols)
-        generic = generic.with_deferred_outputs(like.program.deferred)
+        if like.program.deferred:  # over all outputs, also of one that gets a gradient
+            generic = generic._deferring(like.program.deferred)
         generic = generic.with_leaving_gradients(like.leaving_gradients)
-        of_sizes = ProgramOfSizes(joint, generic.program, joint.numbers(symbols))
+        of_sizes = ProgramOfSizes(joint, generic.program, joint.numbers(symbols), self._masks)
         program = of_sizes.at(joint.numbers(numbers))
         if program != like.program or program.equivalence != like.program.equivalence:
             raise NotOfSizes("it is another program for other sizes")
@@ -168,8 +171,7 @@ class SizedCapture(SizedWays):
     """A capture of a region that was traced for calls of any size, for one of these.
 
     `symbols` are its numbers, `leaves` the inputs that keep their gradient. One that was read off
-    another of the same region has that as `_base`, and no joint graph of its own;
-    `variants_are_read_off` says that with all gradients it is read off, too, whenever it is needed.
+    another of the same region has that as `_base`, and no joint graph of its own.
     """
 
     region: SizedRegion | None = field(default=None, repr=False, compare=False)
@@ -254,21 +256,15 @@ class SizedCapture(SizedWays):
         if self._choice is not None:
             plain = self._uncut._for(symbols)
             return plain and self._written_for(plain)
-        of_sizes, of_whole = region.program_of_sizes(self), None
-        if self.program.deferred and of_sizes is not None:
-            of_whole = region.program_of_sizes(self._with_all_outputs())
-        if of_sizes is None or (self.program.deferred and of_whole is None):
+        programs = self._programs_for(symbols)
+        if programs is None:
             return None
-        if not all(each is None or each.holds_for(symbols) for each in (of_sizes, of_whole)):
-            return None
-        ready = not self.missing or self._is_read_off(region, symbols)
-        numbers = region.joint.numbers(symbols)
+        (of_sizes, of_whole), numbers = programs, region.joint.numbers(symbols)
         program = of_sizes.at(numbers)
         other = self._later(
             **self._costs_for(program, symbols),
             program=program,
             symbols=symbols,
-            variants_are_read_off=ready,
             _base=self._base or self,
             _variants={},
             _finished={},
@@ -276,6 +272,20 @@ class SizedCapture(SizedWays):
             _whole_program=None if of_whole is None else of_whole.at(numbers),
         )
         return other.with_released_outputs(self.released_outputs)
+
+    def _programs_for(
+        self, symbols: Mapping[str, Any]
+    ) -> tuple[ProgramOfSizes, ProgramOfSizes | None] | None:
+        """Give the program of all sizes, and that with every output, if they are of these."""
+        assert self.region is not None
+        of_sizes, of_whole = self.region.program_of_sizes(self), None
+        if of_sizes is None or not of_sizes.holds_for(symbols):
+            return None
+        if self.program.deferred:
+            of_whole = self.region.program_of_sizes(self._with_all_outputs())
+            if of_whole is None or not of_whole.holds_for(symbols):
+                return None
+        return of_sizes, of_whole
 
     def sizes_of(self, graph: Graph) -> list[int]:
         """Give the bytes of the values of a graph of the same ops, in its order."""
@@ -296,18 +306,39 @@ class SizedCapture(SizedWays):
         graph = functools.partial(graph_costed_like, self.graph, self.program, program, loss)
         return {"graph": graph, "loss": loss, "released_outputs": frozenset()}
 
-    def _is_read_off(self, region: SizedRegion, symbols: Mapping[str, Any]) -> bool:
-        """Whether it can be read off with all gradients; what that takes is done once."""
-        other = self.variant(frozenset())
-        of_sizes = region.program_of_sizes(other) if isinstance(other, SizedCapture) else None
-        return of_sizes is not None and of_sizes.holds_for(symbols)
+    @functools.cached_property
+    def over_all_outputs(self) -> Capture:
+        """The graph for all gradients after the forward of this one: it makes no more outputs."""
+        base = self._base_in_ways
+        over_all = None if base is self else base.over_all_outputs
+        read_off = over_all._for(self.symbols) if isinstance(over_all, SizedCapture) else None
+        return super().over_all_outputs if read_off is None else read_off
+
+    @property
+    def variants_are_read_off(self) -> bool:
+        """Whether `over_all_outputs` is read off, too, whenever it is needed.
+
+        What that takes is done once, for the capture off which this one was read.
+        """
+        base = self._base_in_ways
+        if base is self:
+            return False
+        over_all = base.over_all_outputs
+        return isinstance(over_all, SizedCapture) and over_all._allows(self.symbols)
+
+    def _allows(self, symbols: Mapping[str, Any]) -> bool:
+        """Whether the same capture for other numbers can be read off this one."""
+        if self._choice is None:
+            return self._programs_for(symbols) is not None
+        plain, of_sizes = self._uncut._for(symbols), self._choice_of_sizes
+        return plain is not None and of_sizes is not None and of_sizes.allows(plain.program)
 
     def _with_all_outputs(self) -> SizedCapture:
         return cast("SizedCapture", self.with_deferred_outputs(frozenset()))
 
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come."""
-        is_chosen = self._choice is not None and self._chosen_base is self
+        is_chosen = self._choice is not None and self._base_in_ways is self
         if self._base is None or is_chosen or missing in self._variants:
             return super().variant(missing)
         base = cast("SizedCapture", self._base.variant(missing))

@@ -8,7 +8,7 @@ input has a part in it, it is computed here, once, on the CPU, and compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from remat_graph.torch.tracing.fakes import is_traced_tensor, own_modes
 from remat_graph.torch.tracing.joint import Joint, is_random
-from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers, filled
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, filled
 
-__all__ = ["is_causal_for", "name_causal_masks", "named_causally"]
+__all__ = ["MasksOfSizes", "name_causal_masks", "named_causally"]
 
 aten = torch.ops.aten
 
@@ -38,6 +38,7 @@ _BACKWARD = {
 }
 _MASKS = ("attn_mask", "attn_bias")
 _MOST_ELEMENTS = 1 << 27  # of a mask that is computed to be looked at
+_MOST_KNOWN = 1024  # sizes of which it is known whether masks are causal
 
 
 def name_causal_masks(joint: Joint) -> Joint:
@@ -69,26 +70,42 @@ def _masks_causally(joint: Joint, call: Node, causal: dict[Node, bool]) -> bool:
 def _is_causal(joint: Joint, mask: Node) -> bool:
     if mask.meta["fake"].device.type == "meta":
         return False
-    return _computes_causal(
-        mask, mask.meta["fake"].shape, lambda node: (node.args, node.kwargs), joint.constants
-    )
+    computed = _Computed(lambda node: (node.args, node.kwargs), joint.constants)
+    return _computes_causal(mask, mask.meta["fake"].shape, computed)
 
 
-def is_causal_for(mask: Node, joint: JointOfSizes, numbers: Numbers) -> bool:
-    """Whether the mask of a trace with symbols is the causal one for these numbers."""
-    shape = filled(joint.traced(mask).shape, numbers)
-    return _computes_causal(
-        mask, shape, lambda node: filled(joint.arguments[node], numbers), joint.joint.constants
-    )
+class MasksOfSizes:
+    """Which masks of a trace with symbols are the causal one, by sizes; what was asked is kept."""
+
+    def __init__(self, joint: JointOfSizes) -> None:
+        self._joint = joint
+        self._causal: dict[tuple[Any, ...], dict[Node, bool]] = {}
+
+    def are_causal(self, masks: Collection[Node], symbols: Mapping[str, Any]) -> bool:
+        """Whether all of these are, for these numbers."""
+        key = tuple(symbols.values())
+        if key not in self._causal:
+            if len(self._causal) == _MOST_KNOWN:
+                self._causal.clear()
+            self._causal[key] = {}
+        known = self._causal[key]
+        new = [mask for mask in masks if mask not in known]
+        if new:
+            joint, numbers = self._joint, self._joint.numbers(symbols)
+            computed = _Computed(
+                lambda node: filled(joint.arguments[node], numbers), joint.joint.constants
+            )
+            for mask in new:
+                shape = filled(joint.traced(mask).shape, numbers)
+                known[mask] = _computes_causal(mask, shape, computed)
+        return all(known[mask] for mask in masks)
 
 
-def _computes_causal(
-    mask: Node, shape: Sequence[int], arguments: Callable[[Node], Any], constants: Any
-) -> bool:
+def _computes_causal(mask: Node, shape: Sequence[int], computed: _Computed) -> bool:
     if shape[-2] != shape[-1] or math.prod(shape) > _MOST_ELEMENTS:
         return False
-    with own_modes():
-        data = _compute(mask, arguments, constants)
+    with own_modes(), torch.no_grad():
+        data = computed.tensor(mask)
         return data is not None and _hides_what_comes_later(data)
 
 
@@ -120,40 +137,40 @@ def named_causally(target: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, Any]
     return ((tuple(named[0]), named[1]), mask) if isinstance(mask, Node) else None
 
 
-def _compute(wanted: Node, arguments: Callable[[Node], Any], constants: Any) -> torch.Tensor | None:
-    """Compute a node for real, on the CPU; `None` if an input or a draw has a part in it.
+class _Computed:
+    """Nodes of a graph computed for real, on the CPU, each once.
 
     `arguments` gives those of a node. The device of the model may have no memory left, or not be
     there.
     """
-    needed, waiting = set[Node](), [wanted]
-    while waiting:
-        node = waiting.pop()
-        if node in needed:
-            continue
-        if node.op not in ("call_function", "get_attr") or is_random(node):
-            return None
-        needed.add(node)
-        if node.op == "call_function":
-            torch.fx.map_arg(arguments(node), waiting.append)
-    values: dict[Node, Any] = {}
-    with torch.no_grad():
-        for node in wanted.graph.nodes:
-            if node not in needed:
+
+    def __init__(self, arguments: Callable[[Node], Any], constants: Any) -> None:
+        self._arguments, self._constants = arguments, constants
+        self._values: dict[Node, Any] = {}
+
+    def tensor(self, wanted: Node) -> torch.Tensor | None:
+        """Compute a node; `None` if an input or a draw has a part in it."""
+        waiting, order = [wanted], list[Node]()
+        while waiting:
+            node = waiting.pop()
+            if node in self._values:
                 continue
+            if node.op not in ("call_function", "get_attr") or is_random(node):
+                return None
+            order.append(node)
+            torch.fx.map_arg(self._arguments(node), waiting.append)
+        for node in sorted(set(order)):
             if node.op == "get_attr":
-                constant = getattr(constants, str(node.target))
+                constant = getattr(self._constants, str(node.target))
                 if not isinstance(constant, torch.Tensor) or is_traced_tensor(constant):
                     return None
-                values[node] = constant.cpu()
+                self._values[node] = constant.cpu()
             else:
-                args, kwargs = torch.fx.map_arg(arguments(node), values.__getitem__)
+                args, kwargs = torch.fx.map_arg(self._arguments(node), self._values.__getitem__)
                 args, kwargs = pytree.tree_map_only(torch.device, _on_cpu, (args, kwargs))
-                values[node] = node.target(*args, **kwargs)
-            if node is wanted:
-                break
-    result: torch.Tensor = values[wanted]
-    return result
+                self._values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        result: torch.Tensor = self._values[wanted]
+        return result
 
 
 def _on_cpu(_: torch.device) -> torch.device:
