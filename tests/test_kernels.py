@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from integration_cases.kernels import compiled_here
+from integration_cases.kernels import Here, compiled_here
 from torch import nn
 
 import remat
@@ -17,6 +17,7 @@ from remat.session import step_kernels, step_planner
 from remat_exec import measure_peak
 from remat_graph import Status
 from remat_graph.torch import run_fused, run_over
+from remat_graph.torch.capturing import ways
 from remat_graph.torch.fusing import compiling
 
 WIDTH = 8
@@ -338,6 +339,40 @@ def test_kernels_of_one_size_are_compiled_at_a_time(planned, monkeypatch):
     monkeypatch.setattr(Later, "done", True)
     step(ours, batch(9))
     assert len(started) == 2
+
+
+def test_kernels_that_a_plan_needs_besides_are_compiled_beside_the_steps(planned, monkeypatch):
+    """Which these are is known once some were measured, and are left out of groups."""
+    plain, batches = copy.deepcopy(planned[1]), [batch(9) for _ in range(8)]
+    started, there, within_steps = [], set(), []
+    compile_ = compiling._compiled
+
+    def noted(kernel):
+        within_steps.extend([] if kernel.key in there else [kernel.key])
+        return compile_(kernel)
+
+    class Counted(Here):
+        def __init__(self, kernels):
+            there.update(kernel.key for kernel in kernels)
+            super().__init__(kernels)
+            started.append(self.count)
+
+    def left_out(program, times_of, left_out=frozenset()):
+        times_of(program)
+        return left_out | {op for op in program.calls if op == "mul_3"}
+
+    monkeypatch.setattr(compiling, "_compiled", noted)
+    monkeypatch.setattr(region_kernels, "Compilation", Counted)
+    monkeypatch.setattr(ways, "ops_left_out", left_out)
+    ours = remat.rematerialize(
+        copy.deepcopy(plain), budget="1MiB", kernels="inductor", limit_seconds=1.0
+    )
+    for inputs in batches:
+        assert_same_steps(ours, plain, inputs)
+    assert groups(ours) > 0
+    assert len(started) >= 2
+    assert all(started)
+    assert not within_steps
 
 
 def test_where_no_plan_by_groups_is_found_eager_kernels_go_on(planned, monkeypatch, caplog):

@@ -264,7 +264,7 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("mebibytes", "differentiated"), [(4, False), (6, True)])
 def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     mebibytes: int,
-    differentiated: bool,  # noqa: FBT001
+    differentiated: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also one that a gradient comes to after all."""

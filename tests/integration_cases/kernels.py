@@ -6,6 +6,7 @@ import pytest
 
 from remat.session import kernels, step_kernels
 from remat_graph.torch.fusing.compiling import compile_kernels
+from remat_graph.torch.fusing.missing import see_compiled
 
 
 class Here:
@@ -15,6 +16,7 @@ class Here:
 
     def __init__(self, kernels):
         compile_kernels(kernels)
+        see_compiled(kernels)
         self.count = len(kernels)
 
     def wait(self):

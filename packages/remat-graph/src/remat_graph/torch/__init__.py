@@ -32,6 +32,7 @@ from remat_graph.torch.errors import (
 from remat_graph.torch.fusing.beside import Compilation
 from remat_graph.torch.fusing.compiling import missing_compiler
 from remat_graph.torch.fusing.kernel import Kernel, results_of, run_fused, run_over
+from remat_graph.torch.fusing.missing import KernelsMissing, kernels_there_alone, raise_missing
 from remat_graph.torch.operators import Operator, operator_of, placements
 from remat_graph.torch.process import (
     beside_profilers,
@@ -88,6 +89,7 @@ __all__ = [
     "FlatCall",
     "Input",
     "Kernel",
+    "KernelsMissing",
     "LossCost",
     "Mark",
     "MeasurementError",
@@ -124,6 +126,7 @@ __all__ = [
     "generators_restored",
     "get_capture",
     "has_sizes",
+    "kernels_there_alone",
     "left_as_it_was",
     "list_captures",
     "missing_compiler",
@@ -137,6 +140,7 @@ __all__ = [
     "placements",
     "process_lock",
     "quietly",
+    "raise_missing",
     "read_as_traced",
     "read_call",
     "results_of",

@@ -25,6 +25,7 @@ from remat.planning.user_plan import PlanOrSchedule, over_budget
 from remat_exec import (
     BudgetExceeded,
     Executable,
+    Executor,
     Loss,
     Peak,
     Runnable,
@@ -40,6 +41,7 @@ from remat_solvers import BudgetTooSmall, store_all
 __all__ = [
     "SCALAR_BYTES",
     "for_missing",
+    "is_for_too_few",
     "make_plan",
     "rehearsed",
 ]
@@ -315,3 +317,18 @@ def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:
     if expected in (captured.missing, differentiable):
         return captured
     return captured.variant(frozenset(expected))
+
+
+def is_for_too_few(planned: RunnablePlan, executor: Executor) -> bool:
+    """Whether a backward over more than what was taken for the loss is likely, or impossible.
+
+    That is, where it would not fit: likely if some parameters get no gradient of that, as of a
+    penalty beside the outputs; impossible, whatever the budget, if it needs again what may be
+    computed only once, for it reads what the forward overwrites.
+    """
+    capture = planned.capture
+    if not capture.missing or planned.executable.takes_all:
+        return False
+    if not set(capture.differentiable) <= capture.program.gradients.keys():
+        return True
+    return not executor(capture, planned.plan.schedule, budget_bytes=None).takes_all

@@ -29,7 +29,7 @@ from remat_graph import (
     simulate,
     without_leaves,
 )
-from remat_graph.torch import Capture
+from remat_graph.torch import Capture, raise_missing
 from remat_partition import Partitioner
 from remat_solvers import BudgetTooSmall, Progress, Solver, resolve_solver, solve, store_all
 from remat_solvers.toolkit import Wiring, least_time
@@ -112,6 +112,7 @@ def solved_in_best_program(
         _Group.of(each.relaxed, each.programs, solve_briefly)
         for each in programs_by_cuts(captured, target)
     ]
+    raise_missing()
     candidates = [candidate for group in groups for candidate in group.candidates]
     if len(candidates) == 1:
         return captured, solve_fully(captured.graph)

@@ -9,7 +9,7 @@ from typing import Any
 
 from remat.errors import RematError
 from remat.planning.task import RunnablePlan
-from remat_graph.torch import Capture, Compilation
+from remat_graph.torch import Capture, Compilation, KernelsMissing
 
 __all__ = ["RegionKernels", "plan_by_kernels"]
 
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST, _LATER = 2, 4  # calls: the first shows what is planned for, some sizes are met but once
 _MOST_MET = 1024  # sizes whose calls are counted
+_MOST_WAITS = 8  # for kernels besides, each time that it is planned by those that are there
 
 Numbers = tuple[Any, ...]
 
@@ -30,6 +31,9 @@ class RegionKernels:
         self._compiled: set[Hashable] = set()
         self._planned: set[Numbers] = set()
         self._tried: set[Hashable] = set()
+        self._served: Hashable = None
+        self._waits: Counter[Hashable] = Counter()
+        self._left_out: set[Numbers] = set()
 
     def serve(self, numbers: Numbers, capture: Capture, *, wait: bool) -> bool:
         """Whether calls of these numbers, which are planned now, run kernels.
@@ -37,13 +41,34 @@ class RegionKernels:
         Those are there, or are compiled now to `wait` for.
         """
         key = self._key(numbers, capture)
+        if numbers in self._left_out:
+            return False
         if wait and key not in self._compiled:
             Compilation(capture.group_kernels).wait()
             self._compiled.add(key)
         if key in self._compiled:
             self._planned.add(numbers)
             self._tried.add(key)
+            self._served = key
         return key in self._compiled
+
+    def compile_others(self, numbers: Numbers, missing: KernelsMissing) -> None:
+        """Compile beside the steps what a plan of these calls needs besides; none until then.
+
+        Where that was done often, as of sizes that each have their own, these calls have no plan by
+        kernels.
+        """
+        key = self._served
+        if self._waits[key] == _MOST_WAITS:
+            logger.info("planned without kernels, for %d are of this size", len(missing.kernels))
+            self._left_out = {numbers, *list(self._left_out)[-_MOST_MET:]}
+            return
+        logger.info("planning by kernels waits for %d more", len(missing.kernels))
+        self._waits[key] += 1
+        self._planned.discard(numbers)
+        self._tried.discard(key)
+        self._compiled.discard(key)
+        self._compilations[key] = Compilation(missing.kernels)
 
     def are_due(self, numbers: Numbers, capture: Capture, *, wait: bool) -> bool:
         """Whether kernels by which no such call was planned are there, or are to `wait` for."""

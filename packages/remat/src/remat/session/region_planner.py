@@ -21,7 +21,7 @@ from remat.budgets.auto import AutoBudget
 from remat.cache import remembered_costs
 from remat.errors import BudgetWarning, PlanMismatch
 from remat.planning.infeasible import NotPlanned, warn_infeasible
-from remat.planning.planner import for_missing, make_plan
+from remat.planning.planner import for_missing, is_for_too_few, make_plan
 from remat.planning.settings import Settings
 from remat.planning.task import RunnablePlan
 from remat.session.deferring import (
@@ -44,11 +44,13 @@ from remat_graph.torch import (
     CaptureError,
     Cost,
     Costs,
+    KernelsMissing,
     LossCost,
     NoBackward,
     RealStrides,
     capture_region,
     get_capture,
+    kernels_there_alone,
     quietly,
 )
 from remat_solvers import BudgetTooSmall
@@ -219,6 +221,9 @@ class RegionPlanner:
                 planned = self._first_that_fits(region, numbers, inputs, loss, rebuilt)
         except NoBackward:
             return None
+        except KernelsMissing as missing:
+            region.kernels.compile_others(numbers, missing)
+            return self.plan_one(region, numbers, inputs, loss, rebuilt)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_infeasible == "raise":
                 raise
@@ -249,7 +254,10 @@ class RegionPlanner:
         captured, seen = next(ways)
 
         def plan(captured: Capture) -> RunnablePlan:
-            return self._plan(region, inputs, captured, loss, seen)
+            grouped = self._runs_groups(region, inputs, captured)
+            waits = grouped and not self.settings.wait  # for kernels, beside the steps
+            with kernels_there_alone() if waits else contextlib.nullcontext():
+                return self._plan(region, inputs, captured, loss, seen, grouped=grouped)
 
         while True:
             try:
@@ -286,13 +294,14 @@ class RegionPlanner:
         captured: Capture,
         loss: Loss | None,
         seen_loss: SeenLoss | None,
+        *,
+        grouped: bool,
     ) -> RunnablePlan:
-        """Plan for a region that is all of the function.
+        """Plan for a region that is all of the function, by kernels if it is `grouped`.
 
         If its graph is known, or has the ops of one that is, nothing is measured or solved.
         """
         start, settings = time.perf_counter(), self.settings
-        grouped = self._runs_groups(region, inputs, captured)
         captured, kin = with_kin(captured, self._planned, grouped=grouped)
         if region.released_outputs:
             captured = captured.with_released_outputs(region.released_outputs)
@@ -354,7 +363,7 @@ class RegionPlanner:
             region.expected is None
             and settings.region_plan is None
             and not planned.capture.program.deferred
-            and self._is_for_too_few(planned)
+            and is_for_too_few(planned, self._executor)
         ):
             with contextlib.suppress(BudgetTooSmall, BudgetExceeded):
                 planned = make(planned.capture, missing=frozenset(), schedules=[])
@@ -378,20 +387,6 @@ class RegionPlanner:
         if not self.settings.runs_groups_on(captured.program.device):
             return False
         return region.kernels.serve(region.numbers(inputs), captured, wait=self.settings.wait)
-
-    def _is_for_too_few(self, planned: RunnablePlan) -> bool:
-        """Whether a backward over more than what was taken for the loss is likely, or impossible.
-
-        That is, where it would not fit: likely if some parameters get no gradient of that, as of a
-        penalty beside the outputs; impossible, whatever the budget, if it needs again what may be
-        computed only once, for it reads what the forward overwrites.
-        """
-        capture = planned.capture
-        if not capture.missing or planned.executable.takes_all:
-            return False
-        if not set(capture.differentiable) <= capture.program.gradients.keys():
-            return True
-        return not self._executor(capture, planned.plan.schedule, budget_bytes=None).takes_all
 
 
 def leads_to(caller: str) -> str:

@@ -12,6 +12,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.choosing import ops_left_out
 from remat_graph.torch.fusing.compiling import compile_kernels
 from remat_graph.torch.fusing.kernel import Kernel, run_fused
+from remat_graph.torch.fusing.missing import raise_missing
 from remat_graph.torch.fusing.program import kernels_of
 from remat_graph.torch.kernels.cross_entropy import cross_entropy
 from remat_graph.torch.program import LossCost, Program
@@ -175,6 +176,7 @@ class Ways:
         if not self.dry:
             with own_modes():
                 compile_kernels(kernels_of(self.program).values())
+            raise_missing()
 
     def without_groups(self) -> Self:
         """Give the same graph with every op by itself."""

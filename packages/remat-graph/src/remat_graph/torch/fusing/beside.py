@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.missing import see_compiled
 
 __all__ = ["Compilation"]
 
@@ -46,6 +47,7 @@ class Compilation:
         ]
         count = min(_MOST_PROCESSES, os.cpu_count() or 1, -(-len(waiting) // _KERNELS_EACH))
         self.count = len(waiting)
+        self._kernels = waiting
         self._workers = list[_Worker]()
         weakref.finalize(self, _give_back, self._workers)
         try:
@@ -63,7 +65,7 @@ class Compilation:
         """Whether all that could be compiled has been."""
         is_done = not any(worker.is_busy() for worker in self._workers)
         if is_done:
-            _give_back(self._workers)
+            self._end()
         return is_done
 
     def wait(self) -> None:
@@ -73,7 +75,12 @@ class Compilation:
                 while worker.is_busy():
                     worker.wait()
         finally:
-            _give_back(self._workers)
+            self._end()
+
+    def _end(self) -> None:
+        _give_back(self._workers)
+        see_compiled(self._kernels)
+        self._kernels = []
 
 
 class _Worker:
@@ -103,7 +110,9 @@ class _Worker:
             OSError: if there is no place for the file.
         """
         items = [
-            (kernel.key, kernel.body, dict(kernel.facts)) if kernel.sized is None else kernel.sized
+            (kernel.sized, kernel.symbols)
+            if kernel.sized is not None and kernel.sized.may_have_more
+            else (kernel.key, kernel.body, dict(kernel.facts))
             for kernel in kernels
         ]
         descriptor, path = tempfile.mkstemp(prefix="remat-kernels-")

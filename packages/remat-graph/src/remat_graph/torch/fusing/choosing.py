@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from remat_graph.torch.fusing.groups import find_groups
+from remat_graph.torch.fusing.missing import raise_missing
 from remat_graph.torch.fusing.norms import norms_apart
 from remat_graph.torch.fusing.program import fused, name_of
 from remat_graph.torch.program import Program
@@ -32,6 +33,7 @@ def ops_left_out(
         apart, part_of = norms_apart(program, left_out)
         groups = find_groups(apart, left_out)
         times = times_of(fused(apart, groups))
+        raise_missing()
         slower = [
             group
             for group in groups

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from remat_graph.torch.calls import TensorFacts
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.missing import left_missing
 from remat_graph.torch.fusing.sized_code import CodeOfSizes, Compiled, SizedCode
 from remat_graph.torch.process import quietly
 from remat_graph.torch.tracing.symbols import Conditions, expression_of, new_symbol
@@ -32,10 +33,17 @@ __all__ = ["compile_for_sizes", "compile_kernels", "missing_compiler"]
 logger = logging.getLogger(__name__)
 
 
-def compile_kernels(kernels: Iterable[Kernel]) -> None:
-    """Compile those that have not been; one that cannot be keeps the reason, and runs as it did."""
+def compile_kernels(kernels: Iterable[Kernel]) -> bool:
+    """Compile those that have not been; one that cannot be keeps the reason, and runs as it did.
+
+    Gives whether all are: within `kernels_there_alone`, some may be left for later.
+    """
+    are_all = True
     for kernel in kernels:
         if kernel.is_settled or kernel.take_code_of_sizes():
+            continue
+        if left_missing(kernel):
+            are_all = False
             continue
         if kernel.sized is not None and kernel.sized.may_have_more:
             compile_for_sizes(kernel.sized, kernel.symbols)
@@ -47,6 +55,7 @@ def compile_kernels(kernels: Iterable[Kernel]) -> None:
         except Exception as error:
             kernel.failure = f"{type(error).__name__}: {error}"
             logger.info("%s is not compiled: %s", kernel, kernel.failure)
+    return are_all
 
 
 def compile_for_sizes(sized: SizedCode, numbers: Sequence[Any]) -> None:

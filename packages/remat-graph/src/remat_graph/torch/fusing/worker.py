@@ -44,11 +44,11 @@ def main(idle_seconds: float) -> None:
 def _compile(path: Path) -> None:
     threads, kernels = pickle.loads(path.read_bytes())
     torch.set_num_threads(threads)
-    for item in kernels:
-        if isinstance(item, SizedCode):
-            compile_for_sizes(item, [*item.symbols.values()])
+    for first, *others in kernels:
+        if isinstance(first, SizedCode):
+            compile_for_sizes(first, *others)
         else:
-            compile_kernels([Kernel(*item)])
+            compile_kernels([Kernel(first, *others)])
 
 
 def _end_with(parent: int) -> None:
