@@ -14,11 +14,13 @@ __all__ = ["has_room", "have_same_costs", "is_equal", "kin_of", "with_kin"]
 
 
 def kin_of(captured: Capture, planned: Sequence[RunnablePlan]) -> list[RunnablePlan]:
-    """Find the plans of graphs with the ops of this one, for the same gradients."""
+    """Find the plans of graphs with the ops and outputs of this one, for the same gradients."""
+    outputs = len(captured.program.returned)
     return [
         other
         for other in planned
         if other.capture.missing == captured.missing
+        and len(other.capture.program.returned) == outputs
         and have_same_ops(
             other.capture.graph,
             captured.with_released_outputs(other.capture.released_outputs).graph,

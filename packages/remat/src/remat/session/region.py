@@ -75,8 +75,9 @@ class Region:
     """One graph of Dynamo's, and the plans to run it by, one for each set of numbers that it reads.
 
     A call that has the whole budget runs by one of its `plans`, one that shares it with other calls
-    by one of the `shared`. Its inputs are a flat list, parameters and buffers among them. What its
-    backwards show is learned, and planned for from then on.
+    by one of the `shared`. Regions of one `place` in the code do the same with other sizes. Its
+    inputs are a flat list, parameters and buffers among them. What its backwards show is learned,
+    and planned for from then on.
     """
 
     def __init__(self, dynamo_graph: DynamoGraph, counters: Counters) -> None:
@@ -84,6 +85,7 @@ class Region:
         self._eager = with_checkpoints_of_eager(dynamo_graph.graph)
         self.graph, checkpoints = without_checkpoints(dynamo_graph.graph)
         self.name = name_of(dynamo_graph)
+        self.place: Hashable = self.name, _outputs_of(dynamo_graph.graph.graph)
         self.whole = dynamo_graph.whole
         self.caller = dynamo_graph.caller
         if checkpoints:
@@ -320,6 +322,13 @@ def keep(kept: dict[Any, Any], numbers: Hashable, item: Any) -> None:
 def name_of(dynamo_graph: DynamoGraph) -> str:
     """Name a graph by its frame and how much it computes: one of other sizes has the same name."""
     return f"{dynamo_graph.name}, {sum(map(_is_operation, dynamo_graph.graph.graph.nodes))}"
+
+
+def _outputs_of(graph: torch.fx.Graph) -> tuple[int | None, ...]:
+    """Give the positions of the operations that make what a graph returns; `None` of an input."""
+    operations = {node: at for at, node in enumerate(filter(_is_operation, graph.nodes))}
+    returned = torch.utils._pytree.tree_leaves(graph.output_node().args[0])
+    return tuple(operations.get(node) for node in returned)
 
 
 def _is_operation(node: torch.fx.Node) -> bool:

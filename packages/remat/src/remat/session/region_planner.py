@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,7 @@ class RegionPlanner:
         self._kinds, self._breaks = kinds, breaks
         self.kernels = StepKernels(settings)
         self._finder = KindFinder(settings, kinds, settings.step_plan, self.kernels)
-        self._changes: dict[str, dict[int, bool | None]] = {}
+        self._changes: dict[Hashable, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
         self.costs: dict[str, Cost] = {}
         self._measures = settings.costs == "measure"
@@ -171,7 +171,7 @@ class RegionPlanner:
             capture = capture.with_leaving_gradients(leaving)
             capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
             step.device = capture.program.device
-            step.add_region(runs_first=region.name not in self._changes)  # not of sizes alone
+            step.add_region(runs_first=region.place not in self._changes)  # not of sizes alone
             position = len(step.calls) if step.done == 0 else None
             number, capture = self._finder.find(
                 region.name,
@@ -193,7 +193,7 @@ class RegionPlanner:
             )
             self._breaks.append(f"{region.name} runs as it is: {reason}")
             return None
-        changes = self._changes.setdefault(region.name, {})
+        changes = self._changes.setdefault(region.place, {})
         plan = CapturedRegion(number, capture, kind, self._executor, changes)
         note_deferred_of_region(self.settings, region, plan)
         return plan

@@ -113,7 +113,7 @@ class Session:
             self._share_budget()
         region = Region(dynamo_graph, counters)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
-            if other.name == region.name:
+            if other.place == region.place:
                 region.know_as(other)
         self._regions.add(region)
         return region
