@@ -261,6 +261,32 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     assert all(planned.capture.sliced for planned in near)
 
 
+@pytest.mark.parametrize(("numerics", "fraction"), [(None, 0.9), ("rounding", 0.6)])
+def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
+    numerics: str | None, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = translated(monkeypatch)
+    torch.manual_seed(0)
+    model = Language()
+    run = remat.rematerialize(model, budget=fraction, numerics=numerics, limit_seconds=0.2)
+    budgets = []
+    for at, length in enumerate((90, 70, 100, 108, 104, 118, 110)):
+        before, inputs = len(near), words(4, length, at)
+        with measure_peak() as peak:
+            gradients(model, run, inputs)
+        assert peak.peak_bytes <= run.plan.budget_bytes
+        if at >= 3:
+            budgets.append(run.plan.budget_bytes)
+            assert len(near) == before + 1
+    assert budgets == sorted(budgets)
+    assert len(set(budgets)) == 2
+    larger = [planned.plan for planned in near if planned.plan.plain_peak_bytes is not None]
+    assert [plan.budget_bytes for plan in larger] == [
+        int(fraction * (plan.plain_peak_bytes or 0)) for plan in larger
+    ]
+    assert len(larger) == 2
+
+
 @pytest.mark.parametrize(("mebibytes", "differentiated"), [(4, False), (6, True)])
 def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     mebibytes: int,

@@ -43,6 +43,7 @@ __all__ = [
     "for_missing",
     "is_for_too_few",
     "make_plan",
+    "plain_peak",
     "rehearsed",
 ]
 
@@ -115,7 +116,7 @@ def make_plan(
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
-        plain = _plain_peak(module, args, kwargs, captured, everything, loss)
+        plain = plain_peak(module, args, kwargs, captured, everything, loss)
     elif settings.costs != "measure" and not run:
         autograd = captured.without_alternatives().as_autograd()
         plain = simulate(autograd, store_all(autograd)).peak_bytes
@@ -266,7 +267,7 @@ def _by_least(
     raise task.refusal(refusal, targets, min(named))
 
 
-def _plain_peak(
+def plain_peak(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -274,7 +275,10 @@ def _plain_peak(
     everything: int,
     loss: Loss | None,
 ) -> int | None:
-    """Measure a plain step, or take it from the cache, which has none with a loss."""
+    """Measure a plain step, or take it from the cache, which has none with a loss.
+
+    `everything` is what storing everything is predicted to take. `None` if it cannot be run.
+    """
 
     def measured() -> int | None:
         logger.info("measuring one plain step")

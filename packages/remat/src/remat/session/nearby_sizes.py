@@ -21,14 +21,14 @@ import torch
 
 from remat.budgets.blocks import later_blocks
 from remat.planning.one_region import readable_plan
-from remat.planning.planner import SCALAR_BYTES, rehearsed
+from remat.planning.planner import SCALAR_BYTES, plain_peak, rehearsed
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.solving import adapted
 from remat.planning.task import RunnablePlan
 from remat.session.region import Region, device_of, is_unrehearsed, keep
 from remat_exec import BudgetExceeded, Executor, Loss, Peak, Runnable
-from remat_graph import Graph, Numerics, Schedule, Solution
+from remat_graph import Graph, Numerics, Schedule, Solution, simulate
 from remat_graph.torch import BUCKET, CallSizes, SizedCapture, SizedRegion, collector_at_rest
 from remat_solvers import store_all
 
@@ -65,6 +65,9 @@ def plan_nearby(
         return rehearsed(executable, region.graph, tensors, loss, budget)
 
     runs_groups = settings.runs_groups_on(device_of(inputs))
+    larger: list[tuple[RunnablePlan, SizedCapture]] = []
+    budgets = [p.plan.budget_bytes for p in region.plans.values() if isinstance(p, RunnablePlan)]
+    budget = max(budgets, default=0)  # a fraction is of the most that plain took
     for other, call in _nearest(settings, region, inputs):
         near = cast("SizedCapture", other.capture)
         if runs_groups and region.kernels.are_due(numbers, near, wait=settings.wait):
@@ -75,10 +78,34 @@ def plan_nearby(
             continue
         if near.has_same_sizes(call):
             return _same(executor, region, numbers, other, captured)
-        planned = _planned_by(executor, region, other, captured, rehearse, start)
+        planned = _planned_by(executor, region, other, captured, rehearse, start, budget)
+        if planned is not None:
+            return planned
+        larger += [(other, captured)] if near.ratio(call) > 1.0 else []
+    if not larger or settings.budget.fraction is None or settings.costs != "measure":
+        return None
+    plain = _plain_bytes(region, larger[0][1], inputs, loss)
+    budget = max(budget, settings.budget.resolve(lambda: plain))
+    for other, captured in larger:  # of a larger step a fraction is more
+        planned = _planned_by(executor, region, other, captured, rehearse, start, budget, plain)
         if planned is not None:
             return planned
     return None
+
+
+def _plain_bytes(
+    region: Region, captured: SizedCapture, inputs: Sequence[Any], loss: Loss | None
+) -> int:
+    """Give what a plain step takes of a size, as measured, or predicted where it cannot be run."""
+    graph = captured.without_alternatives().graph
+    everything = simulate(graph, store_all(graph)).peak_bytes
+    plain = plain_peak(region.graph, tuple(inputs), {}, captured, everything, loss)
+    return (everything if plain is None else plain) + _aside(captured)
+
+
+def _aside(captured: SizedCapture) -> int:
+    """Give what is left for the loss itself."""
+    return SCALAR_BYTES["cuda" if captured.program.device.type == "cuda" else "cpu"]
 
 
 def _nearest(
@@ -141,24 +168,24 @@ def _planned_by(
     captured: SizedCapture,
     rehearse: Callable[[Runnable, int], Peak],
     start: float,
+    budget: int,
+    plain: int | None = None,
 ) -> RunnablePlan | None:
-    """Plan by the schedule of another size, or by storing everything, if either fits.
+    """Plan by the schedule of another size, or by storing everything, if either fits the budget.
 
-    What that size has in slices is whole then. It is rehearsed if any of its values, or what an op
-    takes while it runs, is more than for the other size.
+    That is of what `plain` takes of this size, if given. What the other size has in slices is whole
+    then. It is rehearsed if any of its values, or what an op takes while it runs, is more than for
+    the other size.
     """
     captured = _with_seen_loss(region, captured)
-    before, device = other.capture.graph, captured.program.device
-    budgets = [p.plan.budget_bytes for p in region.plans.values() if isinstance(p, RunnablePlan)]
-    budget = max(budgets)  # a fraction is of the most that plain took
+    before = other.capture.graph
     sizes = captured.sizes_of(before)
     most = sum(value.size_bytes for value in before.values)
     grown = max(1.0, sum(sizes) / max(1, most))
     if grown > BUCKET**2:  # by a number that is no size
         return None
     beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
-    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    target = budget - aside - math.ceil(max(0, beyond) * grown)
+    target = budget - _aside(captured) - math.ceil(max(0, beyond) * grown)
     if grown == 1.0:  # what was predicted for the other was measured to be within its budget
         target = max(target, other.executable.peak_bytes)
     bucket = region.bucket_of(other, executor)
@@ -184,6 +211,7 @@ def _planned_by(
         capture_seconds=time.perf_counter() - start,
         no_groups=other.plan.no_groups,
         source=executable.source,
+        plain_peak_bytes=plain,
     )
     if peak is not None:
         plan = dataclasses.replace(
