@@ -251,9 +251,10 @@ def work(name: str, size: Size, steps: int, kernels: str, draws: bool) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         case = name, size, steps, kernels, draws
         found = ranks.run_ranks(Path(folder), of_rank, {name: case})[name]
-    failed = [rank for rank in found if isinstance(rank, str)]
-    if failed:
-        raise RuntimeError(failed[0].strip().splitlines()[-1])
+    failed = {rank: row.strip() for rank, row in enumerate(found) if isinstance(row, str)}
+    if failed:  # one rank's failure leads to another's
+        last = (f"rank {rank}: {text.splitlines()[-1]}" for rank, text in failed.items())
+        raise RuntimeError("; ".join(last))
     worst: Row = max(found, key=lambda row: (row.difference, _share(row) or 0.0))
     return worst
 
@@ -271,7 +272,7 @@ def run(name: str, size: Size, kernels: str, draws: bool) -> Row:
 def shown(row: Row) -> str:
     """Describe a row in one line of the table."""
     if row.error is not None:
-        return f"{row.name:44}failed: {row.error[:200]}"
+        return f"{row.name:44}failed: {row.error[:400]}"
     share = "-" if (found := _share(row)) is None else f"{found:.3f}"
     return (
         f"{row.name:44}{row.steps:>6}{row.tracing_steps:>8}{row.plans:>7}{row.planning_seconds:>10.1f}"
