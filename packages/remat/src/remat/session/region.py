@@ -269,8 +269,8 @@ class Region:
         """Run calls over the budget for which no plan has room for what was seen."""
         self.left.add(self.numbers(inputs))
         warnings.warn(
-            f"no plan leaves room for what the code between forward and backward takes, so steps "
-            f"go on over the budget: {error}",
+            f"no plan leaves room for what the code between forward and backward took, so steps of "
+            f"these sizes may go over the budget: {error}",
             BudgetWarning,
             stacklevel=2,
         )

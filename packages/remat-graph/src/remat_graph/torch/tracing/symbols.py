@@ -197,9 +197,12 @@ class Conditions:
         return all(low <= numbers[at] <= high for at, low, high in self._ranges)
 
     def hold(self, numbers: Sequence[Any]) -> bool:
-        """Whether all that torch decided is so for these numbers."""
+        """Whether all that torch decided is so for these numbers; not where one divides by zero."""
         self._read()
-        return all(self._condition(*numbers))
+        try:
+            return all(self._condition(*numbers))
+        except ZeroDivisionError:
+            return False
 
     def _read(self) -> None:
         env = self._env
