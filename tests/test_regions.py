@@ -394,3 +394,40 @@ def test_a_compiled_function_may_hold_the_backward(how):
         step()
         for theirs, ours in zip(plain.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Coder(nn.Module):
+    """Is trained by its methods; nobody calls its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = (nn.Sequential(*map(Block, (32, 32))) for _ in range(2))
+
+    def encode(self, x):
+        return torch.tanh(self.encoder(x))
+
+    def decode(self, code):
+        return self.decoder(code)
+
+
+def test_regions_that_methods_beside_the_forward_call_are_planned_together():
+    torch.manual_seed(0)
+    original = Coder()
+    plain, x = copy.deepcopy(original), torch.randn(256, 32)
+
+    def coded(model):
+        model.zero_grad()
+        torch.manual_seed(1)
+        (model.decode(model.encode(x)) - x).square().mean().backward()
+
+    with measure_peak() as peak:
+        coded(plain)
+    budget = int(0.8 * peak.peak_bytes)
+    model = remat.rematerialize(original, budget=budget, regions=["encoder", "decoder"])
+    for _ in range(5):
+        with measure_peak() as peak:
+            coded(model)
+        assert_same(model, plain)
+        assert peak.peak_bytes <= budget
+    assert len(model.plan.calls) == 2
+    assert model.plan.recomputations
