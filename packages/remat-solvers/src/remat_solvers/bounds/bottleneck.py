@@ -21,9 +21,10 @@ lesser of the cuts holds, in (1) only for ops that may run again and have such a
 The bound holds for any set. Of an op of a set it does not rise if the set loses another. So for a
 target, an op whose own bound is below it is in no subset that proves the target; without those ops
 (taken out in turn, from some sets of ops that need much) the rest proves it, or nothing is left.
-Complexity: some maximum flows (scipy, Dinic) per op and target, fewer where one cut for all ops
-shows that a bound is below the target. Source: our own; min-cut duality; taking out in turn, Lawler
-(1973, one machine, least greatest cost); dominators, Cooper, Harvey and Kennedy (2001).
+Complexity: some maximum flows (`core.cuts`, or scipy's Dinic) per op and target, fewer where one
+cut for all ops shows that a bound is below the target. Source: our own; min-cut duality; taking out
+in turn, Lawler (1973, one machine, least greatest cost); dominators, Cooper, Harvey and Kennedy
+(2001).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from remat_solvers.bounds.common_core import common_core
 from remat_solvers.bounds.peak import PeakBound, peak_bound, while_running
+from remat_solvers.core.cuts import FEW_ARCS, least_cut
 from remat_solvers.core.wiring import Ints, Wiring
 
 __all__ = ["bottleneck"]
@@ -115,6 +117,7 @@ class _Network:
         tails = np.concatenate([2 * own, 2 * reader + 1, np.full(count, self._source), 2 * own + 1])
         heads = np.concatenate([2 * own + 1, 2 * read, 2 * own, np.full(count, self._sink)])
         self._order = np.lexsort((heads, tails))
+        self._tails = tails[self._order]
         self._heads = heads[self._order].astype(np.int32)
         self._rows = np.searchsorted(tails[self._order], np.arange(2 * count + 3))
         self._between: Ints = np.full(len(read), self._endless)
@@ -243,28 +246,39 @@ class _Network:
 
     def _cut(self, size: Ints, wanted: Ints | list[int], over: NDArray[np.bool_]) -> int:
         """Find the bytes of the least set of values from which all that is wanted follows."""
-        arcs = self._arcs(size, wanted, over)
-        flow = maximum_flow(arcs, self._source, self._sink)
+        capacity = self._capacity(size, wanted, over)
+        if len(capacity) <= FEW_ARCS:
+            return self._least_cut(capacity)[0] * self._unit
+        flow = maximum_flow(self._arcs(capacity), self._source, self._sink)
         return int(flow.flow_value) * self._unit
 
     def least_set(self, over: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Find a least set of values from which all results follow."""
-        arcs = self._arcs(self._size, self.wiring.results, over)
-        left = arcs - maximum_flow(arcs, self._source, self._sink).flow
-        left.data[left.data < 0] = 0
-        left.eliminate_zeros()
+        capacity = self._capacity(self._size, self.wiring.results, over)
         side = np.zeros(self._sink + 1, dtype=np.bool_)
-        side[breadth_first_order(left, self._source, return_predecessors=False)] = True
+        if len(capacity) <= FEW_ARCS:
+            side[self._least_cut(capacity)[1]] = True
+        else:
+            arcs = self._arcs(capacity)
+            left = arcs - maximum_flow(arcs, self._source, self._sink).flow
+            left.data[left.data < 0] = 0
+            left.eliminate_zeros()
+            side[breadth_first_order(left, self._source, return_predecessors=False)] = True
         return side[: self._source : 2] & ~side[1 : self._source : 2]
 
-    def _arcs(
-        self, size: Ints, wanted: Ints | list[int], over: NDArray[np.bool_]
-    ) -> sparse.csr_matrix:
-        """Build the network for some sizes, from what is wanted to what ops made that are over."""
+    def _capacity(self, size: Ints, wanted: Ints | list[int], over: NDArray[np.bool_]) -> Ints:
+        """Give what each arc takes, from what is wanted to what ops made that are over."""
         starts = np.zeros(len(size), dtype=np.int64)
         starts[wanted] = self._endless
         ends = np.where(over[self.wiring.producer], self._endless, 0)
-        capacity = np.concatenate([size, self._between, starts, ends])[self._order]
+        capacity: Ints = np.concatenate([size, self._between, starts, ends])[self._order]
+        return capacity
+
+    def _least_cut(self, capacity: Ints) -> tuple[int, list[int]]:
+        ends = zip(self._tails.tolist(), self._heads.tolist(), capacity.tolist(), strict=True)
+        return least_cut((arc for arc in ends if arc[2]), self._source, self._sink)
+
+    def _arcs(self, capacity: Ints) -> sparse.csr_matrix:
         there = capacity > 0
         row = np.concatenate([[0], np.cumsum(there)])[self._rows].astype(np.int32)
         return sparse.csr_matrix(

@@ -11,7 +11,8 @@ The cut leaves out what the replayed values hold of one another, so the best few
 traced, in the order of the sequence, which is known to run at a low peak, and in that of the graph.
 Where no small step helps, a value is given up at any cost, to descend from there (`give_up`).
 Guarantee: the peak never rises, but by `give_up`. Complexity: per step of the descent, a maximum
-flow (scipy, Dinic) for each of some values and about ten traces. Source: our own; min-cut duality.
+flow (`core.cuts`, or scipy's Dinic) for each of some values and about ten traces. Source: our own;
+min-cut duality.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from remat_solvers.bounds.peak import while_running
+from remat_solvers.core.cuts import FEW_ARCS, least_cut
 from remat_solvers.core.dead_runs import drop_dead_runs
 from remat_solvers.core.trace import Trace, trace
 from remat_solvers.core.wiring import Floats, Ints, Wiring
@@ -281,15 +283,16 @@ def _least_cut(
     arcs: list[tuple[int, int, float]], source: int, sink: int, most: float
 ) -> tuple[float, Ints]:
     """Find the least cut, all above `most` alike, and the nodes on the side of the source."""
+    unit = max(most, 1.0) / _CAPACITY
     tails, heads, costs = zip(*arcs, strict=True)
+    capacity = np.clip(np.array(costs) / unit, 1, 2 * _CAPACITY).astype(np.int32)
+    if len(arcs) <= FEW_ARCS:
+        value, nodes = least_cut(zip(tails, heads, capacity.tolist(), strict=True), source, sink)
+        return value * unit, np.sort(np.array(nodes, dtype=np.int64))
     names, ends = np.unique(np.array([tails, heads]), return_inverse=True)
     ends = ends.reshape(2, -1)
     start, end = np.searchsorted(names, (source, sink)).tolist()
-    unit = max(most, 1.0) / _CAPACITY
-    capacity: Floats = np.clip(np.array(costs) / unit, 1, 2 * _CAPACITY)
-    graph = sparse.csr_matrix(
-        (capacity.astype(np.int32), ends.astype(np.int32)), shape=(len(names), len(names))
-    )
+    graph = sparse.csr_matrix((capacity, ends.astype(np.int32)), shape=(len(names), len(names)))
     flow = maximum_flow(graph, start, end)
     left = graph - flow.flow
     left.data[left.data < 0] = 0
