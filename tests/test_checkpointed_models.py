@@ -68,7 +68,7 @@ def own_peak(model):
     return peak.peak_bytes
 
 
-@pytest.mark.parametrize("how", ["reentrant", "nested"])
+@pytest.mark.parametrize("how", [pytest.param("reentrant", marks=pytest.mark.sweep), "nested"])
 def test_a_checkpointed_model_is_planned_as_one_without(how, caplog):
     caplog.set_level(logging.INFO, logger="remat")
     original, options = Net(how), {"budget": 0.7, "limit_seconds": LIMIT_SECONDS}
@@ -108,7 +108,7 @@ def test_a_call_that_runs_as_it_is_keeps_its_checkpoints(how, way):
         assert own_peak(model) < 0.8 * own_peak(Net())
 
 
-@pytest.mark.parametrize("how", ["without", "reentrant"])
+@pytest.mark.parametrize("how", [pytest.param("without", marks=pytest.mark.sweep), "reentrant"])
 def test_a_dry_plan_knows_of_no_checkpoints_either(how):
     x = rows().requires_grad_()
     plans = [remat.plan(Net(each), x, budget=0.8, limit_seconds=0.1) for each in (how, "directly")]

@@ -55,7 +55,7 @@ def pair():
     return copy.deepcopy(plain), plain, max(step(plain, x) for x in batches(6))
 
 
-@pytest.mark.parametrize("budget", ["bytes", 0.7])
+@pytest.mark.parametrize("budget", ["bytes", pytest.param(0.7, marks=pytest.mark.sweep)])
 def test_each_step_has_other_sizes_and_all_are_planned(budget):
     original, plain, most = pair()
     budget = int(0.7 * most) if budget == "bytes" else budget

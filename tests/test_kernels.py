@@ -101,7 +101,7 @@ def test_a_step_of_groups_is_right(planned):
     assert_same_steps(ours, plain, batch())
 
 
-@pytest.mark.parametrize("of", ["last", "both"])
+@pytest.mark.parametrize("of", ["last", pytest.param("both", marks=pytest.mark.sweep)])
 def test_other_backwards_than_planned_for_are_right(planned, of):
     ours, plain = planned
     ours, plain = copy.deepcopy(ours), copy.deepcopy(plain)
@@ -254,7 +254,7 @@ LATER = {"budget": "1MiB", "kernels": "inductor", "costs": "estimate", "limit_se
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # TorchDynamo's
-@pytest.mark.parametrize("way", ["rematerialize", "compile"])
+@pytest.mark.parametrize("way", ["rematerialize", pytest.param("compile", marks=pytest.mark.sweep)])
 def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
     monkeypatch.setattr(step_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", False)

@@ -75,7 +75,9 @@ def test_a_loss_that_takes_much_is_planned_for_once_it_is_known():
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, lambda out: out[0].square().mean()])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.sweep), torch.bfloat16]
+)
 def test_an_ordinary_loss_of_any_precision_fits_into_the_allowance(dtype, loss):
     x = batch(dtype)
     model = planned(two(dtype), x, budget=0.8)

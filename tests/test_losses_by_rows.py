@@ -86,7 +86,9 @@ def gradients_of(executable, model, args):
     return loss.detach(), [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("how", [{}, {"logits": True}, {"breaks": True}], ids=str)
+@pytest.mark.parametrize(
+    "how", [pytest.param({}, marks=pytest.mark.sweep), {"logits": True}, {"breaks": True}], ids=str
+)
 def test_a_model_trains_by_rows(how, tmp_path):
     """Steps are like plain ones within the budget; a plan file makes the same steps again."""
     model, args = built(**how)

@@ -122,7 +122,7 @@ class Orthogonal(nn.Module):
 
 
 @pytest.mark.parametrize("over_batch", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.8], ids=str)
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.sweep), 0.01, 0.8], ids=str)
 @pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_what_is_named_by_estimates_was_measured(share, over_batch, kernels):
     x = torch.randn(128, 32, generator=torch.Generator().manual_seed(1))

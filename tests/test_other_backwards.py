@@ -65,7 +65,9 @@ def budget():
     return int(0.75 * peak.peak_bytes)
 
 
-@pytest.mark.parametrize("way", ["example", "later", "compiled"])
+@pytest.mark.parametrize(
+    "way", ["example", pytest.param("later", marks=pytest.mark.sweep), "compiled"]
+)
 @pytest.mark.parametrize(("after", "told_of"), [(DEPTH // 2, 0), (DEPTH - 1, 1)])
 def test_a_scalar_beside_the_outputs_is_not_the_loss(after, told_of, way, budget):
     model, plain = Penalized(after), Penalized(after)

@@ -243,7 +243,7 @@ class Peeks(Language):
         return {"loss": output["loss"] + scale, "logits": output["logits"]}
 
 
-@pytest.mark.parametrize("every", [1, 6])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.sweep), 6])
 def test_what_code_between_regions_reads_is_right(every):
     eager, module = Peeks(), Peeks()
     eager.every = module.every = every

@@ -309,7 +309,7 @@ def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
     numerics, layouts, tmp_path, monkeypatch
 ):
     with pytest.raises(remat.BudgetTooSmall) as refused:  # by what this CPU's convolutions take
-        remat.rematerialize(Images(), IMAGES, budget=1, numerics=numerics)
+        remat.rematerialize(Images(), IMAGES, budget=1, numerics=numerics, limit_seconds=0.1)
     options = {"budget": int(1.05 * refused.value.smallest_bytes), "numerics": numerics}
     made = remat.rematerialize(Images(), IMAGES, limit_seconds=0.1, **options).plan
     made.save(tmp_path / "plan.json")

@@ -347,7 +347,10 @@ ROWS = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("how", ["rematerialized", "compiled", "compiled by blocks"])
+@pytest.mark.parametrize(
+    "how",
+    ["rematerialized", pytest.param("compiled", marks=pytest.mark.sweep), "compiled by blocks"],
+)
 def test_several_calls_before_a_backward_have_one_budget(how):
     """Of a model that is one graph, or of blocks that are compiled each by itself."""
     torch.compiler.reset()
@@ -379,7 +382,9 @@ def test_several_calls_before_a_backward_have_one_budget(how):
 
 
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("how", ["backend", "rematerialized"])
+@pytest.mark.parametrize(
+    "how", ["backend", pytest.param("rematerialized", marks=pytest.mark.sweep)]
+)
 def test_a_compiled_function_may_hold_the_backward(how):
     torch.compiler.reset()
     plain, model = layers(2), layers(2)

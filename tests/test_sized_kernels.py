@@ -97,9 +97,7 @@ def is_grouped(run: nn.Module) -> bool:
     return any(op.name.endswith("__fused") for op in run.plan.graph.ops)
 
 
-@pytest.mark.parametrize(
-    "name", swept(["attention", "dropout", "graph", "images"], ["dropout", "images"])
-)
+@pytest.mark.parametrize("name", swept(["attention", "dropout", "graph", "images"], ["dropout"]))
 def test_a_group_is_compiled_once_for_all_sizes(name: str, compiled: list[SizedCode | str]) -> None:
     """From when it is there on, each size runs by it: dropout's masks are those of eager."""
     make, inputs_of, sizes = MODELS[name]

@@ -139,12 +139,12 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> list[RunnablePlan]:
     return plans
 
 
-@pytest.mark.parametrize("name", swept(MODELS, ("double", "dropout", "gated", "images")))
+@pytest.mark.parametrize("name", swept(MODELS, ("dropout", "gated", "images")))
 def test_new_sizes_run_in_slices_within_the_budget_and_right(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, batch, share = MODELS[name]
-    draw, steps = random.Random(1), 10
+    draw, steps = random.Random(1), 8
     batches = [batch(draw, at) for at in range(steps)]
     torch.manual_seed(0)
     eager = make()
@@ -334,7 +334,7 @@ def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     assert bool(last.capture.sliced) == (not differentiated)
 
 
-@pytest.mark.parametrize("numerics", [None, "rounding"])
+@pytest.mark.parametrize("numerics", [pytest.param(None, marks=pytest.mark.sweep), "rounding"])
 def test_labels_may_be_of_another_shape_than_words(
     numerics: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def trained(model, autocast, scale, peak=nullcontext, steps=4):
     [
         pytest.param(False, torch.bfloat16, None, 0.5, id="autocast"),
         pytest.param(False, torch.float16, 2.0**30, 0.5, id="scaled, too much at first"),
-        pytest.param(True, None, None, 0.3, id="low-rank adapters"),
+        pytest.param(True, None, None, 0.3, id="low-rank adapters", marks=pytest.mark.sweep),
         pytest.param(True, torch.bfloat16, None, 0.3, id="low-rank adapters within autocast"),
     ],
 )

@@ -41,7 +41,7 @@ class Gated(nn.Module):
         return (functional.silu(x @ self.up) @ self.down).square().sum() + y.sum()
 
 
-@pytest.fixture(scope="module", params=[Head, Gated])
+@pytest.fixture(scope="module", params=[Head, pytest.param(Gated, marks=pytest.mark.sweep)])
 def able_and_optima(request):
     """A capture, and the least time of any program of it, by budget."""
     torch.manual_seed(0)

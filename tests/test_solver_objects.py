@@ -53,7 +53,12 @@ def step(model):
 
 
 @pytest.mark.parametrize(
-    ("way", "breaks"), [("rematerialize", False), ("rematerialize", True), ("compile", False)]
+    ("way", "breaks"),
+    [
+        pytest.param("rematerialize", False, marks=pytest.mark.sweep),
+        ("rematerialize", True),
+        ("compile", False),
+    ],
 )
 def test_a_model_trains_by_objects(way, breaks):
     partitioner = Noted(max_top_ops=8)

@@ -242,7 +242,7 @@ class Wide(Blocks):
         return super().forward(torch.cat([x, x]))
 
 
-@pytest.mark.parametrize("second", [Blocks, Wide])
+@pytest.mark.parametrize("second", [pytest.param(Blocks, marks=pytest.mark.sweep), Wide])
 @pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.1}, None])
 def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, caplog):
     """Also those with one dict of options, or none, and those whose code is the same."""

@@ -85,7 +85,7 @@ def test_a_checkpoint_in_the_middle():
     assert_planned(other)
 
 
-@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("planned", [True, pytest.param(False, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "duplicate",
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],

@@ -33,7 +33,10 @@ CASES = {
 }
 
 
-SWEPT = {"DDP, static graph", "DDP, small buckets", "examples/ddp.py", "examples/fsdp2.py"}
+SWEPT = {
+    "DDP, gradients are views of buckets", "DDP, static graph", "DDP, small buckets",
+    "one plan of a model", "examples/ddp.py", "examples/fsdp2.py",
+}  # fmt: skip
 IN_SLICES = {"DDP in slices": "DDP", "FSDP2 in slices": "FSDP2"}
 LENGTHS = "batches of other lengths"
 ALL = {

@@ -68,11 +68,17 @@ PICKS = {
 }
 
 
-@pytest.mark.parametrize("pick", PICKS.values(), ids=PICKS)
-@pytest.mark.parametrize("input_grad", [False, True], ids=["", "input with gradient"])
-def test_outputs_of_every_kind(pick, input_grad):
+@pytest.mark.parametrize(
+    ("name", "input_grad"),
+    [  # with a gradient of the input every second, the others in a sweep
+        pytest.param(name, grad, marks=pytest.mark.sweep if grad and at % 2 else ())
+        for at, name in enumerate(PICKS)
+        for grad in (False, True)
+    ],
+)
+def test_outputs_of_every_kind(name, input_grad):
     run(
-        pick,
+        PICKS[name],
         lambda outputs: sum((i + 1) * o.square().sum() for i, o in enumerate(outputs)),
         input_grad=input_grad,
     )

@@ -130,7 +130,7 @@ def test_attention(name, options):
 
 
 @pytest.mark.parametrize("between", ["nothing", "activations"])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_attention_in_slices(between, transposed):
     torch.manual_seed(0)
     attend = Attending(BETWEEN[between])

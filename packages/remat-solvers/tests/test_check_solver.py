@@ -164,7 +164,10 @@ def test_a_solve_that_does_not_end_is_found(monkeypatch):
         check_solver(Slow, problems=1)
 
 
-@pytest.mark.parametrize("name", ["store-all", "checkmate", "h-tw-remat", "chen-greedy"])
+@pytest.mark.parametrize(
+    "name",
+    ["store-all", "checkmate", pytest.param("h-tw-remat", marks=pytest.mark.sweep), "chen-greedy"],
+)
 def test_nothing_is_found_where_nothing_is(monkeypatch, name):
     monkeypatch.setattr(solver_check, "_LATE_SECONDS", NO_LIMIT)
     check = check_solver(name, problems=24, limit_seconds=NO_LIMIT)

@@ -79,7 +79,9 @@ def test_a_network_in_blocks_comes_near_its_optimum(serial):
     assert best.time <= serial.time <= 1.1 * best.time
 
 
-@pytest.mark.parametrize("kind", [None, "processes", "dask_executor"])
+@pytest.mark.parametrize(
+    "kind", [None, "processes", pytest.param("dask_executor", marks=pytest.mark.sweep)]
+)
 def test_the_result_is_the_same_whatever_runs_it(kind, request, serial):
     executor = None if kind is None else request.getfixturevalue(kind)
     found = solved(HILP(), HIERARCHY.graph, BUDGET, HIERARCHY, seconds=None, executor=executor)

@@ -102,7 +102,16 @@ class Recorded(Executor):
         return future
 
 
-@pytest.mark.parametrize("workers", [None, 1, 2, 3, 50])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        None,
+        pytest.param(1, marks=pytest.mark.sweep),
+        2,
+        pytest.param(3, marks=pytest.mark.sweep),
+        50,
+    ],
+)
 def test_the_executor_gives_the_same_kind_of_curve(workers):
     executor = Recorded(workers)
     here = tradeoff(CHAIN, points=5)

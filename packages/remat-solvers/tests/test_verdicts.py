@@ -149,7 +149,9 @@ def too_high(answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("change", [infeasible, too_high])
-@pytest.mark.parametrize("solver", ["auto", "refine", "checkmate", "rk-checkmate"])
+@pytest.mark.parametrize(
+    "solver", ["auto", pytest.param("refine", marks=pytest.mark.sweep), "checkmate", "rk-checkmate"]
+)
 def test_a_back_end_that_lies_is_not_believed_and_the_answer_says_so(monkeypatch, solver, change):
     now = itertools.count(step=0.001)  # of a clock that counts how often it is asked
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))

@@ -376,7 +376,7 @@ def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch)
         for more in ((), ("--outputs", "loss", "--optimizer-in-backward"))
     )
     assert less < everything
-    words = "largest-batch", f"{file}:net", "--budget", "80KiB", "--set", "depth=3"
+    words = "largest-batch", f"{file}:net", "--budget", "40KiB", "--set", "depth=2"
     batches = [run_json(*words, *more)["batch_size"] for more in ((), ("--optimizer-in-backward",))]
     assert batches[0] < batches[1]
     for command, factory in (("tradeoff", "head"), ("largest-batch", "net")):

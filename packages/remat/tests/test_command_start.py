@@ -92,7 +92,15 @@ def test_the_devices_of_the_command_are_those_there_are():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("moment", ["typer", "remat_graph", "remat.planning.cutting", "torch"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "typer",
+        pytest.param("remat_graph", marks=pytest.mark.sweep),
+        "remat.planning.cutting",
+        "torch",
+    ],
+)
 def test_ctrl_c_during_an_import_is_quiet(tmp_path, moment):
     (tmp_path / "net.py").write_text("import torch, time; time.sleep(60)")  # if it comes late
     words = "plan", "net.py:net", "--budget", "1%"

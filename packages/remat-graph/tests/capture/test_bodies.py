@@ -117,6 +117,21 @@ def test_a_function_without_a_body_runs_again_only_if_its_record_says_so():
     assert not may_run_again(lambda x: x)
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten.argmax.default, aten.cummax.default, aten.cummin.default, aten.max.dim,
+        aten.median.dim, aten.mode.default, aten.nonzero.default, aten.sort.stable,
+        aten.topk.default,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_decides_is_not_run_again(target):
+    """Another rounding of what it reads could decide otherwise."""
+    assert not may_run_again(target)
+    assert may_run_again(aten.amax.default)
+
+
 def test_a_collective_within_a_body_is_seen():
     assert is_collective(
         made_to_run(1),
