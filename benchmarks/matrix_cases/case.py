@@ -82,7 +82,8 @@ def _weights(shape: tuple[int, ...]) -> Tensor:
     """Make the weights of a shape once in a process: no step but those in eager has new ones."""
     elements = math.prod(shape)
     count = max(1, elements)
-    return (torch.arange(float(count)).cos() / count**0.5)[:elements].reshape(shape)
+    weights: Tensor = torch.arange(float(count)).cos() / math.sqrt(count)
+    return weights[:elements].reshape(shape)
 
 
 def output_loss() -> Callable[[Any], Tensor]:

@@ -160,11 +160,12 @@ def _rehearsed_until_within(
     budget, user_plan, device = task.budget, task.user_plan, task.offered.program.device
     rehearse = functools.partial(_rehearsed_plan, task, module, tensors, loss)
     captured, within = task.offered, None
+    before: Solution | None = None
     bound: float | None = None
     attempts = Counter[bool]()
     while True:
         try:
-            captured, solution = task.solved(targets, captured)
+            captured, solution = task.solved(targets, captured, before)
         except BudgetTooSmall as error:
             if within is not None:
                 break
@@ -175,7 +176,7 @@ def _rehearsed_until_within(
         attempts[captured.unfused is None] += 1
         if attempts.total() > 1:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
-        bound = solution.lower_bound
+        before, bound = solution, solution.lower_bound
         planned, needed, over = rehearse(captured, solution)
         if needed <= budget:
             within = planned

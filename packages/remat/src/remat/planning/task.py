@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from remat_solvers import BudgetTooSmall
 __all__ = ["RunnablePlan", "Task"]
 
 _BRIEF_SECONDS, _BRIEF_SHARE = 5.0, 1 / 6  # of a limit
+_ABOUT = 1.005  # times what the fastest program took within a higher target
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,13 @@ class Task:
     share: bool
     is_run: bool
 
-    def solved(self, targets: Targets, captured: Capture) -> tuple[Capture, Solution]:
-        """Find a schedule that takes no more than its target, and the layouts that it is for.
+    def solved(
+        self, targets: Targets, captured: Capture, before: Solution | None = None
+    ) -> tuple[Capture, Solution]:
+        """Find a schedule that takes no more than its target, and the program that it is for.
 
-        `captured` is what is offered, in the layouts of the plan before.
+        `captured` is the program of the solution `before`, for a higher target: it alone is solved
+        if it is about as fast within this one, for the others are no faster than they were.
 
         Raises:
             BudgetTooSmall: if none was found.
@@ -78,6 +83,8 @@ class Task:
                 offered.graph, self.schedule, targets.of(offered), self.budget
             )
         solution = adapted(captured.graph, targets.of(captured), self.schedules)
+        if solution is None and before is not None and captured is not offered:
+            solution = self._about_as_fast(targets, captured, before)
         if solution is None:
             captured, solution = best_within(
                 targets, offered, self._solve_for, self._solve_briefly_for
@@ -87,6 +94,15 @@ class Task:
             target = targets.of(captured)
             return with_schedule_of_first_rank(offered, captured, solution, schedule, asked, target)
         return captured, solution
+
+    def _about_as_fast(
+        self, targets: Targets, captured: Capture, before: Solution
+    ) -> Solution | None:
+        with contextlib.suppress(BudgetTooSmall):
+            solution = self._solve_for(targets.of(captured))(captured.graph)
+            if solution.time <= before.time * _ABOUT:
+                return solution
+        return None
 
     def _solve_for(
         self, target: int, limit_seconds: float | None = None
