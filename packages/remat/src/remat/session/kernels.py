@@ -61,7 +61,9 @@ class RegionKernels:
         key = self._served
         if self._waits[key] == _MOST_WAITS:
             logger.info("planned without kernels, for %d are of this size", len(missing.kernels))
-            self._left_out = {numbers, *list(self._left_out)[-_MOST_MET:]}
+            if len(self._left_out) > _MOST_MET:
+                self._left_out.clear()
+            self._left_out.add(numbers)
             return
         logger.info("planning by kernels waits for %d more", len(missing.kernels))
         self._waits[key] += 1

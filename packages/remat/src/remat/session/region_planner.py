@@ -223,12 +223,13 @@ class RegionPlanner:
             return None
         except KernelsMissing as missing:
             region.kernels.compile_others(numbers, missing)
-            return self.plan_one(region, numbers, inputs, loss, rebuilt)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
             if self.settings.on_infeasible == "raise":
                 raise
             return warn_infeasible(f"a call of {region.name}", error)
-        return region.settle(numbers, planned)
+        else:
+            return region.settle(numbers, planned)
+        return self.plan_one(region, numbers, inputs, loss, rebuilt)  # without kernels, for now
 
     def _first_that_fits(
         self,
