@@ -67,7 +67,13 @@ def attention_calls(mask):
     return program, found
 
 
-@pytest.mark.parametrize("mask", [causal, causal_numbers_per_sequence])
+def causal_of_many_sums(position, _):
+    for _ in range(64):  # each reads the one before twice: there are 2**64 ways through
+        position = (position + position) // 2
+    return causal(position, None)
+
+
+@pytest.mark.parametrize("mask", [causal, causal_numbers_per_sequence, causal_of_many_sums])
 def test_a_mask_that_is_the_causal_one_is_not_made(mask):
     program, found = attention_calls(mask)
     for call in found.values():

@@ -150,16 +150,16 @@ class _Computed:
 
     def tensor(self, wanted: Node) -> torch.Tensor | None:
         """Compute a node; `None` if an input or a draw has a part in it."""
-        waiting, order = [wanted], list[Node]()
+        waiting, needed = [wanted], set[Node]()
         while waiting:
             node = waiting.pop()
-            if node in self._values:
+            if node in needed or node in self._values:
                 continue
             if node.op not in ("call_function", "get_attr") or is_random(node):
                 return None
-            order.append(node)
+            needed.add(node)
             torch.fx.map_arg(self._arguments(node), waiting.append)
-        for node in sorted(set(order)):
+        for node in sorted(needed):
             if node.op == "get_attr":
                 constant = getattr(self._constants, str(node.target))
                 if not isinstance(constant, torch.Tensor) or is_traced_tensor(constant):
