@@ -273,6 +273,15 @@ NOT_PLANNED = {  # and what the error says
         (rows(),),
         r"_linalg_check_errors\S* at .*met_in_the_wild.py:\d+ has an effect.*inv_ex",
     ),
+    "a check in a backward": (
+        lambda: Made(
+            lambda m, x: m.leave(x) * torch.linalg.eig(m.layer.weight)[0].abs().sum(),
+            layer=linear(),
+            leave=linear(),
+        ),
+        (rows(),),
+        r"_linalg_check_errors\S*.* has an effect.*on_infeasible='plain'",
+    ),
     "the memory of another parameter": (
         lambda: Made(given_the_memory_of_another, layer=linear(), leave=linear()),
         (rows(),),

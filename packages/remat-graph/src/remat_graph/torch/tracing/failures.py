@@ -77,8 +77,9 @@ def has_effects(graph: Graph) -> CaptureError:
     )
     return CaptureError(
         f"{effect.args[1]}{noted_line(effect)} has an effect, such as an error where a matrix is "
-        f"singular, and is in no plan; of torch.linalg take the function that returns `info`, as "
-        f"inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with on_infeasible='plain'"
+        f"singular, and is in no plan; of torch.linalg take the function that returns `info`, if "
+        f"there is one, as inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with "
+        f"on_infeasible='plain'"
     )
 
 

@@ -38,7 +38,7 @@ def read_roles(
             inputs[node] = ("input", role.idx)
         elif isinstance(role, roles.TangentAOTInput):
             tangent_of[node] = role.output
-        elif isinstance(role, roles.ForwardTokenAOTInput):
+        elif isinstance(role, (roles.ForwardTokenAOTInput, roles.BackwardTokenAOTInput)):
             raise has_effects(module.graph)
         else:
             raise CaptureError(
