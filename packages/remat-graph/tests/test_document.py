@@ -80,6 +80,22 @@ def test_comes_back_equal(item):
     assert decode(encode(item)) == item
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": "infeasible"}, "that is infeasible has a schedule"),
+        ({"status": "limit"}, "that is limit has a schedule"),
+        ({"schedule": None}, "that is feasible has no schedule"),
+        ({"lower_bound": 2.5}, "takes 2.0 s, less than its bound, 2.5 s"),
+    ],
+)
+def test_a_solution_that_contradicts_itself_is_refused(change, said):
+    told = document(SOLUTION)
+    assert told["body"].keys() >= change.keys()
+    told["body"] |= change
+    refused(told, said)
+
+
 def test_nested_blocks_come_back_equal(diamond):
     inner = Block("inner", (Block("leaf", ("B",)), "C"))
     hierarchy = Hierarchy(diamond, Block("root", ("A", inner, "L")))
