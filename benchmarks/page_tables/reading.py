@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["Row", "markdown", "mib", "percent", "results", "source", "spread"]
 
 RESULTS = Path(__file__).parents[1] / "results"
-PARTS = ("cases", "cells", "rows")  # of results that are measured one by one, in several runs
+PARTS = ("cases", "cells", "rows", "loops")  # of results that are measured one by one
 
 Row = dict[str, Any]
 

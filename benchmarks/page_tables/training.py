@@ -228,11 +228,10 @@ def wrong_or_over(counts: Counter[str]) -> int:
     return sum(counts[category] for category in matrix.NEVER)
 
 
-def matrix_counts() -> str:
-    """Count right and other cases of the matrix."""
-    cases = results("matrix")["cases"]
-    heading, *rows = matrix.table(cases)
-    return markdown(heading, rows, "matrix")
+def matrix_counts(suite: str) -> str:
+    """Count right and other cases of a run of the matrix."""
+    heading, *rows = matrix.table(results(suite)["cases"])
+    return markdown(heading, rows, suite)
 
 
 def not_right(suite: str) -> str:
@@ -243,6 +242,12 @@ def not_right(suite: str) -> str:
 def matrix_not_counted() -> str:
     """List the cases that eager cannot do itself."""
     return _cases("matrix", lambda category: category in matrix.NOT_COUNTED)
+
+
+def matrix_names(suite: str, category: str) -> str:
+    """Name the cases of a category."""
+    names = sorted(row["name"] for row in results(suite)["cases"] if row["category"] == category)
+    return ", ".join(names) or "none"
 
 
 def _cases(suite: str, chosen: Callable[[str], bool]) -> str:
@@ -333,9 +338,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "lengths": lengths,
     "alternatives": alternatives,
     "exact": exact,
-    "matrix": matrix_counts,
+    "matrix": functools.partial(matrix_counts, "matrix"),
     "matrix-not-right": functools.partial(not_right, "matrix"),
     "matrix-not-counted": matrix_not_counted,
+    "matrix-sizes": functools.partial(matrix_counts, "matrix_sizes"),
+    "matrix-sizes-not-right": functools.partial(not_right, "matrix_sizes"),
+    "matrix-sizes-one-size": functools.partial(matrix_names, "matrix_sizes", "one size"),
+    "matrix-sizes-not-runnable": functools.partial(matrix_names, "matrix_sizes", "not runnable"),
+    "matrix-sizes-right": functools.partial(matrix_names, "matrix_sizes", "right"),
     "matrix-right": matrix_right,
     "wild": wild,
     "wild-not-right": functools.partial(not_right, "wild"),
