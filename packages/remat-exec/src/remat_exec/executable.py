@@ -100,8 +100,7 @@ class Executable:
         """Give the same plan for other sizes, by the same code; `None` if that is of its own."""
         program, mine = capture.program, self.capture.program
         alike = [None if each.generic is None else each.generic.program for each in (program, mine)]
-        is_alone = not (mine.leaving or self.low_memory_plan)
-        if alike[0] is None or alike[0] is not alike[1] or not is_alone:
+        if alike[0] is None or alike[0] is not alike[1] or mine.leaving or self.low_memory_plan:
             return None
         if self._may_come and not capture.variants_are_read_off:
             return None
