@@ -85,6 +85,8 @@ def plan_nearby(
     if not larger or settings.budget.fraction is None or settings.costs != "measure":
         return None
     plain = _plain_bytes(region, larger[0][1], inputs, loss)
+    if plain is None:
+        return None
     budget = max(budget, settings.budget.resolve(lambda: plain))
     for other, captured in larger:  # of a larger step a fraction is more
         planned = _planned_by(executor, region, other, captured, rehearse, start, budget, plain)
@@ -95,12 +97,12 @@ def plan_nearby(
 
 def _plain_bytes(
     region: Region, captured: SizedCapture, inputs: Sequence[Any], loss: Loss | None
-) -> int:
-    """Give what a plain step takes of a size, as measured, or predicted where it cannot be run."""
+) -> int | None:
+    """Measure what a plain step of a size takes; `None` if it cannot be run."""
     graph = captured.without_alternatives().graph
     everything = simulate(graph, store_all(graph)).peak_bytes
     plain = plain_peak(region.graph, tuple(inputs), {}, captured, everything, loss)
-    return (everything if plain is None else plain) + _aside(captured)
+    return None if plain is None else plain + _aside(captured)
 
 
 def _aside(captured: SizedCapture) -> int:
