@@ -191,12 +191,12 @@ def _graph(source: Graph | Target, options: ModelOptions) -> tuple[Graph, int, i
         from remat_solvers import store_all
 
         return source, simulate(source, store_all(source)).peak_bytes, 0
-    from remat.planning.planner import SCALAR_BYTES
+    from remat.planning.planner import scalar_bytes
 
     costs = options.costs
     plan = dry_plan(source.build(costs), costs, _UNBOUNDED, "store-all", None, None)
     device = "cpu" if plan.origin.device == "cpu" else "cuda"
-    aside = SCALAR_BYTES[device]
+    aside = scalar_bytes(device)
     return plan.graph, plan.solution.peak_bytes + aside, aside
 
 

@@ -12,7 +12,7 @@ from remat.budgets.plain import measure_plain
 from remat.errors import RematError
 from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs
-from remat.planning.planner import SCALAR_BYTES
+from remat.planning.planner import scalar_bytes
 from remat.planning.settings import Settings, as_args
 from remat.planning.slices import sliced_programs, whole_programs
 from remat.planning.whole_module import plan_module
@@ -60,7 +60,7 @@ def graphs_and_budgets(
     device = captured.program.device
     if in_groups and costs == "measure":  # nothing is compiled else
         in_groups = not missing_compiler(device)
-    aside = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    aside = scalar_bytes(device.type)
     if wanted is None:
         return _graphs(captured, numerics, 1, in_groups=in_groups), None, aside
     plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside

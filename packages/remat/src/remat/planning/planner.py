@@ -39,21 +39,19 @@ from remat_graph.torch import (
 from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
-    "SCALAR_BYTES",
     "for_missing",
     "is_for_too_few",
     "make_plan",
     "plain_peak",
     "rehearsed",
+    "scalar_bytes",
 ]
 
 logger = logging.getLogger(__name__)
 
-SCALAR_BYTES = {"cpu": 64, "cuda": 2048}  # of the loss itself and its gradient, as allocated
 _ATTEMPTS = 5
 
 _Rehearse = Callable[[Capture, Solution], tuple[RunnablePlan, int, int]]
-_BRIEF_SECONDS, _BRIEF_SHARE = 5.0, 1 / 6  # of a limit
 
 
 def make_plan(
@@ -112,7 +110,7 @@ def make_plan(
     if user_plan is not None:
         captured, schedule = user_plan.fit(captured, settings.numerics)
     seconds = time.perf_counter() - started
-    scalar_bytes = SCALAR_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    aside = scalar_bytes(device.type)
     everything = simulate(captured.graph, store_all(captured.graph)).peak_bytes
     plain: int | None = None
     if settings.costs == "measure" and settings.budget.fraction is not None:
@@ -122,8 +120,8 @@ def make_plan(
         plain = simulate(autograd, store_all(autograd)).peak_bytes
     earlier = plain_bytes.get(captured.missing, 0)
     if plain is not None or earlier > everything:
-        plain = max((plain or 0) + scalar_bytes, earlier)
-    stored = everything + scalar_bytes
+        plain = max((plain or 0) + aside, earlier)
+    stored = everything + aside
     budget = settings.budget.resolve(lambda: stored if plain is None else plain)
     task = Task(
         settings, captured, budget, plain, whole_time, seconds, user_plan, schedule, schedules,
@@ -132,7 +130,7 @@ def make_plan(
         share=run and has_other_ranks(),
         is_run=run,
     )  # fmt: skip
-    targets = Targets(budget - scalar_bytes, budget - scalar_bytes)
+    targets = Targets(budget - aside, budget - aside)
     if not run:
         try:
             return task.planned(*task.solved(targets, captured))
@@ -176,7 +174,8 @@ def _rehearsed_until_within(
         attempts[captured.unfused is None] += 1
         if attempts.total() > 1:  # what a tighter target proves, it does not prove about the budget
             solution = replace(solution, lower_bound=bound, status=Status.FEASIBLE)
-        before, bound = solution, solution.lower_bound
+        before = solution if before is None or solution.time < before.time else before
+        bound = solution.lower_bound
         planned, needed, over = rehearse(captured, solution)
         if needed <= budget:
             within = planned
@@ -232,7 +231,7 @@ def _rehearsed_plan(
     plan = replace(planned.plan, measured_peak_bytes=peak.peak_bytes, measured_curve=peak.curve)
     needed = peak.peak_bytes
     if loss is None and task.user_plan is None:
-        needed += SCALAR_BYTES["cuda" if captured.program.device.type == "cuda" else "cpu"]
+        needed += scalar_bytes(captured.program.device.type)
     return replace(planned, plan=plan), needed, needed + later_blocks(peak) - task.budget
 
 
@@ -313,6 +312,11 @@ def rehearsed(
             budget,
             executable.peak_bytes,
         ) from error
+
+
+def scalar_bytes(device_type: str) -> int:
+    """Give what a loss and its gradient, a scalar each, take as a device allocates them."""
+    return 2048 if device_type == "cuda" else 64
 
 
 def for_missing(captured: Capture, missing: frozenset[int]) -> Capture:

@@ -70,8 +70,8 @@ class Task:
     ) -> tuple[Capture, Solution]:
         """Find a schedule that takes no more than its target, and the program that it is for.
 
-        `captured` is the program of the solution `before`, for a higher target: it alone is solved
-        if it is about as fast within this one, for the others are no faster than they were.
+        `captured` is the program of the plan before. It alone is solved if it is about as fast as
+        the solution `before`, the fastest for a higher target: no program is faster within less.
 
         Raises:
             BudgetTooSmall: if none was found.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from remat.planning.planner import SCALAR_BYTES
+from remat.planning.planner import scalar_bytes
 from remat.planning.solving import have_same_ops
 from remat.planning.task import RunnablePlan
 from remat_graph import Graph, simulate
@@ -84,7 +84,7 @@ def has_room(planned: RunnablePlan, loss: LossCost) -> bool:
     graphs = capture.graph, capture.with_loss(loss).graph
     before, after = (simulate(graph, plan.schedule).peak_bytes for graph in graphs)
     unforeseen = max(0, (plan.measured_peak_bytes or 0) - before)
-    aside = SCALAR_BYTES["cuda" if capture.program.device.type == "cuda" else "cpu"]
+    aside = scalar_bytes(capture.program.device.type)
     return after + unforeseen + aside <= plan.budget_bytes
 
 

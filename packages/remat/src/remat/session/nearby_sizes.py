@@ -21,7 +21,7 @@ import torch
 
 from remat.budgets.blocks import later_blocks
 from remat.planning.one_region import readable_plan
-from remat.planning.planner import SCALAR_BYTES, plain_peak, rehearsed
+from remat.planning.planner import plain_peak, rehearsed, scalar_bytes
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.solving import adapted
@@ -102,12 +102,7 @@ def _plain_bytes(
     graph = captured.without_alternatives().graph
     everything = simulate(graph, store_all(graph)).peak_bytes
     plain = plain_peak(region.graph, tuple(inputs), {}, captured, everything, loss)
-    return None if plain is None else plain + _aside(captured)
-
-
-def _aside(captured: SizedCapture) -> int:
-    """Give what is left for the loss itself."""
-    return SCALAR_BYTES["cuda" if captured.program.device.type == "cuda" else "cpu"]
+    return None if plain is None else plain + scalar_bytes(captured.program.device.type)
 
 
 def _nearest(
@@ -187,7 +182,7 @@ def _planned_by(
     if grown > BUCKET**2:  # by a number that is no size
         return None
     beyond = (other.plan.measured_peak_bytes or 0) - other.executable.peak_bytes
-    target = budget - _aside(captured) - math.ceil(max(0, beyond) * grown)
+    target = budget - scalar_bytes(captured.program.device.type) - math.ceil(max(0, beyond) * grown)
     if grown == 1.0:  # what was predicted for the other was measured to be within its budget
         target = max(target, other.executable.peak_bytes)
     bucket = region.bucket_of(other, executor)

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 from remat_graph.errors import RematError
 from remat_graph.torch.fusing.kernel import Kernel
+from remat_graph.torch.fusing.sized_code import SizedCode
 
 __all__ = ["KernelsMissing", "kernels_there_alone", "left_missing", "raise_missing", "see_compiled"]
 
@@ -71,11 +72,16 @@ def see_compiled(kernels: Iterable[Kernel]) -> None:
 
 
 def _name(kernel: Kernel) -> str:
-    sized = kernel.sized
-    return kernel.key if sized is None or not sized.may_have_more else sized.key
+    sized = _of_sizes(kernel)
+    return kernel.key if sized is None else sized.key
 
 
 def _is_on_disk(kernel: Kernel) -> bool:
-    codes = 0 if kernel.sized is None else len(kernel.sized.codes)
-    is_of_sizes = kernel.sized is not None and kernel.sized.may_have_more
-    return _compiled[_name(kernel)] > (codes if is_of_sizes else 0)
+    sized = _of_sizes(kernel)
+    return _compiled[_name(kernel)] > (0 if sized is None else len(sized.codes))
+
+
+def _of_sizes(kernel: Kernel) -> SizedCode | None:
+    """Give the code of any size by which a kernel may run, if more of that may be compiled."""
+    sized = kernel.sized
+    return sized if sized is not None and sized.may_have_more else None
