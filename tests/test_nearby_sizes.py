@@ -23,6 +23,7 @@ from remat.session.step import StepState
 from remat_exec import Executable, Peak, codegen, measure_peak
 from remat_graph import Graph, simulate
 from remat_graph.torch.capturing import sizes
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 
 
 class Answering(nn.Module):
@@ -53,6 +54,17 @@ class Reading(nn.Module):
         return {"loss": mixed.square().mean(), "keys": keys.tanh(), "values": values}
 
 
+class Weighed(nn.Module):
+    """What a layer gives, weighed by numbers of the call."""
+
+    def __init__(self, weigh: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.up, self.weigh = nn.Linear(8, 8), weigh
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        return self.weigh(torch.tanh(self.up(x)), step)
+
+
 class Warmed(nn.Module):
     """Reads numbers that are the same as others for many sizes and counters, not for all."""
 
@@ -76,6 +88,38 @@ def test_numbers_that_are_equal_for_some_sizes_are_not_taken_for_one_another() -
         inputs = torch.randn(count, 8, dtype=torch.double), step
         found = gradients(model, run, inputs), gradients(model, eager, inputs)
         torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    [
+        lambda x, step: (x * step).sum() * (step * 0.5),
+        lambda x, step: x.sum() / x.shape[0] ** 0.5 * math.sqrt(x.shape[0]),
+        lambda x, step: (x * float(step)).sum() * (step * 1.0) * (1.0 if step == 9 else 2.0),
+        lambda x, step: x.sum() / (x.shape[0] * 1.0) * 0.99**step,
+        lambda x, step: x.sum() * math.acos(1 - (13 - step) / 20) * x.shape[0],
+    ],
+    ids=["counter and half", "roots of a size", "one float by two ways", "powers", "least angle"],
+)
+def test_floats_that_are_whole_numbers_are_no_sizes(
+    weigh: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So there are sizes that all differ, and each new size is read off them: no pass runs."""
+    model = Weighed(weigh)
+    eager = model_of(model)
+    run = remat.rematerialize(model, budget=2**30, costs="estimate", limit_seconds=1.0)
+    passed: list[Any] = []
+    at = JointOfSizes.at
+    counts = 31, 33, 35, 37, 30, 29, 36, 25, 23, 27, 28
+    for at_call, step in enumerate([9, 8, 13, 4, 5, 6, 7, 10, 11, 12, 3]):
+        if at_call == 4:
+            monkeypatch.setattr(
+                JointOfSizes, "at", lambda *given: passed.append(given) or at(*given)
+            )
+        inputs = torch.randn(counts[at_call], 8), step
+        found, expected = gradients(model, run, inputs), gradients(model, eager, inputs)
+        assert all(map(torch.equal, found, expected)), step
+    assert not passed
 
 
 def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -67,8 +67,9 @@ class ProgramOfSizes:
         self._facts: dict[str, Traced] = {}
         self._added: dict[str, Traced] = {}
         self._slot_of = {numbers[at]: Slot(at) for at in joint.distinct}
-        self._names = {numbers[at]: f"size_{at}__" for at in joint.distinct}
-        self._formulas = joint.formulas(numbers, self._names)
+        names = {at: f"size_{at}__" for at in joint.distinct}
+        self._names = {numbers[at]: name for at, name in names.items()}
+        self._formulas = joint.formulas(names)
         self._texts: dict[Any, Any] = {}
         self._terms: dict[str, tuple[str, ...]] = {}
         self._causal: dict[Node, None] = {}
@@ -81,8 +82,7 @@ class ProgramOfSizes:
         for output, layout in zip(program.outputs, joint.layouts, strict=True):
             if layout_at(layout, numbers) != output.layout:
                 raise NotOfSizes("an output lies otherwise than traced")
-        dense = [(each.shape, each.stride, each.offset) for each in self._facts.values()]
-        self._of_facts = sorted({slot.index for slot in _slots_of(dense)})
+        self._of_facts = sorted({slot.index for slot in slots_in(tuple(self._facts.values()))})
         sized = self._arguments.keys() | self._facts.keys()
         self._sized_calls = frozenset(
             name
@@ -128,9 +128,7 @@ class ProgramOfSizes:
         for each in {name, self._program.storage.get(name, name)}:
             node = self._joint.named.get(each)
             traced = self._added.get(each) if node is None else self._joint.traced(node)
-            if isinstance(traced, Traced) and slots_in(
-                (traced.shape, traced.stride, traced.offset)
-            ):
+            if isinstance(traced, Traced) and slots_in(traced):
                 return True
         return name in self._terms
 
@@ -232,7 +230,7 @@ class ProgramOfSizes:
         return frozenset(
             op
             for op, arguments in self._arguments.items()
-            if any(isinstance(self._numbers[slot.index], float) for slot in _slots_of(arguments))
+            if any(isinstance(self._numbers[slot.index], float) for slot in slots_in(arguments))
         ).union(op for op, call in self._program.calls.items() if call.target in _DECIDED)
 
     def have_same_sizes(self, numbers: Numbers, others: Numbers) -> bool:
@@ -288,17 +286,6 @@ def classes(
         return alike[of_all[op]]
 
     return of
-
-
-def _slots_of(item: Any) -> Iterator[Slot]:
-    """Yield the slots in something."""
-    if isinstance(item, (tuple, list)):
-        for part in item:
-            yield from _slots_of(part)
-    elif isinstance(item, dict):
-        yield from _slots_of(list(item.values()))
-    elif isinstance(item, Slot):
-        yield item
 
 
 def _matched(traced: Any, planned: Any, numbers: Numbers) -> Any:

@@ -31,7 +31,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import Program
 from remat_graph.torch.rewrites.attention import MasksOfSizes
 from remat_graph.torch.tracing.joint import Key
-from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
+from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers
 from remat_graph.torch.tracing.structure import Structure, distinct
 from remat_graph.torch.tracing.symbols import OtherSizes, Symbols
 
@@ -110,22 +110,32 @@ class SizedRegion:
         symbols: Mapping[str, Any],
         leaves: frozenset[Key],
         *,
+        numbers: Numbers | None = None,
         costs: Costs,
         loss_alone: bool,
         real: RealStrides | None,
     ) -> SizedCapture:
         with errors_told():
-            joint = dataclasses.replace(self.joint.at(symbols), leaves=leaves)
+            if numbers is None:
+                numbers = self.joint.numbers(symbols)
+            joint = dataclasses.replace(self.joint.at(numbers), leaves=leaves)
             captured = capture_joint(
                 joint, self._likes, self._structure,
                 costs=costs, loss_alone=loss_alone, real=real, dry=False,
             )  # fmt: skip
         return SizedCapture.of(captured, self, symbols, leaves)
 
-    def evaluated(self, like: SizedCapture, symbols: Mapping[str, Any]) -> SizedCapture:
+    def evaluated(
+        self, like: SizedCapture, symbols: Mapping[str, Any], numbers: Numbers | None = None
+    ) -> SizedCapture:
         """Capture it for numbers, through all passes, with the costs and gradients of another."""
         captured = self._at(
-            symbols, like.leaves, costs="estimate", loss_alone=False, real=like._real
+            symbols,
+            like.leaves,
+            numbers=numbers,
+            costs="estimate",
+            loss_alone=False,
+            real=like._real,
         )
         variant = captured.variant(like.missing) if like.missing else captured
         return cast("SizedCapture", variant.costed(like._costs, like._measured))
@@ -155,11 +165,12 @@ class SizedRegion:
             symbols = self.symbols.generic(numbers, joint.is_generic, joint.ties)
         if symbols is None:
             raise NotOfSizes("no sizes near those of a call differ from all other numbers")
-        generic: Capture = self.evaluated(like, symbols)
+        apart = joint.numbers_apart(symbols)
+        generic: Capture = self.evaluated(like, symbols, apart)
         if like.program.deferred:  # over all outputs, also of one that gets a gradient
             generic = generic._deferring(like.program.deferred)
         generic = generic.with_leaving_gradients(like.leaving_gradients)
-        of_sizes = ProgramOfSizes(joint, generic.program, joint.numbers(symbols), self._masks)
+        of_sizes = ProgramOfSizes(joint, generic.program, apart, self._masks)
         program = of_sizes.at(joint.numbers(numbers))
         if program != like.program or program.equivalence != like.program.equivalence:
             raise NotOfSizes("it is another program for other sizes")

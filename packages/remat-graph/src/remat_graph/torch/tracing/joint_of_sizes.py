@@ -29,6 +29,7 @@ from remat_graph.torch.tracing.symbols import SYMBOLIC, computed, expression_of,
 __all__ = ["JointOfSizes", "Numbers", "Slot", "Traced", "filled", "layout_at", "slots_in"]
 
 Numbers: TypeAlias = "Sequence[Any]"
+_PART = 2**-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,31 +126,46 @@ class JointOfSizes:
         Sizes are computed from what torch says they are; other numbers, step by step, as the user's
         code does: to the last bit.
         """
-        if self._last is not None and self._last[0] is symbols:
-            return self._last[1]
+        if self._last is None or self._last[0] is not symbols:
+            self._last = symbols, self._all_of(symbols)
+        return self._last[1]
+
+    def numbers_apart(self, symbols: Mapping[str, Any]) -> Numbers:
+        """Compute them, but each float is another one than all numbers that are computed otherwise.
+
+        As of a counter that also multiplies a float: for no value do 5 and 5.0 differ.
+        """
+        return self._all_of(symbols, self._first)
+
+    def _all_of(self, symbols: Mapping[str, Any], apart: Sequence[int] | None = None) -> Numbers:
         values = list(self._compute(*(symbols[name] for name in self._names)))
         for node in self._computed:
             if node.op == "placeholder":
                 values.append(symbols[str(expression_of(node.meta["val"]))])
-            else:
-                function: Any = node.target
-                args, kwargs = filled(self.arguments[node], values)
-                values.append(function(*args, **kwargs))
-        self._last = symbols, values
+                continue
+            function: Any = node.target
+            args, kwargs = filled(self.arguments[node], values)
+            value = function(*args, **kwargs)
+            if apart is not None and isinstance(value, float):
+                value += (1 + apart[len(values)]) * _PART
+            values.append(value)
         return values
 
-    def formulas(self, numbers: Numbers, names: Mapping[float, str]) -> dict[str, str]:
-        """Write what sizes are of those that are symbols, as Python, by the names of `numbers`."""
+    def formulas(self, names: Mapping[int, str]) -> dict[str, str]:
+        """Write what sizes are of those that are symbols, as Python, by the names of their places.
+
+        Of those that have a name.
+        """
+        first = [(each, self._first[slot.index]) for each, slot in self._slots.items()]
+        named = {each: names[at] for each, at in first if at in names}
         of_symbols = {
-            expression: sympy.Symbol(
-                names[numbers[slot.index]], integer=True, positive=expression.is_positive
-            )
-            for expression, slot in self._slots.items()
+            expression: sympy.Symbol(name, integer=True, positive=expression.is_positive)
+            for expression, name in named.items()
             if expression.is_Symbol
         }
         return {
-            names[numbers[slot.index]]: written(expression.xreplace(of_symbols))
-            for expression, slot in self._slots.items()
+            name: written(expression.xreplace(of_symbols))
+            for expression, name in named.items()
             if expression.free_symbols <= of_symbols.keys()
         }
 
@@ -157,7 +173,8 @@ class JointOfSizes:
         """Give the same for calls in which these symbols, by name, are equal to others."""
         other = copy.copy(self)
         other.ties = ties
-        other.__dict__.pop("distinct", None)
+        for found in ("distinct", "_first"):
+            other.__dict__.pop(found, None)
         return other
 
     def holds_for(self, symbols: Mapping[str, Any]) -> bool:
@@ -165,24 +182,38 @@ class JointOfSizes:
         return all(symbols[name] == symbols[other] for name, other in self.ties.items())
 
     def is_generic(self, symbols: Mapping[str, Any]) -> bool:
-        """Whether two sizes, or a size and another number of the graph, are equal only if always.
+        """Whether these numbers are generic for the symbols, floats kept apart from sizes.
 
-        What is decided by comparing them is then the same for all numbers. Two that are equal for
-        numbers that have nothing to do with one another are taken to be the same.
+        Not where one cannot be computed, as a root of less than zero.
         """
-        return self.are_generic(self.numbers(symbols))
+        try:
+            return self.are_generic(self.numbers_apart(symbols))
+        except (ArithmeticError, ValueError):
+            return False
 
     def are_generic(self, numbers: Numbers) -> bool:
-        """Whether the numbers of a call are so, as `is_generic` says of its symbols."""
+        """Whether two sizes, or a size and another number of the graph, are equal only if always.
+
+        What is decided by comparing them is then the same for all numbers.
+        """
         distinct = [numbers[at] for at in self.distinct]
         return len(set(distinct)) == len(distinct) and self._others.isdisjoint(distinct)
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Find the numbers that are not always equal to one before: those not computed as it is.
+        """Find the numbers of tensors and their operators, each the first that is computed so.
 
         Numbers that are equal for many sizes may differ for others, as `max(size, 64)` and `size`.
         """
+        used = {slot.index for each, slot in self._slots.items() if each.is_Symbol}
+        for node in self.named.values():
+            used.update(slot.index for slot in slots_in((self._values[node], self.arguments[node])))
+        used.update(slot.index for slot in slots_in(self.layouts))
+        return sorted({self._first[at] for at in used})
+
+    @functools.cached_property
+    def _first(self) -> list[int]:
+        """Find, for each number, the first that is computed as it is."""
         own = {str(symbol): symbol for each in self._slots for symbol in each.free_symbols}
         tied = {
             own[name]: own[other]
@@ -196,13 +227,11 @@ class JointOfSizes:
             of = expression_of(node.meta["val"]) if node.op == "placeholder" else node.target
             ways.append((of, str(filled(self.arguments[node], ways))))
         first: dict[Any, int] = {}
-        for at, way in enumerate(ways):
-            first.setdefault(way, at)
-        return list(first.values())
+        return [first.setdefault(way, at) for at, way in enumerate(ways)]
 
-    def at(self, symbols: Mapping[str, Any]) -> Joint:
+    def at(self, numbers: Numbers) -> Joint:
         """Give the graph for numbers: a copy, in which none of its nodes is a number."""
-        numbers, mode = self.numbers(symbols), FakeTensorMode()
+        mode = FakeTensorMode()
         copies: dict[Node, Node] = {}
         graph, joint = Graph(), self.joint
         for name, node in self.named.items():
@@ -246,13 +275,15 @@ def filled(item: Any, numbers: Numbers) -> Any:
     return item
 
 
-def slots_in(item: Any) -> bool:
-    """Whether there are slots in something."""
-    if isinstance(item, (tuple, list)):
-        return any(map(slots_in, item))
+def slots_in(item: Any) -> list[Slot]:
+    """List the slots in something."""
+    if isinstance(item, Traced):
+        item = item.shape, item.stride, item.offset
     if isinstance(item, dict):
-        return any(map(slots_in, item.values()))
-    return isinstance(item, Slot)
+        item = tuple(item.values())
+    if isinstance(item, (tuple, list)):
+        return [slot for part in item for slot in slots_in(part)]
+    return [item] if isinstance(item, Slot) else []
 
 
 def layout_at(layout: Layout | None, numbers: Numbers) -> Layout | None:
