@@ -1,4 +1,4 @@
-"""How often graphs are traced, and plans rehearsed and solved."""
+"""How often graphs are traced, plans rehearsed and solved, and calls run plain to measure them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.planning import planner, solving
 from remat.session import kind_finder, nearby_sizes
+from remat.session.call_runner import CallRunner
 from remat_graph.torch.capturing import capture, sized_trace
 
 __all__ = ["counted"]
@@ -16,15 +17,16 @@ __all__ = ["counted"]
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count what is traced, rehearsed and solved."""
+    """Count what is traced, rehearsed and solved, and what runs plain."""
     counts: Counter[str] = Counter()
-    places = [
+    places: list[tuple[Any, str, str]] = [
         (capture, "trace_region", "traced as it comes"),
         (sized_trace, "trace_region", "traced with symbols"),
         (planner, "rehearsed", "rehearsed"),
         (nearby_sizes, "rehearsed", "rehearsed"),
         (kind_finder, "region_front", "solved"),
         (solving, "solve", "solved"),
+        (CallRunner, "_run_plain", "ran plain"),
     ]
     originals = [getattr(module, name) for module, name, _ in places]
     for (module, name, what), original in zip(places, originals, strict=True):

@@ -205,7 +205,8 @@ def _judge_variant(
         "plan": _first_lines(plan),
     }
     try:
-        stored = train(calls(), _planned(PLENTY, solver="store-all"), peak=False)
+        store_all = _planned(PLENTY, solver="store-all")
+        stored = train(calls(), store_all, peak=False, in_eager=ours.ran_plain)
     except Exception as exception:
         category, reason = _failure(exception)
         return Outcome(category, f"storing everything: {reason}", **facts)

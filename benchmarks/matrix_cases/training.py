@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,13 +49,15 @@ class Measured:
 class Trained:
     """Losses, gradients and buffers of each step, by name; and what the measured steps took.
 
-    `counts` says what was traced, rehearsed and solved in the steps before those.
+    `counts` says what was traced, rehearsed and solved in the steps before those, and `ran_plain`
+    which of these ran plain, to learn what a fraction of plain's peak is.
     """
 
     steps: list[dict[str, Tensor]] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    ran_plain: set[int] = field(default_factory=set)
     plan: Any = None
 
     @property
@@ -95,8 +97,11 @@ def train(
     wrap: Callable[[Any], Any] | None = None,
     *,
     peak: bool = True,
+    in_eager: Collection[int] = (),
 ) -> Trained:
     """Train one model by a step for each of its calls; each is then run once more and measured.
+
+    Steps of these numbers are those of the model as it is.
 
     Where regions are planned in each step, it is run until there is a plan, or it is refused.
     """
@@ -119,7 +124,8 @@ def train(
         last = _sizes(call)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            output = model(*call.args, **call.kwargs)
+            run = module if number in in_eager else model
+            output = run(*call.args, **call.kwargs)
             of_forward = len(caught)
             loss = call.loss(output)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -135,8 +141,11 @@ def train(
     with counted() as counts:
         for number, call in enumerate(calls):
             prepare(number)
+            so_far = counts["ran plain"]
             start = time.perf_counter()
             loss = step(number)
+            if counts["ran plain"] > so_far:
+                trained.ran_plain.add(number)
             trained.seconds.append(time.perf_counter() - start)
             trained.steps.append(_snapshot(call, loss))
             _descend(call)
