@@ -18,8 +18,10 @@ from remat_graph.torch import Capture
 from remat_solvers.toolkit import Wiring, least_time, peak_bound
 
 __all__ = [
+    "alone",
+    "has_room",
     "in_finest_slices_alone",
-    "in_groups_alone",
+    "in_groups",
     "in_ways_alone",
     "may_have_groups",
     "region_program",
@@ -33,22 +35,27 @@ def region_program(captured: Capture, budget: int | None) -> tuple[Capture, int 
     whose ops need the least. While no budget is known nothing is in slices, and nothing is bound.
     """
     able = captured.with_alternatives(Numerics.ROUNDING, laid_out=())
-    whole = _alone(able) if able.has_other_ops else captured
+    whole = able if able.has_other_ops else captured
     if budget is None:
         return whole, None
-    if 2 * _needs(whole) <= budget or not captured.cuts:
-        return whole, forward_bound(whole).peak_bytes
-    programs = [whole, *map(_alone, sliced_programs(able, budget))]
-    fitting = [program for program in programs if 2 * _needs(program) <= budget]
+    if has_room(whole, budget) or not captured.cuts:
+        return whole, forward_bound(alone(whole)).peak_bytes
+    programs = [whole, *sliced_programs(able, budget)]
+    fitting = [program for program in programs if has_room(program, budget)]
     chosen = (
-        min(fitting, key=lambda program: least_time(Wiring.of(program.graph)))
+        min(fitting, key=lambda program: least_time(Wiring.of(alone(program).graph)))
         if fitting
         else min(programs, key=_needs)
     )
-    return chosen, min(forward_bound(program).peak_bytes for program in programs)
+    return chosen, min(forward_bound(alone(program)).peak_bytes for program in programs)
 
 
-def in_groups_alone(able: Capture) -> Capture:
+def has_room(program: Capture, budget: int) -> bool:
+    """Whether each op of a region needs no more than half of the budget."""
+    return 2 * _needs(program) <= budget
+
+
+def in_groups(able: Capture) -> Capture:
     """Give a program of a region, which may have groups, with compiled ones.
 
     Raises:
@@ -56,7 +63,7 @@ def in_groups_alone(able: Capture) -> Capture:
     """
     grouped = able.in_groups()
     grouped.compile_groups()
-    return _alone(grouped)
+    return grouped
 
 
 def may_have_groups(captured: Capture) -> Capture:
@@ -74,18 +81,22 @@ def in_ways_alone(
     if unfused is not None:
         able = able.in_groups(unfused)
         able.compile_groups()
-    return _alone(able)
+    return alone(able)
 
 
 def in_finest_slices_alone(captured: Capture) -> Capture | None:
     """Give a capture in its finest slices, by estimates; `None` if nothing can be cut."""
     sliced = with_finest_slices(captured)
-    return None if sliced is None else _alone(sliced)
+    return None if sliced is None else alone(sliced)
 
 
-def _alone(captured: Capture) -> Capture:
-    return replace(captured, graph=captured.graph.without_alternatives())
+def alone(program: Capture) -> Capture:
+    """Give a program without the alternatives among which options do not choose."""
+    graph = program.graph
+    return (
+        replace(program, graph=graph.without_alternatives()) if graph.has_alternatives else program
+    )
 
 
-def _needs(captured: Capture) -> int:
-    return peak_bound(Wiring.of(captured.graph)).peak_bytes
+def _needs(program: Capture) -> int:
+    return peak_bound(Wiring.of(alone(program).graph)).peak_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import cast
@@ -11,6 +11,8 @@ from typing import cast
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
 from remat.planning.region_slices import (
+    alone,
+    has_room,
     in_finest_slices_alone,
     in_ways_alone,
     region_program,
@@ -20,7 +22,7 @@ from remat.planning.user_plan import UserPlan
 from remat.session.kinds import RegionKind
 from remat.session.step_kernels import StepKernels
 from remat_graph import Graph, Numerics, simulate
-from remat_graph.torch import Capture, Cost, SizedCapture
+from remat_graph.torch import CallSizes, Capture, Cost, SizedCapture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, front_from_schedules, measure_option, region_front
 
@@ -41,7 +43,6 @@ class KindFinder:
     kinds: list[RegionKind]
     user_plan: UserPlan | None
     kernels: StepKernels
-    _sizes: list[SizedCapture] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         """Add those of the user's plan."""
@@ -73,12 +74,16 @@ class KindFinder:
         Raises:
             PlanMismatch: in the first step, if it is none of the regions of that plan.
         """
+        if isinstance(capture, SizedCapture):
+            found = self._as_nearby(name, capture, budget)
+            if found is not None:
+                return found
         if self.settings.costs == "measure":
-            capture = self._measured(capture, costs)
-        kinds = self.kinds
-        number = next((n for n, kind in enumerate(kinds) if kind.has(capture.graph)), len(kinds))
-        if number < len(kinds):
-            kind = kinds[number]
+            with remembered_costs(costs, capture.program.device, self.settings.costs):
+                capture = capture.costed("measure", costs)
+        number = self._known(capture)
+        if number < len(self.kinds):
+            kind = self.kinds[number]
             if kind.whole is None:
                 return number, capture
             return number, in_ways_alone(capture, kind.sliced, kind.unfused)
@@ -87,28 +92,67 @@ class KindFinder:
             return of_plan
         program, least = self._program(capture, budget)
         program = self.kernels.of(program)
-        kind = self._solved(name, program)
+        self._add(self._solved(name, alone(program)), capture, program, least_bytes=least)
+        return number, alone(program)
+
+    def _known(self, capture: Capture) -> int:
+        """Give the number of the kind that a capture is of; of a new one, the next."""
+        kinds = enumerate(self.kinds)
+        return next((n for n, kind in kinds if kind.has(capture.graph)), len(self.kinds))
+
+    def _add(
+        self,
+        kind: RegionKind,
+        capture: Capture,
+        program: Capture,
+        *,
+        is_measured: bool = True,
+        least_bytes: int | None,
+    ) -> None:
+        """Add the kind of a capture, which runs as a program."""
         if program is not capture:
             kind = replace(
                 kind, whole=capture.graph, sliced=program.sliced, unfused=program.unfused
             )
         if self.settings.numerics is None:
             kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
-        kinds.append(replace(kind, least_bytes=least, deferred=_deferred(program)))
-        return number, program
+        if is_measured and isinstance(capture, SizedCapture):
+            kind = replace(kind, measured=capture, program=cast("SizedCapture", program))
+        self.kinds.append(replace(kind, least_bytes=least_bytes, deferred=_deferred(program)))
 
-    def _measured(self, capture: Capture, costs: dict[str, Cost]) -> Capture:
-        """Measure a region, unless sizes of the same trace that are near were measured."""
-        is_sized = isinstance(capture, SizedCapture)
-        if is_sized and len(self._sizes) >= _SIZES:
-            near = cast("SizedCapture", capture).costed_like(self._sizes)
-            if near is not None:
-                return near
-        with remembered_costs(costs, capture.program.device, self.settings.costs):
-            measured = capture.costed("measure", costs)
-        if is_sized:
-            self._sizes.append(cast("SizedCapture", measured))
-        return measured
+    def _as_nearby(
+        self, name: str, capture: SizedCapture, budget: int | None
+    ) -> tuple[int, Capture] | None:
+        """Take the program and the schedules of a region of sizes that are near, and are known.
+
+        Its costs are in proportion: nothing is measured, compiled or solved. `None` if no size is
+        near, or ops may need too much in a program that was chosen for a smaller one.
+        """
+        known = [kind.measured for kind in self.kinds if kind.measured is not None]
+        known = [each for each in known if each.is_of_trace(capture)]
+        nearest = capture.nearest(known) if len(known) >= _SIZES else None
+        if nearest is None:
+            return None
+        near = next(kind for kind in self.kinds if kind.measured is nearest)
+        whole = capture.costed_like(nearest)
+        number, call = self._known(whole), CallSizes(capture.symbols, capture.leaves)
+        has_other_ops = near.program is not None and near.program is not nearest
+        program = near.program.at(call) if near.program and has_other_ops else whole
+        if program is None:
+            return None
+        if number == len(self.kinds):
+            is_larger = has_other_ops and nearest.ratio(call) > 1.0
+            if is_larger and budget is not None and not has_room(program, budget):
+                return None
+            graph = alone(program).graph
+            front = front_from_schedules(graph, near.footprints)
+            kind = RegionKind(
+                name, front, capture.missing, near.family, plain_bytes=_plain(program)
+            )
+            self._add(
+                kind, whole, program, is_measured=False, least_bytes=0 if has_other_ops else None
+            )
+        return number, alone(program)
 
     def _program(self, capture: Capture, budget: int | None) -> tuple[Capture, int | None]:
         """Choose the program of a region; bound what any such program needs."""

@@ -14,7 +14,7 @@ from remat.session.changes import Changes
 from remat.session.recording import RecordedCall, gradients_present
 from remat_exec import Executor, Runnable
 from remat_graph import Footprint, Graph
-from remat_graph.torch import AllocationRecorder, Capture
+from remat_graph.torch import AllocationRecorder, Capture, SizedCapture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
 
@@ -112,6 +112,8 @@ class RegionKind:
     is the graph without, `sliced` and `unfused` say which; `least_bytes` is then what the forwards
     of all such programs need.
     `deferred` are positions of outputs that no step makes, and their bytes.
+    Of a trace of all sizes, one that was `measured` has that capture, and the `program` that it
+    runs as: sizes that are near run as the same.
     `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 
@@ -127,6 +129,8 @@ class RegionKind:
     unfused: tuple[int, ...] | None = None
     least_bytes: int | None = None
     deferred: tuple[tuple[int, int], ...] = ()
+    measured: SizedCapture | None = field(default=None, repr=False)
+    program: SizedCapture | None = field(default=None, repr=False)
     find_in_slices: Callable[[], RegionFront | None] | None = field(default=None, repr=False)
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
@@ -139,7 +143,7 @@ class RegionKind:
         if front is None:
             return None
         return replace(
-            self, front=front, whole=self.front.graph, find_in_slices=None,
+            self, front=front, whole=self.front.graph, measured=None, find_in_slices=None,
             _lean={}, _alike={}, _held={},
         )  # fmt: skip
 

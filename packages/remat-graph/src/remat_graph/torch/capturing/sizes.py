@@ -239,25 +239,41 @@ class SizedCapture(SizedWays):
         sizes = () if self.region is None else self.region.symbols.sizes
         return max((symbols[name] / self.symbols[name] for name in sizes), default=1.0)
 
-    def costed_like(self, others: Sequence[SizedCapture]) -> SizedCapture | None:
-        """Give it with the costs of the one of these that is nearest, scaled as `at` does.
+    def is_of_trace(self, other: Capture) -> bool:
+        """Whether another is of the same trace, and for the same backward: in these slices, too."""
+        return (
+            isinstance(other, SizedCapture)
+            and other.region is self.region
+            and (other.missing, other.sliced) == (self.missing, self.sliced)
+            and other.program.deferred == self.program.deferred
+            and other.leaving_gradients == self.leaving_gradients
+        )
+
+    def nearest(self, others: Sequence[SizedCapture]) -> SizedCapture | None:
+        """Find that of these of which operators take in proportion, the nearest of the same trace.
 
         `None` if it is of none of their traces, or more than a quarter larger than all.
         """
-        pairs = [
+        ratios = [
             (other._ratio(self.symbols), at)
             for at, other in enumerate(others)
             if other.region is self.region and other.program.order == self.program.order
         ]
-        near = [(abs(math.log(ratio)), at) for ratio, at in pairs if ratio <= BUCKET]
-        if not near:
-            return None
-        other = others[min(near)[1]]
-        graph = graph_costed_like(other.graph, other.program, self.program, self.loss)
-        same = dataclasses.replace(
-            self, graph=graph, _costs=other._costs, _measured=other._measured,
-            released_outputs=frozenset(), _variants={},
-        )  # fmt: skip
+        near = [(abs(math.log(ratio)), at) for ratio, at in ratios if ratio <= BUCKET]
+        return others[min(near)[1]] if near else None
+
+    def costed_like(self, other: SizedCapture) -> SizedCapture:
+        """Give it with the costs of another of its trace, scaled as `at` does."""
+        make = functools.partial(
+            graph_costed_like, other.graph, other.program, self.program, self.loss
+        )
+        same = self._later(
+            make,
+            _costs=other._costs,
+            _measured=other._measured,
+            released_outputs=frozenset(),
+            _variants={},
+        )
         return same.with_released_outputs(self.released_outputs)
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
