@@ -216,7 +216,7 @@ def weigh_option(graph: Graph, footprint: Footprint) -> RegionOption:
         kept_bytes=held[at] - op.workspace_bytes - incoming_bytes(graph),
         forward_bytes=max(held[:at], default=0),
         backward_bytes=max(held[at + 1 :], default=0),
-        time=math.fsum(graph.ops[each].time for each in ops),
+        time=footprint.seconds([each.time for each in graph.ops]),
         lower_bound=None,
     )
 
