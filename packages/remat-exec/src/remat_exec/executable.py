@@ -96,16 +96,28 @@ class Executable:
         planned_one = Variant(missing, self.code, self.capture.program, self.whole_program)
         self._variants[missing, None, _NONE] = planned_one
 
-    def at(self, capture: Capture, peak_bytes: int, budget_bytes: int) -> Executable | None:
-        """Give the same plan for other sizes, by the same code; `None` if that is of its own."""
+    def at(
+        self,
+        capture: Capture,
+        peak_bytes: int,
+        budget_bytes: int | None = None,
+        low_memory_plan: Executable | None = None,
+    ) -> Executable | None:
+        """Give the same plan for other sizes, by the same code; `None` if that is of its own.
+
+        One with a `low_memory_plan` has that of those sizes, which is given.
+        """
         program, mine = capture.program, self.capture.program
         alike = [None if each.generic is None else each.generic.program for each in (program, mine)]
-        if alike[0] is None or alike[0] is not alike[1] or mine.leaving or self.low_memory_plan:
+        if alike[0] is None or alike[0] is not alike[1] or mine.leaving:
+            return None
+        if self.low_memory_plan is not None and low_memory_plan is None:
             return None
         if self._may_come and not capture.variants_are_read_off:
             return None
         other = copy.copy(self)
         other.capture, other.budget_bytes = capture, budget_bytes
+        other.low_memory_plan = low_memory_plan if self.low_memory_plan is not None else None
         other.code = self.code.at(program, peak_bytes)
         other.recipes = tuple(recipe.at(capture.whole_program) for recipe in self.recipes)
         planned = Variant(capture.missing, other.code, program, other.whole_program)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remat_graph import Compute, Footprint, Graph, Op, Schedule, leave_late, leaves, simulate
@@ -197,28 +197,36 @@ def measure_option(
     )
 
 
-def weigh_option(graph: Graph, footprint: Footprint) -> RegionOption:
-    """Measure what a schedule costs the step as `measure_option` does, in a graph of other sizes.
+def weigh_options(graph: Graph, footprints: Sequence[Footprint]) -> list[RegionOption]:
+    """Measure what schedules cost the step as `measure_option` does, in a graph of other sizes.
 
-    `footprint` is that of a graph of the same ops.
+    Each `Footprint` is that of a graph of the same ops.
 
     Raises:
         InvalidProblem: if the graph has no op at a boundary that runs once.
     """
-    op, ops = boundary_op(graph), footprint.ops
+    op, boundary = boundary_op(graph), graph.boundary_index
     if any(leaves(each.name) for each in graph.ops):
-        return measure_option(graph, footprint.schedule)
+        return [measure_option(graph, each.schedule) for each in footprints]
     sizes = [value.size_bytes for value in graph.values]
-    held = footprint.held_bytes(sizes, [each.workspace_bytes for each in graph.ops])
-    at = ops.index(graph.boundary_index)
-    return RegionOption(
-        schedule=footprint.schedule,
-        kept_bytes=held[at] - op.workspace_bytes - incoming_bytes(graph),
-        forward_bytes=max(held[:at], default=0),
-        backward_bytes=max(held[at + 1 :], default=0),
-        time=footprint.seconds([each.time for each in graph.ops]),
-        lower_bound=None,
-    )
+    workspaces = [each.workspace_bytes for each in graph.ops]
+    times = [each.time for each in graph.ops]
+    beside = op.workspace_bytes + incoming_bytes(graph)
+    options = []
+    for footprint in footprints:
+        held = footprint.held_bytes(sizes, workspaces)
+        at = footprint.ops.index(boundary)
+        options.append(
+            RegionOption(
+                schedule=footprint.schedule,
+                kept_bytes=held[at] - beside,
+                forward_bytes=max(held[:at], default=0),
+                backward_bytes=max(held[at + 1 :], default=0),
+                time=footprint.seconds(times),
+                lower_bound=None,
+            )
+        )
+    return options
 
 
 def front_of(options: Iterable[RegionOption]) -> tuple[RegionOption, ...]:

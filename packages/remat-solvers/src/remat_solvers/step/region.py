@@ -42,7 +42,7 @@ from remat_solvers.step.options import (
     boundary_op,
     incoming_bytes,
     measure_option,
-    weigh_option,
+    weigh_options,
 )
 from remat_solvers.verdicts import Claim, doubt_or_raise
 
@@ -106,11 +106,10 @@ def front_from_schedules(graph: Graph, schedules: Iterable[Schedule | Footprint]
     """
     boundary_op(graph)
     empty = _empty_front(graph, Wiring.of(graph), 0)
-    options = (
-        weigh_option(graph, each) if isinstance(each, Footprint) else measure_option(graph, each)
-        for each in schedules
-    )
-    return empty.with_(options, [])
+    known = list(schedules)
+    weighed = weigh_options(graph, [each for each in known if isinstance(each, Footprint)])
+    measured = [measure_option(graph, each) for each in known if isinstance(each, Schedule)]
+    return empty.with_([*weighed, *measured], [])
 
 
 def refined_options(

@@ -6,6 +6,7 @@ and would not notice; but a region may have to compute something again from them
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,27 @@ from remat_exec import checksum
 from remat_graph.torch import Capture
 from remat_solvers import store_all
 
-__all__ = ["Changes", "Watched"]
+__all__ = ["Changes", "Exposed", "Watched"]
 
 Watched = tuple[int, torch.Tensor, tuple[int, Any]]
 """The position of an input, the input, and its version and checksum when it was copied; or `~` that
 of an output and its copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """The inputs and outputs that are read where eager would not keep them, by position.
+
+    They are the same for all sizes of a trace.
+    """
+
+    inputs: frozenset[int]
+    outputs: frozenset[int]
+
+    @classmethod
+    def of(cls, capture: Capture) -> Exposed:
+        """Find those of a region."""
+        return cls(_exposed_inputs(capture), _exposed_outputs(capture))
 
 
 class Changes:
@@ -31,10 +48,9 @@ class Changes:
     copied in the first calls, which are watched, and from then on if it was changed.
     """
 
-    def __init__(self, capture: Capture, seen: dict[int, bool | None]) -> None:
+    def __init__(self, exposed: Exposed, seen: dict[int, bool | None]) -> None:
         self._seen = seen
-        self._inputs = _exposed_inputs(capture)
-        self._outputs = _exposed_outputs(capture)
+        self._inputs, self._outputs = exposed.inputs, exposed.outputs
 
     def protect_inputs(self, tensors: list[torch.Tensor]) -> list[Watched]:
         """Put copies in the place of inputs; give those that are to be watched."""

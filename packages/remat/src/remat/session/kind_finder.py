@@ -147,7 +147,7 @@ class KindFinder:
             graph = alone(program).graph
             front = front_from_schedules(graph, near.footprints)
             kind = RegionKind(
-                name, front, capture.missing, near.family, plain_bytes=_plain(program)
+                name, front, capture.missing, near.family, plain_bytes=_plain(program), near=near
             )
             self._add(
                 kind, whole, program, is_measured=False, least_bytes=0 if has_other_ops else None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from remat.planning.solving import have_same_ops
 from remat.plans.reads import read_by_backward
-from remat.session.changes import Changes
+from remat.session.changes import Changes, Exposed
 from remat.session.recording import RecordedCall, gradients_present
-from remat_exec import Executor, Runnable
-from remat_graph import Footprint, Graph
+from remat_exec import Ability, Executor, Runnable, abilities_of
+from remat_graph import Footprint, Graph, Schedule
 from remat_graph.torch import AllocationRecorder, Capture, SizedCapture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, measure_option
@@ -42,7 +43,7 @@ class CapturedRegion:
         self.capture = capture
         self._of = of
         self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
-        self.changes = Changes(capture, changed)
+        self.changes = Changes(of.exposed(capture), changed)
         self.is_superseded = False
         self.watched = frozenset[int]()
 
@@ -69,8 +70,8 @@ class CapturedRegion:
         if (option, lean) not in self._executables:
             low_memory_plan = None if option is lean else self.executable(lean)
             with AllocationRecorder.paused():  # a backward for other gradients may be measured
-                self._executables[option, lean] = self.executor(
-                    self.capture, option.schedule, low_memory_plan=low_memory_plan
+                self._executables[option, lean] = self._of.runnable(
+                    self.capture, option, low_memory_plan, self.executor
                 )
         return self._executables[option, lean]
 
@@ -113,7 +114,7 @@ class RegionKind:
     of all such programs need.
     `deferred` are positions of outputs that no step makes, and their bytes.
     Of a trace of all sizes, one that was `measured` has that capture, and the `program` that it
-    runs as: sizes that are near run as the same.
+    runs as: sizes that are `near` it run as the same, by its schedules.
     `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 
@@ -131,10 +132,43 @@ class RegionKind:
     deferred: tuple[tuple[int, int], ...] = ()
     measured: SizedCapture | None = field(default=None, repr=False)
     program: SizedCapture | None = field(default=None, repr=False)
+    near: RegionKind | None = field(default=None, repr=False)
     find_in_slices: Callable[[], RegionFront | None] | None = field(default=None, repr=False)
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
     _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
+    _runnables: dict[tuple[int, bool], tuple[Schedule, Runnable]] = field(
+        default_factory=dict, repr=False
+    )
+    _exposed: Exposed | None = None
+
+    def exposed(self, capture: Capture) -> Exposed:
+        """Find what a capture of this kind has exposed, once for all sizes of a trace."""
+        near = self.near
+        if near is None or near.measured is None or not near.measured.is_of_trace(capture):
+            return Exposed.of(capture)
+        if near._exposed is None:
+            near._exposed = Exposed.of(capture)
+        return near._exposed
+
+    def runnable(
+        self, capture: Capture, option: RegionOption, lean: Runnable | None, executor: Executor
+    ) -> Runnable:
+        """Give what runs an option, and may go on as a lean one, by a capture of this kind.
+
+        That is by the code of one of other sizes, where it is for all.
+        """
+        if self.near is None or Ability.RUNS_OTHER_SIZES not in abilities_of(executor):
+            return executor(capture, option.schedule, low_memory_plan=lean)
+        known, key = self.near._runnables, (id(option.schedule), lean is None)
+        other: Any = known[key][1] if key in known else None
+        runnable: Runnable | None = None
+        if other is not None:
+            runnable = other.at(capture, option.peak_bytes, low_memory_plan=lean)
+        if runnable is None:
+            runnable = executor(capture, option.schedule, low_memory_plan=lean)
+            known[key] = option.schedule, runnable
+        return runnable
 
     @functools.cached_property
     def in_slices(self) -> RegionKind | None:
@@ -143,8 +177,8 @@ class RegionKind:
         if front is None:
             return None
         return replace(
-            self, front=front, whole=self.front.graph, measured=None, find_in_slices=None,
-            _lean={}, _alike={}, _held={},
+            self, front=front, whole=self.front.graph, measured=None, near=None,
+            find_in_slices=None, _lean={}, _alike={}, _held={}, _runnables={}, _exposed=None,
         )  # fmt: skip
 
     def held_inputs(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
@@ -198,8 +232,9 @@ class RegionKind:
 
     def by(self, option: RegionOption) -> RegionOption:
         """Give an option of another kind of this family as one of this kind."""
-        if option in self.front.options:
-            return option
+        for own in self.front.options:
+            if own.schedule is option.schedule:
+                return own
         if option not in self._alike:
             self._alike[option] = measure_option(self.front.graph, option.schedule)
         return self._alike[option]
