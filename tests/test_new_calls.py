@@ -266,3 +266,33 @@ def test_calls_that_return_fewer_tensors_than_those_before(counts, breaks):
             sum(given.sum() for given in each(x, count)).backward()
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+
+
+class InPlaces(Giving):
+    """Computes with sizes, and gives one, too, beside an output that nobody differentiates."""
+
+    def __init__(self):
+        super().__init__(breaks=False)
+
+    def forward(self, x, reads):
+        hidden = nn.functional.gelu(self.first(x))
+        if reads == "a size as one thing":
+            hidden = hidden.view(torch.Size([*x.size()[:-1], 64]))
+        if reads == "an assertion":
+            torch._check(x.shape[0] <= 512)
+        out = self.second(hidden)
+        if reads == "a size that is given":
+            return {"size": len(x), "logits": out, "loss": out.square().mean()}
+        return {"logits": out, "loss": out.square().mean()}
+
+
+@pytest.mark.parametrize("reads", ["a size as one thing", "an assertion", "a size that is given"])
+def test_another_size_is_planned_for_what_the_first_has_shown(reads):
+    """TorchDynamo's graph of a second size has nodes for numbers, which the first has not."""
+    torch.compiler.reset()
+    model = remat.rematerialize(InPlaces(), budget="1MiB", costs="estimate")
+    plans = []
+    for size in (24, 40, 40):
+        model(torch.randn(size, 16).double(), reads)["loss"].backward()
+        plans.append(model.plan)
+    assert plans[2] is plans[1]

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 Plans = dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None]
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _SURE = 3  # backwards in a row over the same outputs
 _MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
 
@@ -325,16 +326,30 @@ def name_of(dynamo_graph: DynamoGraph) -> str:
 
 
 def _outputs_of(graph: torch.fx.Graph) -> tuple[int | None, ...]:
-    """Give the positions of the operations that make what a graph returns; `None` of an input."""
+    """Give the positions of the operations that make what a graph returns; `None` of an input.
+
+    Numbers are left out, as of the places of outputs: a size is one only where sizes change.
+    """
     operations = {node: at for at, node in enumerate(filter(_is_operation, graph.nodes))}
     returned = torch.utils._pytree.tree_leaves(graph.output_node().args[0])
-    return tuple(operations.get(node) for node in returned)
+    nodes = [node for node in returned if isinstance(node, torch.fx.Node)]
+    return tuple(operations.get(node) for node in nodes if not _is_number(node))
 
 
 def _is_operation(node: torch.fx.Node) -> bool:
-    """Whether a node computes something: no number, of which there are more where sizes change."""
-    number = isinstance(node.meta.get("example_value"), (int, float, torch.SymInt, torch.SymFloat))
-    return node.op != "placeholder" and not number
+    """Whether a node computes with tensors: of numbers there are more where sizes change.
+
+    They are computed there, and asserted.
+    """
+    if node.op == "placeholder" or _is_number(node):
+        return False
+    return "example_value" in node.meta or not all(map(_is_number, node.all_input_nodes))
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    """Whether a node is a number, or several, as a `torch.Size`."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
+    return all(isinstance(leaf, _NUMBERS) for leaf in leaves)
 
 
 def _returned_bytes(capture: Capture) -> int:
