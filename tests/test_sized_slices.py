@@ -48,7 +48,7 @@ class Language(nn.Module):
 
     def __init__(self, *, tied: bool = False, rate: float = 0.0, both: bool = False) -> None:
         super().__init__()
-        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.Sequential(Layer(rate), Layer())
+        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.Sequential(Layer(rate))
         self.head, self.both = nn.Linear(WIDTH, WORDS, bias=False), both
         if tied:
             self.head.weight = self.words.weight
@@ -65,9 +65,9 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gates = nn.ModuleList(nn.Linear(8, 256) for _ in range(3))
-        self.ups = nn.ModuleList(nn.Linear(8, 256) for _ in range(3))
-        self.downs = nn.ModuleList(nn.Linear(256, 8) for _ in range(3))
+        self.gates = nn.ModuleList(nn.Linear(8, 256) for _ in range(2))
+        self.ups = nn.ModuleList(nn.Linear(8, 256) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(256, 8) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for gate, up, down in zip(self.gates, self.ups, self.downs, strict=True):
@@ -261,7 +261,7 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     assert all(planned.capture.sliced for planned in near)
 
 
-@pytest.mark.parametrize(("numerics", "fraction"), [(None, 0.9), ("rounding", 0.6)])
+@pytest.mark.parametrize(("numerics", "fraction"), [(None, 0.96), ("rounding", 0.6)])
 def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
     numerics: str | None, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
