@@ -24,16 +24,16 @@ __all__ = [
 
 
 class Attention(nn.Module):
-    """Two layers of causal attention over learned positions, with a loss over all tokens."""
+    """Layers of causal attention over learned positions, with a loss over all tokens."""
 
-    def __init__(self, rate: float = 0.0) -> None:
+    def __init__(self, rate: float = 0.0, depth: int = 2) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(50, 16), nn.Embedding(64, 16)
         self.layers = nn.ModuleList(
             nn.ModuleDict(
                 {"norm": nn.LayerNorm(16), "qkv": nn.Linear(16, 48), "out": nn.Linear(16, 16)}
             )
-            for _ in range(2)
+            for _ in range(depth)
         )
         self.head, self.rate = nn.Linear(16, 50), rate
 
@@ -117,7 +117,7 @@ MODELS: dict[
 ]
 MODELS = {
     "attention": (Attention, tokens, [12, 20, 17, 33, 9, 20, 50]),
-    "dropout": (lambda: Attention(0.3), tokens, [12, 20, 17, 33, 9]),
+    "dropout": (lambda: Attention(0.3, depth=1), tokens, [12, 20, 17, 33, 9]),
     "graph": (GraphNet, graph, [30, 41, 25, 60, 33]),
     "images": (Images, image, [24, 32, 20, 27, 40]),
 }
